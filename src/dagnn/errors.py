@@ -1,0 +1,53 @@
+"""Every error a user can cause: each says what was given, what was expected and what to do.
+
+    DagnnError
+    ├── GraphError (ValueError)         a graph that cannot be built, or a node that is not in it
+    │   └── CycleError                  the edges form a cycle; the message names it
+    ├── DtypeError (TypeError)          a tensor or array of the wrong dtype
+    ├── ExpressionError (ValueError)    text that is not an expression, or one without an answer
+    ├── ConfigError (ValueError)        a setting that is unknown or out of range
+    ├── DataError (ValueError)          a dataset that cannot be read; names file and line
+    ├── CheckpointError (ValueError)    a checkpoint that is damaged, foreign or newer than this version
+    ├── RunError (RuntimeError)         a run directory that cannot be used or written
+    └── AccumulationError (RuntimeError) a window used out of order, or weights left undeclared
+"""
+
+
+class DagnnError(Exception):
+    """Base of every error that dagnn raises on purpose."""
+
+
+class GraphError(DagnnError, ValueError):
+    """A graph that cannot be built, or a node that is not in it."""
+
+
+class CycleError(GraphError):
+    """The edges form a cycle; the message names one."""
+
+
+class DtypeError(DagnnError, TypeError):
+    """A tensor or array of the wrong dtype."""
+
+
+class ExpressionError(DagnnError, ValueError):
+    """Text that is not an expression, or an expression that has no answer."""
+
+
+class ConfigError(DagnnError, ValueError):
+    """A setting that is unknown, of the wrong type or out of range."""
+
+
+class DataError(DagnnError, ValueError):
+    """A dataset that cannot be read; the message names the file and the line."""
+
+
+class CheckpointError(DagnnError, ValueError):
+    """A checkpoint that is damaged, foreign or written by a newer version."""
+
+
+class RunError(DagnnError, RuntimeError):
+    """A run directory that is in use, cannot be written or holds no run."""
+
+
+class AccumulationError(DagnnError, RuntimeError):
+    """An accumulation window used out of order, or unequal weights left undeclared."""
