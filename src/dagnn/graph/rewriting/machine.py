@@ -1,0 +1,255 @@
+"""Rewrites term graphs to normal form, asking a `Rewriter` once for every distinct window."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from dagnn.errors import GraphError
+from dagnn.graph.rewriting import loop, store
+from dagnn.graph.rewriting.signature import Signature
+from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens
+
+LabelTokens = Sequence[int]
+
+_MAX_FRAMES = 1 << 20
+
+
+class Rewriter(Protocol):
+    """Whoever knows what replaces a window: an exact engine or a trained network."""
+
+    def rewrite(self, windows: Sequence[WindowTokens]) -> Sequence[ReplacementTokens]:
+        """One replacement for each window; the empty tuple leaves it as it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """How rewriting one term ended.
+
+    Attributes:
+        tokens: preorder label ids of the normal form; None when the term did not reach one.
+        steps: rewrite steps taken, memoised sub-graphs not counted again.
+        stopped: empty, or why there is no normal form.
+    """
+
+    tokens: list[int] | None
+    steps: int
+    stopped: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rewrite step: what the window was, and the sub-terms before and after (preorder label ids)."""
+
+    window: WindowTokens
+    before: list[int]
+    after: list[int]
+
+
+@dataclass
+class _Job:
+    """A term on its way to a normal form."""
+
+    root: int
+    steps: int = 0
+    saved: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    result: Rewritten | None = None
+    waits_for: int = field(default=-1)
+
+
+class RewritingMachine:
+    """A term graph with the memo of everything that was ever asked about it.
+
+    Args:
+        signature: labels, arities and window depths.
+        rewriter: answers the windows that the memo does not hold.
+        eager: ask at once for each missing window (right for a rewriter that answers one as fast as many);
+            otherwise all terms go on as far as they can and are asked for together.
+        max_nodes: the graph is emptied between calls once it holds more nodes; the memo stays.
+    """
+
+    def __init__(
+        self, signature: Signature, rewriter: Rewriter, *, eager: bool = False, max_nodes: int = 1 << 22
+    ) -> None:
+        self.signature = signature
+        self._rewriter = rewriter
+        self._eager = eager
+        self._max_nodes = max_nodes
+        self._tables = store.compiled_tables(signature.tables, len(signature.shown))
+        self._store = store.new_store(1 << 14)
+        self._memo = loop.new_memo(1 << 12)
+        self._stack = loop.new_stack(1 << 10)
+        self._no_log = loop.new_log(0)
+
+    # ---- rewriting -------------------------------------------------------------------------------------------------
+
+    def run(self, terms: Sequence[LabelTokens], *, budget: int = 200_000, rounds: int = 1_000) -> list[Rewritten]:
+        """Rewrites every term to its normal form.
+
+        Args:
+            terms: preorder label ids.
+            budget: rewrite steps for each term.
+            rounds: how often the rewriter may be asked when not eager.
+        """
+        if self._store.size[0] > self._max_nodes:
+            self.clear_graph()
+        jobs = [_Job(self._build(term)) for term in terms]
+        waiting = jobs
+        for _ in range(rounds):
+            for job in waiting:
+                self._advance(job, budget, self._no_log)
+            waiting = [job for job in waiting if job.result is None]
+            if not waiting:
+                break
+            self._learn(sorted({job.waits_for for job in waiting}))
+        for job in waiting:
+            job.result = Rewritten(None, job.steps, f"no normal form after {rounds} rounds of questions")
+        return [job.result for job in jobs if job.result is not None]
+
+    def trace(
+        self, term: LabelTokens, *, budget: int = 200_000, max_tokens: int = 4096
+    ) -> tuple[Rewritten, list[Step]]:
+        """Rewrites one term from scratch and returns every step that changed something, in order.
+
+        `before` and `after` are empty where a sub-term is longer than `max_tokens`.
+        """
+        self.clear_graph()
+        log = loop.new_log(budget)
+        job = _Job(self._build(term))
+        while job.result is None:
+            self._advance(job, budget, log)
+            if job.result is None:
+                self._learn([job.waits_for])
+        steps = [
+            Step(self.window(int(w)), self._unfold(int(t), max_tokens) or [], self._unfold(int(v), max_tokens) or [])
+            for w, t, v in zip(log.window[: log.size[0]], log.before, log.after, strict=False)
+            if t != v
+        ]
+        return job.result, steps
+
+    def clear_graph(self) -> None:
+        """Forgets all nodes; windows, their replacements and counts stay."""
+        self._store.slots.fill(store.NO_NODE)
+        self._store.size[0] = 0
+
+    # ---- the memo --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_windows(self) -> int:
+        """Distinct windows met so far."""
+        return int(self._memo.size[0])
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How often each window was rewritten: int64 ``[num_windows]``, a copy."""
+        counts: np.ndarray = self._memo.times[: self.num_windows].copy()
+        return counts
+
+    def window(self, number: int) -> WindowTokens:
+        """The window with this number, in the order they were met."""
+        first, last = self._memo.offset[number], self._memo.offset[number + 1]
+        return tuple(self._memo.tokens[first:last].tolist())
+
+    def replacement(self, number: int) -> ReplacementTokens | None:
+        """What replaces it; None when nobody has been asked yet."""
+        first, last = self._memo.start[number], self._memo.stop[number]
+        return None if first == loop.UNKNOWN else tuple(self._memo.replacement[first:last].tolist())
+
+    # ---- helpers ---------------------------------------------------------------------------------------------------
+
+    def _build(self, term: LabelTokens) -> int:
+        tokens = np.asarray(term, np.int64)
+        if len(tokens) == 0:
+            raise GraphError("a term of no tokens cannot be rewritten: give at least one label.")
+        while self._store.size[0] + len(tokens) + store.NODES_PER_STEP > len(self._store.label):
+            self._store = store.grown(self._store)
+        scratch = np.empty(len(tokens) + 1, np.int32)
+        return int(store.build(self._store, self._tables, tokens, 0, len(tokens), scratch[:0], scratch))
+
+    def _unfold(self, root: int, max_tokens: int) -> list[int] | None:
+        out = np.empty(max_tokens, np.int64)
+        count = store.unfold(self._store, self._tables, root, out)
+        return None if count < 0 else list(out[:count].tolist())
+
+    def _advance(self, job: _Job, budget: int, log: loop.Log) -> None:
+        """Runs one job until it is done, or, when not eager, until it waits for a replacement."""
+        self._load(job)
+        while True:
+            left = budget - job.steps
+            status, window, steps = loop.rewrite_loop(self._store, self._tables, self._memo, self._stack, log, left)
+            job.steps += int(steps)
+            if status == loop.DONE:
+                tokens = self._unfold(int(self._store.normal_form[job.root]), 1 << 14)
+                stopped = "" if tokens is not None else "the normal form is too large to write out"
+                job.result = Rewritten(tokens, job.steps, stopped)
+                return
+            if status == loop.MISSING:
+                if not self._eager:
+                    job.waits_for = int(window)
+                    self._save(job)
+                    return
+                self._learn([int(window)])
+            elif status == loop.STORE_FULL and len(self._store.label) < 16 * self._max_nodes:
+                self._store = store.grown(self._store)
+            elif status == loop.MEMO_FULL:
+                self._memo = loop.grown_memo(self._memo)
+            elif status == loop.STACK_FULL and len(self._stack.term) < _MAX_FRAMES:
+                self._stack = _grown_stack(self._stack)
+            else:
+                why = (
+                    f"no normal form within {budget} steps"
+                    if status == loop.OUT_OF_STEPS
+                    else "the graph grew without end"
+                )
+                job.result = Rewritten(None, job.steps, why)
+                return
+
+    def _load(self, job: _Job) -> None:
+        stack = self._stack
+        if job.saved is None:
+            stack.term[0], stack.chain_start[0] = job.root, 0
+            stack.top[:] = (1, 0)
+            return
+        term, chain_start, chain = job.saved
+        while len(stack.term) < len(term) + 2 or len(stack.chain) < len(chain) + 2:
+            self._stack = stack = _grown_stack(stack)
+        stack.term[: len(term)], stack.chain_start[: len(term)], stack.chain[: len(chain)] = term, chain_start, chain
+        stack.top[:] = (len(term), len(chain))
+
+    def _save(self, job: _Job) -> None:
+        frames, chained = self._stack.top
+        job.saved = (
+            self._stack.term[:frames].copy(),
+            self._stack.chain_start[:frames].copy(),
+            self._stack.chain[:chained].copy(),
+        )
+
+    def _learn(self, numbers: list[int]) -> None:
+        """Asks the rewriter for the windows with these numbers and stores what it says."""
+        unknown = [w for w in numbers if self._memo.start[w] == loop.UNKNOWN]
+        for w, tokens in zip(unknown, self._rewriter.rewrite([self.window(w) for w in unknown]), strict=True):
+            first = int(self._memo.size[1])
+            while first + len(tokens) > len(self._memo.replacement):
+                self._memo = loop.grown_memo(self._memo)
+            self._memo.replacement[first : first + len(tokens)] = tokens
+            self._memo.start[w], self._memo.stop[w] = first, first + len(tokens)
+            self._memo.size[1] = first + len(tokens)
+
+
+class RuleRewriter:
+    """A `Rewriter` from a function of one window."""
+
+    def __init__(self, rule: Callable[[WindowTokens], ReplacementTokens]) -> None:
+        self._rule = rule
+
+    def rewrite(self, windows: Sequence[WindowTokens]) -> list[ReplacementTokens]:
+        return [self._rule(window) for window in windows]
+
+
+def _grown_stack(old: loop.Stack) -> loop.Stack:
+    bigger = loop.new_stack(2 * len(old.term))
+    for before, after in zip(old, bigger, strict=True):
+        after[: len(before)] = before
+    return bigger

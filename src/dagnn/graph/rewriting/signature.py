@@ -1,0 +1,153 @@
+"""The signature of a rewriting system: its labels, their arities, and what a window may show of each."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from dagnn.errors import GraphError
+
+T = TypeVar("T")
+
+MAX_ARITY = 4
+
+
+@dataclass(frozen=True)
+class Label:
+    """A function symbol of the term graph.
+
+    Attributes:
+        name: without blanks or parentheses; unique in its signature.
+        arity: number of children, 0 .. 4.
+        window_depth: how many levels below a node of this label a rewrite step may look,
+            or None for a constructor, which is never rewritten.
+    """
+
+    name: str
+    arity: int
+    window_depth: int | None = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """All labels of a rewriting system and how windows show them.
+
+    Attributes:
+        labels: in a fixed order; a label's position is its id.
+        opaque: labels whose children a window hides (they stay copyable), unless the node is
+            the one being rewritten. Numbers are opaque: a rule about sums need not see digits.
+        tags: a bottom-up tree automaton that summarises what an opaque node hides: maps
+            (label, tag of the first child) to a tag. ``"*"`` stands for any other tag. A node without an
+            entry has the empty tag. Example: with ``{("end", ""): "0", ("positive", "0"): "0"}``
+            the number zero is shown as ``positive:0``.
+        tagged: labels that are shown together with their tag, as ``label:tag``.
+
+    Raises:
+        GraphError: a name is used twice, an arity is out of range, or a tag names an unknown label.
+    """
+
+    labels: tuple[Label, ...]
+    opaque: frozenset[str] = frozenset()
+    tags: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    tagged: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        names = [label.name for label in self.labels]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise GraphError(f"the label {twice!r} is declared twice: give every label its own name.")
+        for label in self.labels:
+            if not 0 <= label.arity <= MAX_ARITY:
+                raise GraphError(
+                    f"the label {label.name!r} has arity {label.arity}, expected 0 .. {MAX_ARITY}: "
+                    "split it into a chain of labels with fewer children."
+                )
+        unknown = ({name for name, _ in self.tags} | self.opaque | self.tagged) - set(names)
+        if unknown:
+            raise GraphError(f"tags or opaque labels name {min(unknown)!r}, which is not a label: declare it.")
+
+    @property
+    def id_of(self) -> dict[str, int]:
+        """Label name -> id."""
+        return _cached(self, "_id_of", lambda: {label.name: i for i, label in enumerate(self.labels)})
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """What a window may show, by id: every label, every ``label:tag``, and last ``?`` (a hidden node)."""
+        return _cached(self, "_shown", lambda: _shown_names(self))
+
+    @property
+    def tables(self) -> "SignatureTables":
+        """The signature as integer arrays, for the compiled loops."""
+        return _cached(self, "_tables", lambda: _build_tables(self))
+
+
+@dataclass(frozen=True)
+class SignatureTables:
+    """A signature as arrays; ids are positions in `Signature.labels` and `Signature.shown`.
+
+    Attributes:
+        arity: int64 ``[labels]``.
+        window_depth: int64 ``[labels]``; -1 for constructors.
+        opaque: bool ``[labels]``.
+        next_tag: int64 ``[labels, tags]``, by the tag of the first child (0 where there is none).
+        shown_id: int64 ``[labels, tags]``, by the node's own tag.
+    """
+
+    arity: np.ndarray
+    window_depth: np.ndarray
+    opaque: np.ndarray
+    next_tag: np.ndarray
+    shown_id: np.ndarray
+
+
+def kind_of(shown: str) -> str:
+    """The label behind a shown name: ``kind_of("positive:3") == "positive"``."""
+    return shown.split(":", 1)[0]
+
+
+def _cached(owner: Signature, name: str, build: Callable[[], T]) -> T:
+    """A derived value, computed once per signature."""
+    if name not in owner.__dict__:
+        object.__setattr__(owner, name, build())
+    value: T = owner.__dict__[name]
+    return value
+
+
+def _tag_names(signature: Signature) -> list[str]:
+    return ["", *sorted(set(signature.tags.values()) - {""})]
+
+
+def _shown_names(signature: Signature) -> tuple[str, ...]:
+    names = [label.name for label in signature.labels]
+    tagged = {f"{name}:{tag}" for (name, _), tag in signature.tags.items() if name in signature.tagged and tag}
+    return (*names, *sorted(tagged), "?")
+
+
+def _build_tables(signature: Signature) -> SignatureTables:
+    tags, ids = _tag_names(signature), signature.id_of
+    tag_id = {tag: i for i, tag in enumerate(tags)}
+    next_tag = np.zeros((len(ids), len(tags)), np.int64)
+    for (name, child_tag), tag in signature.tags.items():
+        if child_tag == "*":
+            explicit = [tag_id[c] for n, c in signature.tags if n == name and c != "*"]
+            others = np.setdiff1d(np.arange(len(tags)), explicit)
+            next_tag[ids[name], others] = tag_id[tag]
+        else:
+            next_tag[ids[name], tag_id[child_tag]] = tag_id[tag]
+
+    shown_of = {name: i for i, name in enumerate(signature.shown)}
+    shown_id = np.empty_like(next_tag)
+    for name, label_id in ids.items():
+        for tag, t in tag_id.items():
+            shown_id[label_id, t] = shown_of.get(f"{name}:{tag}", label_id) if name in signature.tagged else label_id
+
+    labels: Sequence[Label] = signature.labels
+    return SignatureTables(
+        arity=np.array([label.arity for label in labels], np.int64),
+        window_depth=np.array([-1 if label.window_depth is None else label.window_depth for label in labels], np.int64),
+        opaque=np.array([label.name in signature.opaque for label in labels], np.bool_),
+        next_tag=next_tag,
+        shown_id=shown_id,
+    )

@@ -1,0 +1,132 @@
+"""The rewriting machine against Python's own integers, at every limit it can run into."""
+
+import pytest
+from decimal_addition import SIGNATURE, number_tokens, replacement_of, sum_tokens, value_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagnn.errors import GraphError
+from dagnn.graph.rewriting import loop
+from dagnn.graph.rewriting.machine import RewritingMachine, RuleRewriter
+from dagnn.graph.rewriting.window import LEAVE
+
+naturals = st.integers(min_value=0, max_value=10**30)
+
+
+def machine(**options) -> RewritingMachine:
+    return RewritingMachine(SIGNATURE, RuleRewriter(replacement_of), **options)
+
+
+@given(st.lists(st.lists(naturals, min_size=1, max_size=4), min_size=1, max_size=5), st.booleans())
+def test_sums_equal_pythons(lists, eager):
+    results = machine(eager=eager).run([sum_tokens(values) for values in lists])
+    assert [value_of(result.tokens) for result in results] == [sum(values) for values in lists]
+
+
+def test_eager_and_batched_give_the_same_answers_and_windows():
+    terms = [sum_tokens([i * 7919, i * 104729, i]) for i in range(40)]
+    eager, batched = machine(eager=True), machine()
+    assert [result.tokens for result in eager.run(terms)] == [result.tokens for result in batched.run(terms)]
+    windows = [sorted(m.window(w) for w in range(m.num_windows)) for m in (eager, batched)]
+    assert windows[0] == windows[1]
+
+
+def test_a_window_is_asked_once():
+    asked = []
+
+    def rule(window):
+        asked.append(window)
+        return replacement_of(window)
+
+    asking = RewritingMachine(SIGNATURE, RuleRewriter(rule))
+    for _ in range(3):
+        asking.run([sum_tokens([95, 17]), sum_tokens([95, 17, 8])])
+        asking.clear_graph()
+    assert len(asked) == len(set(asked)) == asking.num_windows
+
+
+def test_counts_say_how_often_each_window_was_rewritten():
+    counting = machine(eager=True)
+    results = counting.run([sum_tokens([11, 11])])
+    by_window = {counting.window(w): int(n) for w, n in enumerate(counting.counts)}
+    assert sum(by_window.values()) == results[0].steps == 4
+    assert sorted(by_window.values()) == [1, 1, 2]  # the sums of the ones and of the tens look alike
+
+
+def test_shared_sub_terms_are_rewritten_once():
+    once = machine(eager=True).run([sum_tokens([123, 456])])[0].steps
+    plus = SIGNATURE.id_of["+"]
+    twice = machine(eager=True).run([[plus, *sum_tokens([123, 456]), *sum_tokens([123, 456])]])[0]
+    assert value_of(twice.tokens) == 2 * 579
+    assert twice.steps < 2 * once + 6
+
+
+def test_rewriting_without_end_stops_at_the_budget():
+    forever = [SIGNATURE.id_of["forever"], *number_tokens(3)]
+    result = machine(eager=True).run([forever], budget=50)[0]
+    assert result.tokens is None
+    assert result.steps <= 50
+    assert "50 steps" in result.stopped
+
+
+def test_growing_without_end_stops_at_the_budget():
+    result = machine(eager=True).run([[SIGNATURE.id_of["grow"], *number_tokens(3)]], budget=3_000)[0]
+    assert result.tokens is None
+    assert result.stopped
+
+
+def test_one_endless_term_does_not_disturb_its_neighbours():
+    forever = [SIGNATURE.id_of["forever"], *number_tokens(3)]
+    results = machine().run([sum_tokens([2, 3]), forever, sum_tokens([40, 2])], budget=100)
+    assert value_of(results[0].tokens) == 5
+    assert results[1].tokens is None
+    assert value_of(results[2].tokens) == 42
+
+
+def test_arrays_grow_when_they_are_full():
+    small = machine(eager=True)
+    small._memo = loop.new_memo(4)
+    small._stack = loop.new_stack(4)
+    values = [10**300 + 7, 10**299 + 5] * 30
+    assert value_of(small.run([sum_tokens(values)])[0].tokens) == sum(values)
+    assert small._store.size[0] > 1 << 14
+
+
+def test_the_graph_is_emptied_beyond_max_nodes_and_the_memo_stays():
+    small = machine(eager=True, max_nodes=100)
+    small.run([sum_tokens([10**90, 10**90 + 1])])
+    windows = small.num_windows
+    small.run([sum_tokens([1, 2])])
+    assert small._store.size[0] < 100
+    assert small.num_windows >= windows
+
+
+def test_rounds_are_bounded():
+    result = machine().run([sum_tokens([987654321, 123456789])], rounds=2)[0]
+    assert result.tokens is None
+    assert "2 rounds" in result.stopped
+
+
+def test_a_rewriter_that_leaves_everything_ends_at_once():
+    idle = RewritingMachine(SIGNATURE, RuleRewriter(lambda window: LEAVE))
+    term = sum_tokens([4, 5])
+    assert idle.run([term])[0].tokens == term
+
+
+def test_trace_lists_every_step_from_first_to_last():
+    result, steps = machine().trace(sum_tokens([95, 17]))
+    assert value_of(result.tokens) == 112
+    assert [SIGNATURE.labels[step.before[0]].name for step in steps] == ["+", "add", "carry", "carry"]
+    assert steps[0].before == sum_tokens([95, 17])
+    assert all(replacement_of(step.window) for step in steps)
+
+
+def test_trace_is_the_same_after_other_work():
+    fresh, used = machine(), machine(eager=True)
+    used.run([sum_tokens([95, 17, 3])])
+    assert fresh.trace(sum_tokens([95, 17])) == used.trace(sum_tokens([95, 17]))
+
+
+def test_an_empty_term_is_refused():
+    with pytest.raises(GraphError, match="no tokens"):
+        machine().run([[]])
