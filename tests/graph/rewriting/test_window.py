@@ -8,11 +8,11 @@ from dagnn.graph.rewriting.machine import RewritingMachine, RuleRewriter
 from dagnn.graph.rewriting.signature import Label, Signature
 from dagnn.graph.rewriting.window import LEAVE, encode_replacement, read_window, window_nodes
 
-SHOWN = {name: i for i, name in enumerate(SIGNATURE.shown)}
+SHOWN = {shown.name: i for i, shown in enumerate(SIGNATURE.shown)}
 
 
 def window_names(tokens) -> list[str]:
-    return [SIGNATURE.shown[t] if t < len(SHOWN) else f"={t - len(SHOWN)}" for t in tokens]
+    return [SIGNATURE.shown[t].name if t < len(SHOWN) else f"={t - len(SHOWN)}" for t in tokens]
 
 
 def first_window(term):
@@ -32,11 +32,15 @@ def test_small_numbers_are_shown_by_their_tag():
 
 def test_the_node_being_rewritten_is_never_opaque():
     signature = Signature(
-        (Label("end", 0), Label("d1", 1), Label("number", 1, window_depth=1)), opaque=frozenset({"number"})
+        (Label("end", 0), Label("d1", 1), Label("number", 1, window_depth=1)),
+        opaque=frozenset({"number"}),
+        tags={("number", "*"): "big"},
+        tagged=frozenset({"number"}),
     )
     machine = RewritingMachine(signature, RuleRewriter(lambda window: LEAVE))
     machine.run([[2, 1, 0]])
-    assert [signature.shown[t] for t in machine.window(0)] == ["number", "d1", "?"]
+    assert [signature.shown[t].name for t in machine.window(0)] == ["number:big", "d1", "?"]
+    assert repr(read_window(machine.window(0), signature)) == "(number:big (d1 ?))"
 
 
 def test_one_node_is_one_node_wherever_it_is_reached():

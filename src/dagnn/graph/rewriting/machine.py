@@ -67,11 +67,12 @@ class RewritingMachine:
         rewriter: answers the windows that the memo does not hold.
         eager: ask at once for each missing window (right for a rewriter that answers one as fast as many);
             otherwise all terms go on as far as they can and are asked for together.
-        max_nodes: the graph is emptied between calls once it holds more nodes; the memo stays.
+        max_nodes: the graph is emptied between calls once it holds more nodes (the memo stays), and a term that
+            needs four times as many is given up; a node takes about 40 bytes.
     """
 
     def __init__(
-        self, signature: Signature, rewriter: Rewriter, *, eager: bool = False, max_nodes: int = 1 << 22
+        self, signature: Signature, rewriter: Rewriter, *, eager: bool = False, max_nodes: int = 1 << 21
     ) -> None:
         self.signature = signature
         self._rewriter = rewriter
@@ -107,6 +108,33 @@ class RewritingMachine:
         for job in waiting:
             job.result = Rewritten(None, job.steps, f"no normal form after {rounds} rounds of questions")
         return [job.result for job in jobs if job.result is not None]
+
+    def absorb(self, terms: Sequence[LabelTokens], *, budget: int = 200_000) -> int:
+        """Rewrites all terms for the sake of the windows on their way; returns the steps taken.
+
+        The terms share one stack and their normal forms are not written out, which saves most of what `run` costs for
+        a short term.
+
+        Args:
+            terms: preorder label ids.
+            budget: rewrite steps for each term, on average.
+
+        Raises:
+            GraphError: the terms together need more than ``budget * len(terms)`` steps.
+        """
+        if not terms:
+            return 0
+        if self._store.size[0] > self._max_nodes:
+            self.clear_graph()
+        roots = np.array([self._build(term) for term in terms], np.int32)
+        job = _Job(root=int(roots[0]), saved=(roots, np.zeros(len(roots), np.int64), roots[:0]))
+        while job.result is None:
+            self._advance(job, budget * len(terms), self._no_log)
+            if job.result is None:
+                self._learn([job.waits_for])
+        if job.result.tokens is None:
+            raise GraphError(f"{len(terms)} terms together: {job.result.stopped}.")
+        return job.steps
 
     def trace(
         self, term: LabelTokens, *, budget: int = 200_000, max_tokens: int = 4096
@@ -191,7 +219,7 @@ class RewritingMachine:
                     self._save(job)
                     return
                 self._learn([int(window)])
-            elif status == loop.STORE_FULL and len(self._store.label) < 16 * self._max_nodes:
+            elif status == loop.STORE_FULL and len(self._store.label) < 4 * self._max_nodes:
                 self._store = store.grown(self._store)
             elif status == loop.MEMO_FULL:
                 self._memo = loop.grown_memo(self._memo)

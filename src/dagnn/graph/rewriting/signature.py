@@ -1,14 +1,12 @@
 """The signature of a rewriting system: its labels, their arities, and what a window may show of each."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from dagnn.errors import GraphError
-
-T = TypeVar("T")
 
 MAX_ARITY = 4
 
@@ -52,6 +50,13 @@ class Signature:
     tags: Mapping[tuple[str, str], str] = field(default_factory=dict)
     tagged: frozenset[str] = frozenset()
 
+    id_of: dict[str, int] = field(init=False, repr=False, compare=False)
+    """Label name -> id."""
+    shown: tuple["Shown", ...] = field(init=False, repr=False, compare=False)
+    """What a window may show, by id: every label, every ``label:tag``, and last ``?`` (a hidden node)."""
+    tables: "SignatureTables" = field(init=False, repr=False, compare=False)
+    """The signature as integer arrays, for the compiled loops."""
+
     def __post_init__(self) -> None:
         names = [label.name for label in self.labels]
         if len(set(names)) != len(names):
@@ -66,21 +71,25 @@ class Signature:
         unknown = ({name for name, _ in self.tags} | self.opaque | self.tagged) - set(names)
         if unknown:
             raise GraphError(f"tags or opaque labels name {min(unknown)!r}, which is not a label: declare it.")
+        # Derived once; a frozen dataclass takes attributes only this way.
+        object.__setattr__(self, "id_of", {name: i for i, name in enumerate(names)})
+        object.__setattr__(self, "shown", _shown(self))
+        object.__setattr__(self, "tables", _build_tables(self))
 
     @property
-    def id_of(self) -> dict[str, int]:
-        """Label name -> id."""
-        return _cached(self, "_id_of", lambda: {label.name: i for i, label in enumerate(self.labels)})
+    def hidden(self) -> int:
+        """The id of ``?`` in `shown`."""
+        return len(self.shown) - 1
 
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """What a window may show, by id: every label, every ``label:tag``, and last ``?`` (a hidden node)."""
-        return _cached(self, "_shown", lambda: _shown_names(self))
 
-    @property
-    def tables(self) -> "SignatureTables":
-        """The signature as integer arrays, for the compiled loops."""
-        return _cached(self, "_tables", lambda: _build_tables(self))
+class Shown(NamedTuple):
+    """One thing that a window may show: a label, with its tag where it has one, or ``?``."""
+
+    name: str
+    kind: str
+    arity: int
+    opaque: bool
+    window_depth: int | None
 
 
 @dataclass(frozen=True)
@@ -102,27 +111,21 @@ class SignatureTables:
     shown_id: np.ndarray
 
 
-def kind_of(shown: str) -> str:
-    """The label behind a shown name: ``kind_of("positive:3") == "positive"``."""
-    return shown.split(":", 1)[0]
-
-
-def _cached(owner: Signature, name: str, build: Callable[[], T]) -> T:
-    """A derived value, computed once per signature."""
-    if name not in owner.__dict__:
-        object.__setattr__(owner, name, build())
-    value: T = owner.__dict__[name]
-    return value
-
-
 def _tag_names(signature: Signature) -> list[str]:
     return ["", *sorted(set(signature.tags.values()) - {""})]
 
 
-def _shown_names(signature: Signature) -> tuple[str, ...]:
-    names = [label.name for label in signature.labels]
-    tagged = {f"{name}:{tag}" for (name, _), tag in signature.tags.items() if name in signature.tagged and tag}
-    return (*names, *sorted(tagged), "?")
+def _shown(signature: Signature) -> tuple[Shown, ...]:
+    label_of = {label.name: label for label in signature.labels}
+    kinds = [(label.name, label.name) for label in signature.labels]
+    tagged = {(f"{name}:{tag}", name) for (name, _), tag in signature.tags.items() if name in signature.tagged and tag}
+    return (
+        *(
+            Shown(name, kind, label_of[kind].arity, kind in signature.opaque, label_of[kind].window_depth)
+            for name, kind in kinds + sorted(tagged)
+        ),
+        Shown("?", "?", 0, False, None),
+    )
 
 
 def _build_tables(signature: Signature) -> SignatureTables:
@@ -137,7 +140,7 @@ def _build_tables(signature: Signature) -> SignatureTables:
         else:
             next_tag[ids[name], tag_id[child_tag]] = tag_id[tag]
 
-    shown_of = {name: i for i, name in enumerate(signature.shown)}
+    shown_of = {shown.name: i for i, shown in enumerate(signature.shown)}
     shown_id = np.empty_like(next_tag)
     for name, label_id in ids.items():
         for tag, t in tag_id.items():

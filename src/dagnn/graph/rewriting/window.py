@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from dagnn.errors import GraphError
-from dagnn.graph.rewriting.signature import Signature, kind_of
+from dagnn.graph.rewriting.signature import Signature
 
 # A window as numbers, in preorder from the node being rewritten: an id below `len(signature.shown)` shows
 # a node for the first time; `len(signature.shown) + k` says "the k-th node shown, once more".
@@ -59,11 +59,10 @@ Replacement: TypeAlias = Window | str | tuple[Any, ...]
 
 def read_window(tokens: Sequence[int], signature: Signature) -> Window:
     """The window that the tokens encode, as a graph of `Window` nodes; the result is its root."""
-    shown, arity = signature.shown, signature.tables.arity
-    hidden = len(shown) - 1
-    depth_limit = signature.labels[tokens[0]].window_depth
+    shown, hidden = signature.shown, signature.hidden
+    depth_limit = shown[tokens[0]].window_depth
     if depth_limit is None:
-        raise GraphError(f"{shown[tokens[0]]!r} is a constructor and has no window: nothing rewrites it.")
+        raise GraphError(f"{shown[tokens[0]].name!r} is a constructor and has no window: nothing rewrites it.")
     nodes: list[Window] = []
     position = 0
 
@@ -71,8 +70,8 @@ def read_window(tokens: Sequence[int], signature: Signature) -> Window:
         nonlocal position
         token = tokens[position]
         position += 1
-        if token >= len(shown):
-            node = nodes[token - len(shown)]
+        if token > hidden:
+            node = nodes[token - hidden - 1]
             # A node first met out of sight shows its label when it is met again within sight.
             if depth > depth_limit or node.label != "?":
                 return node
@@ -83,11 +82,9 @@ def read_window(tokens: Sequence[int], signature: Signature) -> Window:
             nodes.append(node)
             if token == hidden:
                 return node
-        node.label = shown[token]
-        node.kind = kind_of(node.label)
-        label_id = signature.id_of[node.kind]
-        below = depth_limit + 1 if depth and signature.tables.opaque[label_id] else depth + 1
-        node.children = tuple(read((*address, child), below) for child in range(arity[label_id]))
+        node.label, node.kind, arity, opaque, _ = shown[token]
+        below = depth_limit + 1 if depth and opaque else depth + 1
+        node.children = tuple([read((*address, child), below) for child in range(arity)])
         return node
 
     return read((), 0)

@@ -1,0 +1,9 @@
+"""Directed acyclic graphs: topology, validation, conversion, and batches of many."""
+
+from dagnn.graph.batch import DagBatch
+from dagnn.graph.collate import collate
+from dagnn.graph.csr import Csr
+from dagnn.graph.dag import Dag
+from dagnn.graph.levels import topological_levels
+
+__all__ = ["Csr", "Dag", "DagBatch", "collate", "topological_levels"]

@@ -1,0 +1,108 @@
+"""Attributes: what nodes and edges carry, a tensor or a tuple with one entry for each."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dagnn.errors import DtypeError, GraphError
+
+Attribute: TypeAlias = Tensor | tuple[Any, ...]
+Attributes: TypeAlias = Mapping[str, Attribute]
+
+NO_ATTRIBUTES: Attributes = MappingProxyType({})
+
+
+def checked_attributes(given: Mapping[str, Any] | None, count: int, of: str) -> dict[str, Attribute]:
+    """Copies of the attributes: a tensor or array becomes a CPU tensor, any other iterable a tuple.
+
+    Args:
+        given: name -> one value per node or edge (a tensor: ``[count, ...]``), or None for no attributes.
+        count: how many nodes or edges there are.
+        of: "node" or "edge", for the messages.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise DtypeError(f"{of}_attributes must map a name to its values, got {type(given).__name__}.")
+    attributes = dict[str, Attribute]()
+    for name, values in given.items():
+        if not isinstance(name, str):
+            raise DtypeError(f"{of}_attributes: an attribute is named by a str, got {name!r}.")
+        attributes[name] = _checked(values, f"{of}_attributes[{name!r}]")
+        if of == "edge" and name == "position":
+            attributes[name] = _positions(attributes[name])
+        length = len(attributes[name]) if not isinstance(values, Tensor | np.ndarray) or values.ndim else None
+        if length != count:
+            got = "a single value" if length is None else f"{length} values"
+            raise GraphError(f"{of}_attributes[{name!r}] has {got}, expected {count}: one for each {of}.")
+    return attributes
+
+
+def take(attributes: Attributes, indices: NDArray[np.int64]) -> dict[str, Attribute]:
+    """The entries at ``indices``, in that order."""
+    rows = torch.from_numpy(indices)
+    listed = indices.tolist()
+    return {
+        name: values[rows] if isinstance(values, Tensor) else tuple(map(values.__getitem__, listed))
+        for name, values in attributes.items()
+    }
+
+
+def same_attributes(a: Attributes, b: Attributes) -> bool:
+    """Same names, types and values; tensors bit for bit, so a NaN equals itself."""
+    if a.keys() != b.keys():
+        return False
+    for name, x in a.items():
+        y = b[name]
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            if x.dtype != y.dtype or x.shape != y.shape or tensor_bytes(x) != tensor_bytes(y):
+                return False
+        elif isinstance(x, Tensor) or isinstance(y, Tensor) or x != y:
+            return False
+    return True
+
+
+def attributes_key(attributes: Attributes) -> int:
+    """A hash that is equal for the same attributes; values that cannot be hashed are left out."""
+    parts = list[tuple[str, object]]()
+    for name in sorted(attributes):
+        values = attributes[name]
+        try:
+            parts.append((name, hash(tensor_bytes(values) if isinstance(values, Tensor) else values)))
+        except TypeError:
+            parts.append((name, len(values)))
+    return hash(tuple(parts))
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """The memory of a CPU tensor, of any dtype."""
+    if not tensor.numel():
+        return b""  # some empty tensors have strides that cannot be viewed as bytes
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _checked(values: Any, where: str) -> Attribute:
+    if isinstance(values, Tensor):
+        return values.detach().cpu().clone().contiguous()
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind in "biufc":
+            return torch.tensor(values)
+        return tuple(values.tolist())
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise DtypeError(f"{where} must be a tensor or a list, got {values!r}.")
+    return tuple(values)
+
+
+def _positions(values: Attribute) -> Tensor:
+    """Positions as int64 ``[num_edges]``; they are integers even when given as a list."""
+    if isinstance(values, tuple) and all(type(value) is int for value in values):
+        values = torch.tensor(values, dtype=torch.int64)
+    if not isinstance(values, Tensor) or values.dtype != torch.int64 or values.ndim != 1:
+        got = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else repr(values[:3])
+        raise DtypeError(f"edge_attributes['position'] must be int64 [num_edges], got {got}.")
+    return values

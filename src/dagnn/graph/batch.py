@@ -1,0 +1,337 @@
+"""`DagBatch`: many Dags as one graph of separate parts, in tensors that may live on any device."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
+from types import MappingProxyType
+from typing import Any, Self, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from dagnn.errors import DtypeError, GraphError
+from dagnn.graph.attributes import Attribute, Attributes
+from dagnn.graph.csr import Csr
+from dagnn.graph.dag import Dag
+
+_TENSORS = (
+    "edges",
+    "levels",
+    "heights",
+    "inputs",
+    "outputs",
+    "node_offsets",
+    "edge_offsets",
+    "input_offsets",
+    "output_offsets",
+    "graph_of_node",
+)
+
+_Kind: TypeAlias = tuple[torch.dtype, torch.Size] | type[tuple[Any, ...]]
+
+
+@final
+class DagBatch:
+    """The disjoint union of Dags: their nodes one after the other, no edge between two of them.
+
+    Make one with `DagBatch.from_dags`. Like a Dag it is never changed: `to` and `pin_memory` return another.
+
+    Attributes:
+        edges: int64 ``[num_edges, 2]``, rows (source, target) of nodes of the batch, sorted as in a Dag: all edges into
+            a node are neighbours, operands in their order.
+        levels, heights: int64 ``[num_nodes]``, as in each Dag.
+        node_offsets, edge_offsets: int64 ``[num_graphs + 1]``; graph i has the nodes
+            ``node_offsets[i] .. node_offsets[i + 1] - 1``.
+        graph_of_node: int64 ``[num_nodes]``.
+        inputs, outputs: int64, nodes of the batch; graph i has ``inputs[input_offsets[i]:input_offsets[i + 1]]``.
+        input_offsets, output_offsets: int64 ``[num_graphs + 1]``.
+        names: of all nodes, or None. Two graphs may use the same name.
+        node_attributes, edge_attributes: name -> tensor or tuple, those of the Dags joined.
+    """
+
+    def __init__(
+        self,
+        *,
+        edges: Tensor,
+        levels: Tensor,
+        heights: Tensor,
+        inputs: Tensor,
+        outputs: Tensor,
+        node_offsets: Tensor,
+        edge_offsets: Tensor,
+        input_offsets: Tensor,
+        output_offsets: Tensor,
+        graph_of_node: Tensor,
+        names: tuple[Hashable, ...] | None,
+        node_attributes: Attributes,
+        edge_attributes: Attributes,
+    ) -> None:
+        self.edges = edges
+        self.levels = levels
+        self.heights = heights
+        self.inputs = inputs
+        self.outputs = outputs
+        self.node_offsets = node_offsets
+        self.edge_offsets = edge_offsets
+        self.input_offsets = input_offsets
+        self.output_offsets = output_offsets
+        self.graph_of_node = graph_of_node
+        self.names = names
+        self.node_attributes = MappingProxyType(dict(node_attributes))
+        self.edge_attributes = MappingProxyType(dict(edge_attributes))
+
+    @classmethod
+    def from_dags(cls, dags: Iterable[Dag]) -> Self:
+        """The union of ``dags``, on the CPU; levels and heights are taken from each Dag, not computed again.
+
+        Args:
+            dags: any number, empty ones too. All have names or none has; all have the same attributes, of the same
+                kind: tuples, or tensors of one dtype that differ in their first dimension only.
+
+        Raises:
+            DtypeError: something else than a Dag.
+            GraphError: names or attributes differ; names the first Dag that does.
+        """
+        parts = list(dags)
+        for i, dag in enumerate(parts):
+            if not isinstance(dag, Dag):
+                raise DtypeError(f"dags[{i}] must be a Dag, got {type(dag).__name__}.")
+        _check_alike(parts)
+
+        num_nodes = torch.tensor([dag.num_nodes for dag in parts], dtype=torch.int64)
+        num_edges = torch.tensor([dag.num_edges for dag in parts], dtype=torch.int64)
+        num_inputs = torch.tensor([len(dag.inputs) for dag in parts], dtype=torch.int64)
+        num_outputs = torch.tensor([len(dag.outputs) for dag in parts], dtype=torch.int64)
+        node_offsets = _offsets(num_nodes)
+        start = node_offsets[:-1]
+        named = any(dag.names for dag in parts)
+        return cls(
+            edges=_cat([dag.edges for dag in parts], (0, 2)).add_(start.repeat_interleave(num_edges)[:, None]),
+            levels=_cat([dag.levels for dag in parts]),
+            heights=_cat([dag.heights for dag in parts]),
+            inputs=_cat([dag.inputs for dag in parts]).add_(start.repeat_interleave(num_inputs)),
+            outputs=_cat([dag.outputs for dag in parts]).add_(start.repeat_interleave(num_outputs)),
+            node_offsets=node_offsets,
+            edge_offsets=_offsets(num_edges),
+            input_offsets=_offsets(num_inputs),
+            output_offsets=_offsets(num_outputs),
+            graph_of_node=torch.arange(len(parts)).repeat_interleave(num_nodes),
+            names=tuple(chain.from_iterable(dag.names or () for dag in parts)) if named else None,
+            node_attributes=_joined([dag.node_attributes for dag in parts]),
+            edge_attributes=_joined([dag.edge_attributes for dag in parts]),
+        )
+
+    # ---- back to graphs ----
+
+    def __len__(self) -> int:
+        """How many graphs there are."""
+        return self.num_graphs
+
+    def __iter__(self) -> Iterator[Dag]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, graph: int) -> Dag:
+        """Graph number ``graph``, equal to the Dag that was put in; negative counts from the end."""
+        if not -len(self) <= graph < len(self):
+            raise IndexError(f"graph {graph} is out of range: the batch has {len(self)} graphs.")
+        i = range(len(self))[graph]
+        part = self._between(i, i + 1).to("cpu")
+        dag = Dag._trusted(
+            part.edges.numpy(),
+            part.levels.numpy(),
+            part.names,
+            part.inputs.numpy(),
+            part.outputs.numpy(),
+            part.node_attributes,
+            part.edge_attributes,
+        )
+        vars(dag)["heights"] = part.heights  # known here, so not computed again
+        return dag
+
+    def split(self, sizes: int | Sequence[int]) -> list["DagBatch"]:
+        """Consecutive smaller batches on the same device; like ``torch.split``.
+
+        Args:
+            sizes: graphs per batch (the last may be smaller), or a list with the size of each.
+
+        Raises:
+            GraphError: sizes that are not positive, or that do not add up to ``len(batch)``.
+        """
+        if isinstance(sizes, int):
+            if sizes < 1:
+                raise GraphError(f"sizes must be at least 1 graph per batch, got {sizes}.")
+            bounds = [*range(0, len(self), sizes), len(self)]
+        else:
+            bounds = list(accumulate(sizes, initial=0))
+            if bounds[-1] != len(self) or min(sizes, default=0) < 0:
+                raise GraphError(f"sizes must add up to {len(self)}, the graphs of the batch, got {list(sizes)}.")
+        return [self._between(first, end) for first, end in pairwise(bounds)]
+
+    # ---- what it is ----
+
+    @property
+    def num_graphs(self) -> int:
+        return self.node_offsets.shape[0] - 1
+
+    @property
+    def num_nodes(self) -> int:
+        return self.levels.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        return self.edges.shape[0]
+
+    @property
+    def edge_index(self) -> Tensor:
+        """int64 ``[2, num_edges]``: `edges` in the layout of PyTorch Geometric."""
+        return self.edges.T
+
+    @property
+    def device(self) -> torch.device:
+        return self.edges.device
+
+    @cached_property
+    def in_degree(self) -> Tensor:
+        """int64 ``[num_nodes]``: edges into each node."""
+        return torch.bincount(self.edges[:, 1], minlength=self.num_nodes)
+
+    @cached_property
+    def out_degree(self) -> Tensor:
+        """int64 ``[num_nodes]``: edges out of each node."""
+        return torch.bincount(self.edges[:, 0], minlength=self.num_nodes)
+
+    @cached_property
+    def csr_by_target(self) -> Csr:
+        """The edges into each node; ``edge_ids`` is 0, 1, 2, ..., since `edges` are in this order."""
+        return Csr(_offsets(self.in_degree), torch.arange(self.num_edges, device=self.device))
+
+    @cached_property
+    def csr_by_source(self) -> Csr:
+        """The edges out of each node, by (source, target)."""
+        return Csr(_offsets(self.out_degree), self.edges[:, 0].argsort(stable=True))
+
+    @cached_property
+    def order(self) -> Tensor:
+        """int64 ``[num_nodes]``: all nodes in topological order, by (level, node): a level of all graphs is a slice."""
+        return self.levels.argsort(stable=True)
+
+    def __repr__(self) -> str:
+        return (
+            f"DagBatch(num_graphs={self.num_graphs}, num_nodes={self.num_nodes}, num_edges={self.num_edges}, "
+            f"device={str(self.device)!r})"
+        )
+
+    # ---- moving it ----
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "DagBatch":
+        """The same batch on ``device``; itself if it is there. Tuples stay as they are."""
+        if self.device == torch.device(device):
+            return self
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "DagBatch":
+        """The same batch in page-locked memory, for ``to(device, non_blocking=True)``; DataLoader calls it."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "DagBatch":
+        tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in _TENSORS}
+        return DagBatch(
+            **tensors,
+            names=self.names,
+            node_attributes=_changed(self.node_attributes, change),
+            edge_attributes=_changed(self.edge_attributes, change),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For the way back from a DataLoader worker: read-only views cannot be pickled, derived tensors need not be.
+        attributes = {"node_attributes": dict(self.node_attributes), "edge_attributes": dict(self.edge_attributes)}
+        return {name: getattr(self, name) for name in (*_TENSORS, "names")} | attributes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        DagBatch.__init__(self, **state)
+
+    def _between(self, first: int, end: int) -> "DagBatch":
+        """The graphs ``first .. end - 1``; tensors are views where they can be."""
+        graphs = slice(first, end + 1)
+        node, last_node = self.node_offsets[first].item(), self.node_offsets[end].item()
+        edge, last_edge = self.edge_offsets[first].item(), self.edge_offsets[end].item()
+        nodes, edges = slice(int(node), int(last_node)), slice(int(edge), int(last_edge))
+        inputs = slice(int(self.input_offsets[first]), int(self.input_offsets[end]))
+        outputs = slice(int(self.output_offsets[first]), int(self.output_offsets[end]))
+        return DagBatch(
+            edges=self.edges[edges] - nodes.start,
+            levels=self.levels[nodes],
+            heights=self.heights[nodes],
+            inputs=self.inputs[inputs] - nodes.start,
+            outputs=self.outputs[outputs] - nodes.start,
+            node_offsets=self.node_offsets[graphs] - nodes.start,
+            edge_offsets=self.edge_offsets[graphs] - edges.start,
+            input_offsets=self.input_offsets[graphs] - inputs.start,
+            output_offsets=self.output_offsets[graphs] - outputs.start,
+            graph_of_node=self.graph_of_node[nodes] - first,
+            names=None if self.names is None else self.names[nodes],
+            node_attributes={name: values[nodes] for name, values in self.node_attributes.items()},
+            edge_attributes={name: values[edges] for name, values in self.edge_attributes.items()},
+        )
+
+
+def _check_alike(dags: Sequence[Dag]) -> None:
+    """GraphError unless all Dags have the same attributes, and all have names or none."""
+    first = _kinds(dags[0]) if dags else {}
+    for i, dag in enumerate(dags):
+        kinds = _kinds(dag)
+        if kinds != first:
+            of, name = what = next(key for key in (*first, *kinds) if first.get(key) != kinds.get(key))
+            raise GraphError(
+                f"dags[{i}] and dags[0] differ in {of}_attributes[{name!r}]: {_shown(kinds.get(what))} and "
+                f"{_shown(first.get(what))}. All graphs of a batch must carry the same."
+            )
+    with_nodes = [i for i, dag in enumerate(dags) if dag.num_nodes]
+    for i in with_nodes:
+        if (dags[i].names is None) != (dags[with_nodes[0]].names is None):
+            raise GraphError(
+                f"one of dags[{with_nodes[0]}] and dags[{i}] has names and the other has none: in a batch, all must "
+                "have names, or none."
+            )
+
+
+def _kinds(dag: Dag) -> dict[tuple[str, str], _Kind]:
+    """What a Dag carries: ``{("node", "x"): (torch.float32, torch.Size([3])), ("node", "label"): tuple, ...}``."""
+    return {
+        (of, name): (values.dtype, values.shape[1:]) if isinstance(values, Tensor) else tuple
+        for of, attributes in (("node", dag.node_attributes), ("edge", dag.edge_attributes))
+        for name, values in attributes.items()
+    }
+
+
+def _shown(kind: _Kind | None) -> str:
+    if not isinstance(kind, tuple):
+        return "none" if kind is None else "a tuple"
+    dtype, shape = kind
+    return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, ('*', *shape)))}]"
+
+
+def _joined(parts: Sequence[Attributes]) -> dict[str, Attribute]:
+    """The attributes of all parts, one part after the other; all are of the same kind."""
+    if not parts:
+        return {}
+    return {
+        name: torch.cat([part[name] for part in parts])  # type: ignore[misc]
+        if isinstance(values, Tensor)
+        else tuple(chain.from_iterable(part[name] for part in parts))
+        for name, values in parts[0].items()
+    }
+
+
+def _changed(attributes: Attributes, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return {name: change(values) if isinstance(values, Tensor) else values for name, values in attributes.items()}
+
+
+def _cat(tensors: list[Tensor], empty_shape: tuple[int, ...] = (0,)) -> Tensor:
+    """``torch.cat``, and an int64 tensor of ``empty_shape`` for no tensors; never one of the tensors itself."""
+    return torch.cat(tensors) if tensors else torch.empty(empty_shape, dtype=torch.int64)
+
+
+def _offsets(counts: Tensor) -> Tensor:
+    """Where each group starts, and the end of the last: int64 ``[len(counts) + 1]``."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])

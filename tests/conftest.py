@@ -1,0 +1,19 @@
+"""Settings of all tests: few examples by default, no deadlines, the same examples on every CI run."""
+
+import os
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# Machines that run tests are slow and shared: a slow example says nothing about the code.
+settings.register_profile(
+    "default",
+    max_examples=25,
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+torch.set_num_threads(1)
