@@ -1,0 +1,143 @@
+"""Everything a module needs to know of a `Dag` or `DagBatch` on one device, worked out once per graph."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from dagnn.errors import ConfigError, GraphError
+from dagnn.graph import Dag, DagBatch
+from dagnn.kernels.levels import LevelPlan, plan_levels
+
+Graph = Dag | DagBatch
+Direction = Literal["up", "down", "both"]
+
+
+def check_direction(direction: str) -> None:
+    """Raise ConfigError unless ``direction`` is one of ``"up"``, ``"down"``, ``"both"``."""
+    if direction not in get_args(Direction):
+        raise ConfigError(
+            f"direction must be 'up' (along the edges), 'down' (against them) or 'both', got {direction!r}."
+        )
+
+
+def sweep_plan(graph: Graph, direction: Literal["up", "down"], device: torch.device) -> LevelPlan:
+    """The sweep along the edges (``"up"``: operands before operators), or against them."""
+
+    def plan() -> LevelPlan:
+        edges = graph.edges.cpu()
+        if direction == "up":
+            return plan_levels(edges, graph.levels.cpu())
+        return plan_levels(edges.flip(1), graph.heights.cpu())
+
+    on_cpu: LevelPlan = _remembered(graph, (direction, "cpu"), plan)
+    if device.type == "cpu":
+        return on_cpu
+    on_device: LevelPlan = _remembered(graph, (direction, device), lambda: on_cpu.to(device))
+    return on_device
+
+
+def edge_ends(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sources and targets: two contiguous int64 ``[num_edges]``, in the order of ``graph.edges``."""
+
+    def ends() -> tuple[Tensor, Tensor]:
+        source, target = graph.edges.to(device).t().contiguous().unbind(0)
+        return source, target
+
+    result: tuple[Tensor, Tensor] = _remembered(graph, ("ends", device), ends)
+    return result
+
+
+def edge_positions(graph: Graph, device: torch.device) -> Tensor:
+    """int64 ``[num_edges]``: which operand of its target the source of an edge is.
+
+    The edge attribute "position", or without one the rank of the edge among those into its target.
+    """
+
+    def positions() -> Tensor:
+        given = graph.edge_attributes.get("position")
+        if given is not None:
+            return torch.as_tensor(given).to(device)
+        target = graph.edges[:, 1].cpu()
+        return _rank_in_group(target, torch.bincount(target, minlength=graph.num_nodes)).to(device)
+
+    result: Tensor = _remembered(graph, ("position", device), positions)
+    return result
+
+
+def graph_of_node(graph: Graph, device: torch.device) -> Tensor:
+    """int64 ``[num_nodes]``: the graph of the batch that a node belongs to; zeros for a single `Dag`."""
+
+    def owners() -> Tensor:
+        if isinstance(graph, Dag):
+            return torch.zeros(graph.num_nodes, dtype=torch.int64, device=device)
+        return graph.graph_of_node.to(device)
+
+    result: Tensor = _remembered(graph, ("graph_of_node", device), owners)
+    return result
+
+
+def dense_places(graph: Graph, device: torch.device) -> tuple[Tensor, int]:
+    """Where the nodes lie when every graph gets a row of equal width.
+
+    Returns:
+        int64 ``[num_nodes]``, the place ``graph * width + rank in its graph`` of every node; and
+        ``width``, the nodes of the largest graph.
+    """
+
+    def places() -> tuple[Tensor, int]:
+        owner = graph_of_node(graph, torch.device("cpu"))
+        count = torch.bincount(owner, minlength=num_graphs(graph))
+        width = int(count.max()) if len(count) else 0
+        return (owner * width + _rank_in_group(owner, count)).to(device), width
+
+    result: tuple[Tensor, int] = _remembered(graph, ("dense", device), places)
+    return result
+
+
+def num_graphs(graph: Graph) -> int:
+    """Graphs in the batch; 1 for a single `Dag`."""
+    return 1 if isinstance(graph, Dag) else len(graph)
+
+
+def check_graph(graph: object) -> None:
+    """Raise GraphError unless ``graph`` is a `Dag` or a `DagBatch`."""
+    if not isinstance(graph, Dag | DagBatch):
+        raise GraphError(
+            f"graph must be a Dag or a DagBatch, got {type(graph).__name__}: build one with Dag(edges, ...) "
+            "or DagBatch.from_dags([...])."
+        )
+
+
+def _rank_in_group(group: Tensor, count: Tensor) -> Tensor:
+    """How many entries of the same group stand before each: int64 ``[n]``; ``count`` is the size of every group."""
+    order = group.argsort(stable=True)
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    return rank - (count.cumsum(0) - count)[group]
+
+
+# id(graph) -> (the graph, weakly; what was worked out for it). By identity, not by content as a
+# dict of graphs would: comparing two large graphs costs more than many a plan.
+_facts: dict[int, tuple["weakref.ref[Graph]", dict[Any, Any]]] = {}
+
+
+def _remembered(graph: Graph, key: Any, make: Callable[[], Any]) -> Any:
+    """``make()``, called once per graph object and key. Forgotten with the graph."""
+    identity = id(graph)
+    entry = _facts.get(identity)
+    if entry is None or entry[0]() is not graph:
+        entry = (weakref.ref(graph, lambda gone: _forget(identity, gone)), {})
+        _facts[identity] = entry
+    facts = entry[1]
+    if key not in facts:
+        facts[key] = make()
+    return facts[key]
+
+
+def _forget(identity: int, gone: "weakref.ref[Graph]") -> None:
+    # A new graph may live at the same address by now: drop the entry only if it is still the old one's.
+    entry = _facts.get(identity)
+    if entry is not None and entry[0] is gone:
+        del _facts[identity]

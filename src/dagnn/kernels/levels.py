@@ -1,0 +1,119 @@
+"""`LevelPlan`: a graph prepared for a sweep, so that no step searches for anything."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LevelPlan:
+    """The order in which a sweep visits nodes and edges, and where each edge finds its source.
+
+    Nodes are sorted by level, so a level is a run of ``node_order``. Edges are sorted by the level
+    of their target, then by the level of their source: the edges into one level are a run of
+    ``edge_order``, made of one shorter run per level that feeds it. A sweep then keeps one tensor
+    per level and gathers from it; no level is ever copied into a growing whole (quadratic in the
+    number of levels) or written in place (autograd would clone the whole per level).
+
+    Attributes:
+        node_order: int64 ``[num_nodes]``, the node at each position of the sweep.
+        place: int64 ``[num_nodes]``, the position of each node in ``node_order``.
+        edge_order: int64 ``[num_edges]``, the edge at each position of the sweep.
+        target_in_level: int64 ``[num_edges]``, in sweep order: row of the edge's target among
+            the nodes of its level. Not sorted.
+        source_in_level: int64 ``[num_edges]``, the same for its source.
+        nodes_per_level: the lengths of the runs of ``node_order``.
+        edges_per_level: the lengths of the runs of ``edge_order``.
+        feeds: for every level, ``(source level, number of edges)`` of each run of its edges.
+    """
+
+    node_order: Tensor
+    place: Tensor
+    edge_order: Tensor
+    target_in_level: Tensor
+    source_in_level: Tensor
+    nodes_per_level: list[int]
+    edges_per_level: list[int]
+    feeds: tuple[tuple[tuple[int, int], ...], ...]
+
+    def to(self, device: torch.device) -> "LevelPlan":
+        """The same plan with its tensors on ``device``."""
+        return LevelPlan(
+            self.node_order.to(device),
+            self.place.to(device),
+            self.edge_order.to(device),
+            self.target_in_level.to(device),
+            self.source_in_level.to(device),
+            self.nodes_per_level,
+            self.edges_per_level,
+            self.feeds,
+        )
+
+
+def plan_levels(edges: Tensor, levels: Tensor, rank: Tensor | None = None) -> LevelPlan:
+    """Plan of a sweep over ``edges`` in the order of ``levels``.
+
+    Args:
+        edges: int64 ``[num_edges, 2]`` on the CPU, rows (source, target). For a sweep against the
+            edges give the flipped rows and the heights.
+        levels: int64 ``[num_nodes]``; every edge goes to a higher level and every level from 0 to
+            the highest has a node.
+        rank: int64 ``[num_nodes]``, order of the nodes inside a level; by default their number.
+
+    Cost: O(num_nodes log num_nodes + num_edges log num_edges).
+    """
+    num_nodes = len(levels)
+    rank = torch.arange(num_nodes) if rank is None else rank
+    node_order = _lexsort(levels, rank)
+    level_sizes = torch.bincount(levels)
+    first_node = level_sizes.cumsum(0) - level_sizes
+    place = torch.empty_like(node_order).scatter_(0, node_order, torch.arange(num_nodes))
+    row_in_level = place - first_node[levels]
+
+    source, target = edges.unbind(1)
+    edge_order = _lexsort(levels[target], levels[source], place[target], place[source])
+    source, target = source[edge_order], target[edge_order]
+    pairs, counts = torch.unique_consecutive(
+        torch.stack([levels[target], levels[source]], 1), dim=0, return_counts=True
+    )
+    feeds: list[list[tuple[int, int]]] = [[] for _ in range(len(level_sizes))]
+    for (target_level, source_level), count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        feeds[target_level].append((source_level, count))
+
+    return LevelPlan(
+        node_order,
+        place,
+        edge_order,
+        row_in_level[target],
+        row_in_level[source],
+        level_sizes.tolist(),
+        [sum(count for _, count in feed) for feed in feeds],
+        tuple(tuple(feed) for feed in feeds),
+    )
+
+
+def gather_sources(states: Sequence[Tensor], feed: tuple[tuple[int, int], ...], rows: Tensor) -> Tensor:
+    """The source's value of every edge into one level.
+
+    Args:
+        states: one ``[level size, ...]`` tensor per level so far.
+        feed: the level's entry of ``LevelPlan.feeds``.
+        rows: int64 ``[edges]``, the level's run of ``LevelPlan.source_in_level``.
+
+    Returns:
+        ``[edges, ...]``.
+    """
+    if len(feed) == 1:
+        return states[feed[0][0]].index_select(0, rows)
+    runs = torch.split(rows, [count for _, count in feed])
+    return torch.cat([states[level].index_select(0, run) for (level, _), run in zip(feed, runs, strict=True)])
+
+
+def _lexsort(*keys: Tensor) -> Tensor:
+    """Order that sorts by the first key, then the second, ...: int64 ``[n]``."""
+    order = keys[-1].argsort(stable=True)
+    for key in reversed(keys[:-1]):
+        order = order[key[order].argsort(stable=True)]
+    return order

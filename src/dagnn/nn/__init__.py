@@ -1,0 +1,43 @@
+"""Modules over DAGs. Every one is `Learnable`: clear, step, measure, clip and count its gradients.
+
+One DAG as a network: `DagNN`. Many DAGs at once: `Embedding`, `MessagePassing`, `DagSweep` with its
+cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransformNet` made of them.
+"""
+
+from dagnn.nn.attention import MultiHeadAttention, NodeAttention
+from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
+from dagnn.nn.dag_nn import DagNN
+from dagnn.nn.dag_sweep import DagSweep
+from dagnn.nn.embedding import Embedding
+from dagnn.nn.graph_transform_net import GraphTransformNet
+from dagnn.nn.heads import EdgeHead, GraphHead, GraphPool, NodeHead
+from dagnn.nn.learnable import Learnable, LearnableModule
+from dagnn.nn.message_passing import MessagePassing
+from dagnn.nn.rewriter import GraphRewriter
+from dagnn.nn.rewriter_features import WindowFeatures
+from dagnn.nn.slot_decoder import SlotDecoder, SlotLogits
+
+__all__ = [
+    "AttentionCell",
+    "Cell",
+    "ChildSumTreeLSTMCell",
+    "DagNN",
+    "DagSweep",
+    "EdgeHead",
+    "Embedding",
+    "GRUCell",
+    "GraphHead",
+    "GraphPool",
+    "GraphRewriter",
+    "GraphTransformNet",
+    "Learnable",
+    "LearnableModule",
+    "MessagePassing",
+    "MultiHeadAttention",
+    "NodeAttention",
+    "NodeHead",
+    "SlotDecoder",
+    "SlotLogits",
+    "TreeLSTMCell",
+    "WindowFeatures",
+]

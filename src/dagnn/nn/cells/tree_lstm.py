@@ -1,0 +1,147 @@
+"""TreeLSTM cells: ordered children with a forget gate each, and the sum over unordered children.
+
+Source: Tai, Socher, Manning, "Improved Semantic Representations From Tree-Structured Long
+Short-Term Memory Networks", ACL 2015.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dagnn.errors import GraphError
+from dagnn.kernels.segments import segment_sum
+from dagnn.nn.checks import check_size
+from dagnn.nn.learnable import LearnableModule
+
+
+class TreeLSTMCell(LearnableModule):
+    """The N-ary TreeLSTM (equations 9-14 of the paper): operands have places, and weights of their own.
+
+    With ``h_k, c_k`` the state of operand k (0 where there is none)::
+
+        i, o, u = sigmoid, sigmoid, tanh of  W x + b + sum over k of U_k h_k
+        f_k     = sigmoid of                 W_f x + b_f + sum over l of U_kl h_l
+        c       = i * u + sum over k of f_k * c_k
+        h       = o * tanh(c)
+
+    Where several edges into a node have the same position (a shared node seen from its parents in
+    a ``"down"`` sweep), their ``h`` are summed and each keeps its own ``f_k * c``.
+
+    Args:
+        in_features: width of a node's features.
+        hidden: width of ``h`` and ``c``.
+        max_children: positions are ``0 .. max_children - 1``.
+
+    Raises:
+        ConfigError: a size is below 1.
+        GraphError: (at the call) an edge has a position of ``max_children`` or above.
+    """
+
+    def __init__(self, in_features: int, hidden: int, max_children: int = 2) -> None:
+        super().__init__()
+        self.in_features = check_size("in_features", in_features)
+        self.hidden = check_size("hidden", hidden)
+        self.max_children = check_size("max_children", max_children)
+        self.state_sizes = (hidden, hidden)
+        # Columns i, o, u, f, and for the states i, o, u, f_0, f_1, ...: the block of the first a
+        # operands is then the slice [: a * hidden, : (3 + a) * hidden].
+        self.feature_weight = nn.Parameter(torch.empty(in_features, 4 * hidden))
+        self.state_weight = nn.Parameter(torch.empty(max_children * hidden, (3 + max_children) * hidden))
+        self.bias = nn.Parameter(torch.empty(4 * hidden))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(hidden), as ``nn.LSTM``; forget biases start at 1."""
+        _reset_lstm(self.hidden, [self.feature_weight, self.state_weight], self.bias)
+
+    def forward(
+        self, features: Tensor, states: tuple[Tensor, ...], target: Tensor, position: Tensor
+    ) -> tuple[Tensor, ...]:
+        """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`."""
+        n, d, arity = len(features), self.hidden, self.max_children
+        h, c = states
+        i, o, u, f = torch.split(features @ self.feature_weight + self.bias, d, dim=1)
+        if len(target) == 0:
+            return _lstm_output(o, i.sigmoid() * u.tanh())
+
+        self._check_position(position)
+        slot = target * arity + position
+        operands = segment_sum(h, slot, n * arity).view(n, arity * d)
+        i_s, o_s, u_s, f_s = torch.split(operands @ self.state_weight, [d, d, d, arity * d], dim=1)
+        f_edge = f.index_select(0, target) + f_s.reshape(n * arity, d).index_select(0, slot)
+        kept = segment_sum(f_edge.sigmoid() * c, target, n)
+        return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
+
+    def _check_position(self, position: Tensor) -> None:
+        lowest, highest = position.aminmax()
+        if int(lowest) < 0 or int(highest) >= self.max_children:
+            given = int(lowest) if int(lowest) < 0 else int(highest)
+            raise GraphError(
+                f"an edge has position {given}, but max_children={self.max_children} allows positions "
+                f"0 .. {self.max_children - 1}: raise max_children, or use ChildSumTreeLSTMCell."
+            )
+
+
+class ChildSumTreeLSTMCell(LearnableModule):
+    """The child-sum TreeLSTM (equations 2-8 of the paper): any number of operands, in no order.
+
+    ::
+
+        i, o, u = sigmoid, sigmoid, tanh of  W x + b + U (sum over k of h_k)
+        f_k     = sigmoid of                 W_f x + b_f + U_f h_k
+        c       = i * u + sum over k of f_k * c_k
+        h       = o * tanh(c)
+
+    Args:
+        in_features: width of a node's features.
+        hidden: width of ``h`` and ``c``.
+
+    Raises:
+        ConfigError: a size is below 1.
+    """
+
+    def __init__(self, in_features: int, hidden: int) -> None:
+        super().__init__()
+        self.in_features = check_size("in_features", in_features)
+        self.hidden = check_size("hidden", hidden)
+        self.state_sizes = (hidden, hidden)
+        self.feature_weight = nn.Parameter(torch.empty(in_features, 4 * hidden))  # columns i, o, u, f
+        self.state_weight = nn.Parameter(torch.empty(hidden, 3 * hidden))  # columns i, o, u
+        self.forget_weight = nn.Parameter(torch.empty(hidden, hidden))
+        self.bias = nn.Parameter(torch.empty(4 * hidden))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(hidden), as ``nn.LSTM``; forget biases start at 1."""
+        _reset_lstm(self.hidden, [self.feature_weight, self.state_weight, self.forget_weight], self.bias)
+
+    def forward(
+        self, features: Tensor, states: tuple[Tensor, ...], target: Tensor, position: Tensor
+    ) -> tuple[Tensor, ...]:
+        """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`. ``position`` is not used."""
+        n, d = len(features), self.hidden
+        h, c = states
+        i, o, u, f = torch.split(features @ self.feature_weight + self.bias, d, dim=1)
+        if len(target) == 0:
+            return _lstm_output(o, i.sigmoid() * u.tanh())
+
+        i_s, o_s, u_s = torch.split(segment_sum(h, target, n) @ self.state_weight, d, dim=1)
+        f_edge = f.index_select(0, target) + h @ self.forget_weight
+        kept = segment_sum(f_edge.sigmoid() * c, target, n)
+        return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
+
+
+def _lstm_output(o: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    return o.sigmoid() * c.tanh(), c
+
+
+def _reset_lstm(hidden: int, weights: list[nn.Parameter], bias: nn.Parameter) -> None:
+    bound = 1 / math.sqrt(hidden)
+    for weight in weights:
+        nn.init.uniform_(weight, -bound, bound)
+    with torch.no_grad():
+        bias.zero_()
+        # Remember by default. Source: Jozefowicz, Zaremba, Sutskever, "An Empirical Exploration of
+        # Recurrent Network Architectures", ICML 2015, section 4.
+        bias[3 * hidden :] = 1.0

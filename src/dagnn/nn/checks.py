@@ -1,0 +1,41 @@
+"""Checks that several modules make at their public door."""
+
+import torch
+from torch import Tensor
+
+from dagnn.errors import ConfigError, DtypeError, GraphError
+
+
+def check_size(argument: str, value: int) -> int:
+    """``value``, if it is an int of at least 1.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{argument} must be a whole number of at least 1, got {value!r}.")
+    return value
+
+
+def check_rows(argument: str, x: Tensor, rows: int, width: int, like: torch.dtype) -> None:
+    """Raise unless ``x`` is ``[rows, width]`` and of the dtype ``like``.
+
+    Raises:
+        DtypeError: another dtype. (Under autocast any floating dtype passes.)
+        GraphError: another shape.
+    """
+    if x.dtype != like and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        raise DtypeError(
+            f"{argument} must be {like}, the dtype of the parameters, got {x.dtype}: "
+            f"convert it with .to({like}), or the module."
+        )
+    if x.shape != (rows, width):
+        raise GraphError(
+            f"{argument} must have the shape [num_nodes, features] = [{rows}, {width}], got {list(x.shape)}."
+        )
+
+
+def check_symbols(argument: str, symbols: Tensor) -> None:
+    """Raise DtypeError unless ``symbols`` is int64 or int32."""
+    if symbols.dtype not in (torch.int64, torch.int32):
+        raise DtypeError(f"{argument} must be int64, got {symbols.dtype}: convert it with .long().")

@@ -1,0 +1,108 @@
+"""The file of a `DagNN`: a safetensors file whose header carries the topology as JSON.
+
+Header metadata, two texts: ``dagnn``, a JSON document with ``format``, ``version``, ``dag`` (the
+text of `Dag.to_json`), ``activations`` (one per node) and ``bias``; and ``sha256``, the hex digest
+of that document and of every tensor's name, dtype, shape and bytes. Any safetensors reader opens
+it; nothing in it is ever unpickled or imported.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dagnn.errors import CheckpointError, DagnnError
+from dagnn.graph import Dag
+
+if TYPE_CHECKING:
+    from dagnn.nn.dag_nn import DagNN
+
+FORMAT, VERSION = "dagnn.DagNN", 1
+
+
+@dataclass(frozen=True)
+class Document:
+    """What the JSON of a file says, checked."""
+
+    dag: Dag
+    activations: list[str]
+    bias: bool
+
+
+def write(path: Path, net: "DagNN") -> None:
+    """Write ``net`` to ``path``: to a neighbour first, moved into place when it is safely on disk."""
+    document = json.dumps(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "dag": net.dag.to_json(),
+            "activations": net.activations,
+            "bias": net.bias_everywhere,
+        }
+    )
+    tensors = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
+    content = safetensors.torch.save(tensors, {"dagnn": document, "sha256": _digest(document, tensors)})
+
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[Document, dict[str, Tensor]]:
+    """The checked document and the tensors of ``path``.
+
+    Raises:
+        CheckpointError: no file, or one that is truncated, altered, foreign or newer.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        tensors = safetensors.torch.load(content)
+        metadata = header["__metadata__"]
+        document, digest = metadata["dagnn"], metadata["sha256"]
+    except Exception as error:  # whatever a broken file makes the parsers raise
+        raise CheckpointError(
+            f"{path} is not a network that DagNN.save wrote, or it is damaged ({type(error).__name__}): "
+            "restore it from a copy."
+        ) from error
+    if _digest(document, tensors) != digest:
+        raise CheckpointError(f"{path} is damaged: its content does not match its sha256. Restore it from a copy.")
+    return _parse(path, json.loads(document)), tensors
+
+
+def _parse(path: Path, document: dict[str, Any]) -> Document:
+    if document.get("format") != FORMAT:
+        raise CheckpointError(f"{path} holds a {document.get('format')!r}, expected a {FORMAT!r}.")
+    if document.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} has version {document.get('version')!r}, this dagnn reads version {VERSION}: update dagnn."
+        )
+    try:
+        return Document(Dag.from_json(document["dag"]), list(document["activations"]), bool(document["bias"]))
+    except (DagnnError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} holds no valid network: {error}") from error
+
+
+def _digest(document: str, tensors: dict[str, Tensor]) -> str:
+    """Hex sha256 over the document and every tensor, in the order of their names."""
+    sha256 = hashlib.sha256(document.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        sha256.update(f"\n{name} {value.dtype} {list(value.shape)}\n".encode())
+        sha256.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()

@@ -1,0 +1,117 @@
+"""`ParameterLayout`: which entry of a parameter vector belongs to which edge or node of a DAG.
+
+The layout follows the *names* of the nodes, never the order in which they were declared: a state
+dict loads into the same DAG written down in another order, in another process and hash seed.
+"""
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from dagnn.errors import GraphError
+from dagnn.graph import Dag
+
+
+class ParameterLayout:
+    """Places of nodes and slots of edges.
+
+    A node's *place* is its rank by (level, name). An edge's *slot* is its rank by (place of its
+    target, place of its source), so the weights into one node, and into one level, are neighbours.
+    A bias's slot is its rank by place.
+
+    Args:
+        dag: no edge twice, and no edge into an input.
+        bias: a bias for every node that is not an input; otherwise only for sources that are not
+            inputs, which have nothing else.
+
+    Raises:
+        GraphError: an edge is declared twice, or leads into an input.
+
+    Attributes:
+        node_at: int64 ``[num_nodes]``, the node (index in ``dag``) at each place.
+        place_of: int64 ``[num_nodes]``, the place of each node.
+        edges: int64 ``[num_edges, 2]``, by slot: places of source and target.
+        has_bias: bool ``[num_nodes]``, by place.
+        levels, in_degree: int64 ``[num_nodes]``, by place.
+        inputs, outputs: int64, places in the DAG's order of inputs and outputs.
+    """
+
+    def __init__(self, dag: Dag, bias: bool) -> None:
+        self.dag = dag
+        self.node_at = _by_level_and_name(dag)
+        self.place_of = torch.empty_like(self.node_at).scatter_(0, self.node_at, torch.arange(dag.num_nodes))
+        edges = self.place_of[dag.edges]
+        self._key = edges[:, 1] * dag.num_nodes + edges[:, 0]
+        by_slot = self._key.argsort()
+        self._key = self._key[by_slot]
+        self.edges = edges[by_slot]
+        self.levels = dag.levels[self.node_at]
+        self.in_degree = dag.in_degree[self.node_at]
+        self.inputs, self.outputs = self.place_of[dag.inputs], self.place_of[dag.outputs]
+        self._check()
+
+        self.has_bias = torch.full((dag.num_nodes,), True) if bias else self.in_degree == 0
+        self.has_bias[self.inputs] = False
+
+    @property
+    def num_biases(self) -> int:
+        return int(self.has_bias.sum())
+
+    def slot_of(self, u: Hashable, v: Hashable) -> int:
+        """Entry of ``edge_weight`` for the edge between the nodes called ``u`` and ``v``.
+
+        Raises:
+            GraphError: an unknown node, or no such edge.
+        """
+        source, target = (int(self.place_of[self.dag.index_of(name)]) for name in (u, v))
+        key = target * self.dag.num_nodes + source
+        slot = int(torch.searchsorted(self._key, key))
+        if slot == len(self._key) or int(self._key[slot]) != key:
+            reverse = source * self.dag.num_nodes + target
+            hint = f"; there is {v!r} -> {u!r}" if bool((self._key == reverse).any()) else ""
+            raise GraphError(f"there is no edge {u!r} -> {v!r}{hint}: give the source first, then the target.")
+        return slot
+
+    def edge_names(self) -> list[tuple[Hashable, Hashable]]:
+        """(source name, target name) of every edge, by slot."""
+        names = [self.dag.name_of(node) for node in self.node_at.tolist()]
+        return [(names[u], names[v]) for u, v in self.edges.tolist()]
+
+    def _check(self) -> None:
+        repeated = (self._key[1:] == self._key[:-1]).nonzero()
+        if len(repeated):
+            u, v = self._names_of_edge(int(repeated[0]))
+            raise GraphError(
+                f"the edge {u!r} -> {v!r} is declared twice, but a DagNN has one weight per edge: drop one."
+            )
+        is_input = torch.zeros(self.dag.num_nodes, dtype=torch.bool)
+        is_input[self.inputs] = True
+        entering = is_input[self.edges[:, 1]].nonzero()
+        if len(entering):
+            u, v = self._names_of_edge(int(entering[0]))
+            raise GraphError(
+                f"the input {v!r} has the incoming edge {u!r} -> {v!r}, but the value of an input is given, "
+                "not computed: drop the edge, or feed the input through a node of its own."
+            )
+        if len(self.outputs) == 0:
+            raise GraphError("the Dag has no outputs, so a network on it computes nothing: name outputs=[...].")
+
+    def _names_of_edge(self, slot: int) -> tuple[Hashable, Hashable]:
+        u, v = self.node_at[self.edges[slot]].tolist()
+        return self.dag.name_of(u), self.dag.name_of(v)
+
+
+def _by_level_and_name(dag: Dag) -> Tensor:
+    """Nodes sorted by (level, name), or (level, index) where nodes have no names."""
+    if dag.names is None:
+        return dag.levels.argsort(stable=True)
+    # Not the hash and not `<` between unlike types: str and int sort as themselves, the rest by text.
+    keys = [_sort_key(name) for name in dag.names]
+    by_name = torch.tensor(sorted(range(dag.num_nodes), key=keys.__getitem__), dtype=torch.int64)
+    return by_name[dag.levels[by_name].argsort(stable=True)]
+
+
+def _sort_key(name: Hashable) -> tuple[str, int, str]:
+    kind = type(name).__name__
+    return (kind, name, "") if type(name) is int else (kind, 0, name if isinstance(name, str) else repr(name))

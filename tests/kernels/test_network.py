@@ -1,0 +1,43 @@
+"""`NetworkPlan`: where inputs, biases, activations and outputs lie."""
+
+import torch
+
+from dagnn.kernels import plan_network
+
+# inputs 0 and 2, a source 1; then 3 and 4; then 5
+EDGES = torch.tensor([[0, 3], [1, 3], [2, 4], [3, 5], [4, 5]])
+LEVELS = torch.tensor([0, 0, 0, 1, 1, 2])
+HAS_BIAS = torch.tensor([False, True, False, True, False, True])
+ACTIVATION = ["identity", "relu", "identity", "gelu", "tanh", "elu"]
+
+
+def plan():
+    return plan_network(EDGES, LEVELS, torch.tensor([2, 0]), torch.tensor([5, 0, 4, 3]), HAS_BIAS, ACTIVATION)
+
+
+def test_nodes_without_a_bias_point_behind_the_vector():
+    assert plan().bias_slot.tolist() == [3, 0, 3, 1, 3, 2]
+
+
+def test_level_zero_is_inputs_and_sources_in_node_order():
+    assert plan().sources.tolist() == [1]
+    assert plan().level_zero.tolist() == [1, 2, 0]  # node 0 is the second input, 1 the source, 2 the first input
+
+
+def test_activations_are_grouped_per_level():
+    groups = plan().activations
+    assert [group.names for group in groups] == [("relu",), ("gelu", "tanh"), ("elu",)]
+    assert [group.back is None for group in groups] == [True, False, True]
+
+
+def test_outputs_are_found_by_level():
+    result = plan()
+    assert result.output_feed == ((0, 1), (1, 2), (2, 1))
+    assert result.output_rows.tolist() == [0, 1, 0, 0]
+    assert result.output_back.tolist() == [3, 0, 1, 2]
+
+
+def test_moving_to_another_device():
+    moved = plan().to(torch.device("meta"))
+    assert moved.level_zero.is_meta and moved.levels.edge_order.is_meta and moved.activations[1].rows[0].is_meta
+    assert moved.num_inputs == 2

@@ -1,0 +1,135 @@
+"""Cells against their papers' equations, written out one node and one operand at a time."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dagnn.errors import ConfigError, GraphError
+from dagnn.nn import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
+
+D, H = 3, 4
+# Three nodes: the first without operands, the second with one in place 1, the third with two.
+TARGET, POSITION = torch.tensor([2, 1, 2]), torch.tensor([1, 1, 0])
+GENERATOR = torch.Generator().manual_seed(0)
+X, STATE_H, STATE_C = (torch.randn(3, width, dtype=torch.float64, generator=GENERATOR) for width in (D, H, H))
+
+
+def operands(v: int) -> list[int]:
+    return [e for e in range(3) if TARGET[e] == v]
+
+
+def made(make, *args) -> nn.Module:
+    torch.manual_seed(0)
+    cell = make(*args).double()
+    for p in cell.parameters():
+        nn.init.normal_(p, std=0.5)
+    return cell
+
+
+def columns(matrix: Tensor, gate: int) -> Tensor:
+    return matrix[..., gate * H : (gate + 1) * H]
+
+
+def test_ordered_tree_lstm_is_equations_9_to_14():
+    cell = made(TreeLSTMCell, D, H, 2)
+    h, c = cell(X, (STATE_H, STATE_C), TARGET, POSITION)
+    for v in range(3):
+        own = [X[v] @ columns(cell.feature_weight, gate) + columns(cell.bias, gate) for gate in range(4)]
+
+        def from_operands(gate: int, v: int = v) -> Tensor:
+            total = torch.zeros(H, dtype=torch.float64)
+            for e in operands(v):
+                k = int(POSITION[e])
+                total += STATE_H[e] @ columns(cell.state_weight[k * H : (k + 1) * H], gate)
+            return total
+
+        i, o, u = (own[gate] + from_operands(gate) for gate in range(3))
+        expected = i.sigmoid() * u.tanh()
+        for e in operands(v):
+            expected = expected + (own[3] + from_operands(3 + int(POSITION[e]))).sigmoid() * STATE_C[e]
+        torch.testing.assert_close(c[v], expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(h[v], o.sigmoid() * expected.tanh(), rtol=1e-12, atol=1e-12)
+
+
+def test_child_sum_tree_lstm_is_equations_2_to_8():
+    cell = made(ChildSumTreeLSTMCell, D, H)
+    h, c = cell(X, (STATE_H, STATE_C), TARGET, POSITION)
+    for v in range(3):
+        summed = sum((STATE_H[e] for e in operands(v)), torch.zeros(H, dtype=torch.float64))
+        own = [X[v] @ columns(cell.feature_weight, gate) + columns(cell.bias, gate) for gate in range(4)]
+        i, o, u = (own[gate] + summed @ columns(cell.state_weight, gate) for gate in range(3))
+        expected = i.sigmoid() * u.tanh()
+        for e in operands(v):
+            expected = expected + (own[3] + STATE_H[e] @ cell.forget_weight).sigmoid() * STATE_C[e]
+        torch.testing.assert_close(c[v], expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(h[v], o.sigmoid() * expected.tanh(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "max"])
+def test_gru_over_the_aggregate(how):
+    cell = made(GRUCell, D, H, how)
+    (h,) = cell(X, (STATE_H,), TARGET, POSITION)
+    for v in range(3):
+        stacked = torch.stack([STATE_H[e] for e in operands(v)]) if operands(v) else torch.zeros(1, H).double()
+        heard = {"sum": stacked.sum(0), "mean": stacked.mean(0), "max": stacked.amax(0)}[how]
+        gru = cell.gru
+        r_x, z_x, n_x = (X[v] @ gru.weight_ih.t() + gru.bias_ih).chunk(3)
+        r_h, z_h, n_h = (heard @ gru.weight_hh.t() + gru.bias_hh).chunk(3)
+        z = (z_x + z_h).sigmoid()
+        expected = (1 - z) * (n_x + (r_x + r_h).sigmoid() * n_h).tanh() + z * heard
+        torch.testing.assert_close(h[v], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_attention_is_the_paper_with_its_term_for_the_node_itself():
+    cell = made(AttentionCell, D, H)
+    (h,) = cell(X, (STATE_H,), TARGET, POSITION)
+    own_term = torch.randn(D, dtype=torch.float64)  # w_1 of the paper: any value gives the same attention
+    for v in range(3):
+        heard = torch.zeros(H, dtype=torch.float64)
+        if operands(v):
+            score = torch.stack([X[v] @ own_term + STATE_H[e] @ cell.score_weight for e in operands(v)])
+            heard = sum(a * STATE_H[e] for a, e in zip(score.softmax(0), operands(v), strict=True))
+        expected = cell.gru(X[v : v + 1], heard.unsqueeze(0))[0]
+        torch.testing.assert_close(h[v], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_attention_with_large_scores_stays_finite():
+    cell = AttentionCell(D, H)
+    nn.init.constant_(cell.score_weight, 1e4)
+    (h,) = cell(X.float(), (STATE_H.float(),), TARGET, POSITION)
+    assert h.isfinite().all()
+
+
+def test_operands_in_the_same_place_are_summed_and_forgotten_one_by_one():
+    cell = made(TreeLSTMCell, D, H, 1)
+    same = torch.zeros(3, dtype=torch.int64)
+    h, c = cell(X, (STATE_H, STATE_C), torch.tensor([0, 0, 1]), same)
+    merged_h, merged_c = STATE_H[:2].sum(0, keepdim=True), STATE_C[:2].sum(0, keepdim=True)
+    h_one, c_one = cell(X[:1], (merged_h, merged_c), torch.tensor([0]), same[:1])
+    torch.testing.assert_close(c[:1], c_one)
+    torch.testing.assert_close(h[:1], h_one)
+
+
+def test_forget_gates_start_open():
+    for cell in (TreeLSTMCell(D, H), ChildSumTreeLSTMCell(D, H)):
+        assert cell.bias.tolist() == [0.0] * 3 * H + [1.0] * H
+
+
+def test_a_position_beyond_max_children_is_named():
+    cell = TreeLSTMCell(D, H, max_children=1)
+    with pytest.raises(GraphError, match=r"position 1, but max_children=1 allows positions 0 \.\. 0: raise"):
+        cell(X.float(), (STATE_H.float(), STATE_C.float()), TARGET, POSITION)
+
+
+@pytest.mark.parametrize("make", [TreeLSTMCell, ChildSumTreeLSTMCell, GRUCell, AttentionCell])
+def test_cells_fit_the_protocol_and_check_their_sizes(make):
+    assert isinstance(make(D, H), Cell)
+    with pytest.raises(ConfigError, match="in_features must be a whole number of at least 1, got 0"):
+        make(0, H)
+    with pytest.raises(ConfigError, match=r"hidden must be a whole number of at least 1, got 2\.5"):
+        make(D, 2.5)
+
+
+def test_an_unknown_aggregate():
+    with pytest.raises(ConfigError, match="aggregate must be one of sum, mean, max, got 'median'"):
+        GRUCell(D, H, "median")
