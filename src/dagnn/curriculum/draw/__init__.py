@@ -1,0 +1,1 @@
+"""Random expressions of each level: `draws` has the tools, one file per subject the distributions."""

@@ -1,0 +1,147 @@
+"""Polynomials and rational functions of one symbol, as exact coefficients."""
+
+from fractions import Fraction
+from itertools import zip_longest
+
+from dagnn.curriculum.exact.evaluate import checked_size, evaluate, place
+from dagnn.curriculum.exact.simplify import add, as_number, multiply, raise_to, simplify
+from dagnn.curriculum.expression import Expr, free_symbols, from_fraction, number_of
+from dagnn.errors import ExpressionError
+
+# Coefficients from the constant up, without trailing zeros: [5, 2] is 2 x + 5, [] is 0.
+Polynomial = list[Fraction]
+
+MAX_DEGREE = 64
+
+
+def polynomial_of(expr: Expr, symbol: str) -> Polynomial | None:
+    """The coefficients of a polynomial in ``symbol``, or None for anything else.
+
+    >>> polynomial_of(("*", 2, ("+", "x", 3)), "x")
+    [Fraction(6, 1), Fraction(2, 1)]
+    """
+    try:
+        numerator, denominator = rational_function_of(expr, symbol)
+    except ExpressionError:
+        return None
+    if len(denominator) != 1:
+        return None
+    return [coefficient / denominator[0] for coefficient in numerator]
+
+
+def rational_function_of(expr: Expr, symbol: str) -> tuple[Polynomial, Polynomial]:
+    """Numerator and denominator; nothing is cancelled, so the denominator is zero wherever the expression is undefined.
+
+    Raises:
+        ExpressionError: not a rational function of ``symbol`` with rational coefficients, or a degree above 64.
+    """
+    number = number_of(expr)
+    if number is not None:
+        return _trimmed([number]), [Fraction(1)]
+    if isinstance(expr, str):
+        if expr != symbol:
+            raise ExpressionError(f"{expr} has no rational value: bind it with (subst E {expr} value).")
+        return [Fraction(0), Fraction(1)], [Fraction(1)]
+    assert isinstance(expr, tuple)
+    head = expr[0]
+    if head == "^":
+        return _power(expr, symbol)
+    if head not in ("+", "-", "*", "/"):
+        constant = as_number(simplify(expr))  # (sqrt 4)
+        if constant is not None:
+            return _trimmed([Fraction(constant)]), [Fraction(1)]
+        raise ExpressionError(f"{place(expr)} is not a polynomial in {symbol}.")
+    numerator, denominator = rational_function_of(expr[1], symbol)
+    if len(expr) == 2:
+        return [-c for c in numerator], denominator
+    for operand in expr[2:]:
+        top, bottom = rational_function_of(operand, symbol)
+        if head == "*":
+            numerator, denominator = times(numerator, top), times(denominator, bottom)
+        elif head == "/":
+            if not top:
+                raise ExpressionError(f"division by zero at {place(expr)}.")
+            numerator, denominator = times(numerator, bottom), times(denominator, top)
+        elif denominator == bottom:
+            numerator = plus(numerator, top, -1 if head == "-" else 1)
+        else:
+            numerator = plus(times(numerator, bottom), times(top, denominator), -1 if head == "-" else 1)
+            denominator = times(denominator, bottom)
+    return numerator, denominator
+
+
+def plus(a: Polynomial, b: Polynomial, sign: int = 1) -> Polynomial:
+    """``a + sign * b``."""
+    return _trimmed([p + sign * q for p, q in zip_longest(a, b, fillvalue=Fraction(0))])
+
+
+def times(a: Polynomial, b: Polynomial) -> Polynomial:
+    """``a * b``."""
+    if len(a) == 1 and a[0] == 1:
+        return b
+    if len(b) == 1 and b[0] == 1:
+        return a
+    if len(a) + len(b) > MAX_DEGREE + 2:
+        raise ExpressionError(f"a polynomial of degree above {MAX_DEGREE}.")
+    product = [Fraction(0)] * (len(a) + len(b) - 1 if a and b else 0)
+    for i, p in enumerate(a):
+        for j, q in enumerate(b):
+            product[i + j] += p * q
+    for coefficient in product:
+        checked_size(coefficient, "a coefficient")
+    return product
+
+
+def raised(polynomial: Polynomial) -> Polynomial:
+    """The antiderivative that is 0 at 0."""
+    return [Fraction(0), *(c / (degree + 1) for degree, c in enumerate(polynomial))]
+
+
+def value_at(polynomial: Polynomial, point: Fraction) -> Fraction:
+    """The value, by Horner's rule."""
+    result = Fraction(0)
+    for coefficient in reversed(polynomial):
+        result = result * point + coefficient
+    return result
+
+
+def polynomial_expression(polynomial: Polynomial, symbol: str) -> Expr:
+    """The canonical sum, highest power first.
+
+    >>> polynomial_expression([Fraction(5), Fraction(2)], "x")
+    ('+', ('*', 2, 'x'), 5)
+    """
+    result: Expr = 0
+    for degree in range(len(polynomial) - 1, -1, -1):
+        term = multiply(from_fraction(polynomial[degree]), raise_to(symbol, degree))
+        result = add(result, term)
+    return result
+
+
+def _power(expr: tuple[object, Expr, Expr], symbol: str) -> tuple[Polynomial, Polynomial]:
+    """A whole power; the exponent may be any expression without symbols."""
+    exponent = evaluate(expr[2]) if not free_symbols(expr[2]) else None
+    if exponent is None or exponent.denominator != 1:
+        raise ExpressionError(f"{place(expr)} is not a polynomial in {symbol}: the exponent is no whole number.")
+    numerator, denominator = rational_function_of(expr[1], symbol)
+    if exponent < 0:
+        if not numerator:
+            raise ExpressionError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
+        numerator, denominator = denominator, numerator
+    count = abs(exponent.numerator)
+    if expr[1] == symbol and 0 <= exponent <= MAX_DEGREE:
+        return [Fraction(0)] * count + [Fraction(1)], [Fraction(1)]
+    if count > MAX_DEGREE:
+        if len(numerator) <= 1 and len(denominator) <= 1:
+            return _trimmed([evaluate(expr)]), [Fraction(1)]
+        raise ExpressionError(f"a polynomial of degree above {MAX_DEGREE} at {place(expr)}.")
+    top, bottom = [Fraction(1)], [Fraction(1)]
+    for _ in range(count):
+        top, bottom = times(top, numerator), times(bottom, denominator)
+    return top, bottom
+
+
+def _trimmed(coefficients: Polynomial) -> Polynomial:
+    while coefficients and not coefficients[-1]:
+        coefficients.pop()
+    return coefficients

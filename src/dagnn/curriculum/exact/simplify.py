@@ -1,0 +1,280 @@
+"""The canonical form: numbers folded, like terms merged, the number first in products and last in sums.
+
+``simplify`` walks an expression once, innermost first; the smart constructors (``add``, ``multiply``, ...) take
+canonical operands and return a canonical result, each by looking at two levels only, so that the same steps can be
+taken by a local rewriting system. Two equal expressions need not end equal: see ``equivalence`` for that.
+"""
+
+from fractions import Fraction
+
+from dagnn.curriculum.exact.evaluate import checked_size, exact_root, place, power
+from dagnn.curriculum.expression import MAX_BITS, Expr, from_fraction, is_decimal
+from dagnn.errors import ExpressionError
+
+
+def simplify(expr: Expr) -> Expr:
+    """The canonical form of an expression of operators and functions (no ``derive``, ``solve`` ... inside).
+
+    Raises:
+        ExpressionError: division by zero, log of zero, a number of more than 4,000 digits.
+
+    >>> simplify(("+", "x", ("*", "x", 3)))
+    ('*', 4, 'x')
+    """
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, str):
+        return from_fraction(Fraction(expr)) if is_decimal(expr) else expr
+    head = expr[0]
+    operands = [simplify(operand) for operand in expr[1:]]
+    result = operands[0]
+    if len(operands) == 1:
+        if head == "-":
+            return multiply(-1, result)
+        return (head, result) if head == "roots" else apply_function(head, result)
+    if head in _BINARY:
+        constructor = _BINARY[head]
+        for operand in operands[1:]:
+            result = constructor(result, operand)
+        return result
+    return (head, *operands)
+
+
+def collect_terms(expr: Expr) -> Expr:
+    """A canonical sum with like terms merged however deep they stand, in the order of their first occurrence.
+
+    >>> collect_terms(("+", ("exp", "x"), ("-", "x", ("exp", "x"))))
+    'x'
+    """
+    counts: dict[Expr, Fraction | int] = {}
+    waiting: list[tuple[Fraction | int, Expr]] = [(1, expr)]
+    while waiting:
+        count, item = waiting.pop()
+        if isinstance(item, tuple) and item[0] in ("+", "-"):
+            waiting.append((count if item[0] == "+" else -count, item[2]))
+            waiting.append((count, item[1]))
+            continue
+        number = as_number(item)
+        factor, rest = (number, 1) if number is not None else _coefficient(item)
+        if factor != 1 and isinstance(rest, tuple) and rest[0] in ("+", "-"):
+            waiting.append((count * factor, rest))
+        else:
+            counts[rest] = counts.get(rest, 0) + count * factor
+    result: Expr = 0
+    for term, count in counts.items():
+        result = add(result, multiply(_fold(count), term))
+    return result
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    """Canonical ``a + b``."""
+    if isinstance(a, int) and isinstance(b, int):
+        return _checked(a + b)
+    if a == 0:
+        return b
+    if b == 0:
+        return a
+    first, second = as_number(a), as_number(b)
+    if first is not None:
+        return _fold(first + second) if second is not None else add(b, a)
+    if isinstance(a, tuple) and a[0] == "+" and (last := as_number(a[2])) is not None:
+        if second is not None:
+            return add(a[1], _fold(last + second))
+        return add(add(a[1], b), a[2])
+    if second is None:
+        if isinstance(b, tuple) and b[0] == "+" and as_number(b[2]) is not None:
+            return add(add(a, b[1]), b[2])
+        (count_a, rest_a), (count_b, rest_b) = _coefficient(a), _coefficient(b)
+        if rest_a == rest_b:
+            return multiply(_fold(count_a + count_b), rest_a)
+    return ("+", a, b)
+
+
+def subtract(a: Expr, b: Expr) -> Expr:
+    """Canonical ``a - b``."""
+    if isinstance(a, int) and isinstance(b, int):
+        return _checked(a - b)
+    if b == 0:
+        return a
+    if a == b:
+        return 0
+    if a == 0:
+        return multiply(-1, b)
+    second = as_number(b)
+    if second is not None:
+        return add(a, _fold(-second))
+    if isinstance(b, tuple) and b[0] == "+" and (last := as_number(b[2])) is not None:
+        return add(subtract(a, b[1]), _fold(-last))
+    if as_number(a) is not None:
+        return add(multiply(-1, b), a)
+    if isinstance(a, tuple) and a[0] == "+" and as_number(a[2]) is not None:
+        return add(subtract(a[1], b), a[2])
+    (count_a, rest_a), (count_b, rest_b) = _coefficient(a), _coefficient(b)
+    if rest_a == rest_b:
+        return multiply(_fold(count_a - count_b), rest_a)
+    if count_b < 0:
+        return add(a, multiply(_fold(-count_b), rest_b))
+    return ("-", a, b)
+
+
+def multiply(a: Expr, b: Expr) -> Expr:
+    """Canonical ``a * b``."""
+    if isinstance(a, int) and isinstance(b, int):
+        return _checked(a * b)
+    if a == 0 or b == 0:
+        return 0
+    if a == 1:
+        return b
+    if b == 1:
+        return a
+    first, second = as_number(a), as_number(b)
+    if first is not None:
+        if second is not None:
+            return _fold(first * second)
+        if isinstance(b, tuple) and b[0] == "*" and (count := as_number(b[1])) is not None:
+            return multiply(_fold(first * count), b[2])
+        return ("*", a, b)
+    if second is not None:
+        return multiply(b, a)
+    (count_a, rest_a), (count_b, rest_b) = _coefficient(a), _coefficient(b)
+    if count_a != 1 or count_b != 1:
+        return multiply(_fold(count_a * count_b), multiply(rest_a, rest_b))
+    if isinstance(b, tuple) and b[0] == "/" and b[1] == 1:
+        return divide(a, b[2])
+    if isinstance(a, tuple) and a[0] == "/" and a[1] == 1:
+        return divide(b, a[2])
+    (base_a, exponent_a), (base_b, exponent_b) = _power_of(a), _power_of(b)
+    if base_a == base_b:
+        return raise_to(base_a, exponent_a + exponent_b)
+    return ("*", a, b)
+
+
+def divide(a: Expr, b: Expr) -> Expr:
+    """Canonical ``a / b``.
+
+    Raises:
+        ExpressionError: b is zero.
+    """
+    second = as_number(b)
+    if second is not None:
+        if second == 0:
+            raise ExpressionError(f"division by zero at {place(('/', a, b))}.")
+        first = as_number(a)
+        return _fold(Fraction(first) / second) if first is not None else multiply(_fold(Fraction(1) / second), a)
+    if a == 0:
+        return 0
+    if a == b:
+        return 1
+    first = as_number(a)
+    if first is not None and first != 1:
+        return multiply(a, divide(1, b))
+    (count_a, rest_a), (count_b, rest_b) = _coefficient(a), _coefficient(b)
+    if count_a != 1 or count_b != 1:
+        return multiply(_fold(Fraction(count_a) / count_b), divide(rest_a, rest_b))
+    if isinstance(b, tuple) and b[0] == "/" and b[1] == 1:
+        return multiply(a, b[2])
+    (base_a, exponent_a), (base_b, exponent_b) = _power_of(a), _power_of(b)
+    if base_a == base_b:
+        left = exponent_a - exponent_b
+        return raise_to(base_a, left) if left >= 0 else ("/", 1, raise_to(base_a, -left))
+    return ("/", a, b)
+
+
+def raise_to(a: Expr, b: Expr) -> Expr:
+    """Canonical ``a ^ b``.
+
+    Raises:
+        ExpressionError: zero to a negative power, or more than 4,000 digits.
+    """
+    if b == 0:
+        return 1
+    if b == 1 or a == 1:
+        return a
+    exponent = as_number(b)
+    if exponent is not None:
+        base = as_number(a)
+        if base is not None:
+            if exponent.denominator == 1 or base == 0 or exact_root(base, exponent.denominator) is not None:
+                return _fold(power(Fraction(base), Fraction(exponent), ("^", a, b)))
+        elif isinstance(a, tuple) and exponent.denominator == 1:
+            # (u ^ m) ^ n = u ^ (m n) holds for whole n only: ((x ^ 2) ^ 1/2) is not x for negative x.
+            if a[0] == "^" and (inner := as_number(a[2])) is not None:
+                return raise_to(a[1], _fold(inner * exponent))
+            if a[0] == "*" and (count := as_number(a[1])) is not None and -8 <= exponent <= 8:
+                return multiply(_fold(power(Fraction(count), Fraction(exponent), ("^", a, b))), raise_to(a[2], b))
+            if a[0] == "sqrt" and exponent.numerator % 2 == 0:
+                return raise_to(a[1], exponent.numerator // 2)
+    return ("^", a, b)
+
+
+def apply_function(name: str, a: Expr) -> Expr:
+    """Canonical ``name(a)``: a value only where it is exact, such as ``(cos 0)``; ``(sin 3)`` stays as it is.
+
+    Raises:
+        ExpressionError: log of zero.
+    """
+    if isinstance(a, int):
+        if a == 0:
+            if name == "log":
+                raise ExpressionError("log of 0 at (log 0): it has no value.")
+            return 1 if name in ("cos", "exp") else 0
+        if a == 1 and name == "log":
+            return 0
+    if name == "sqrt":
+        number = as_number(a)
+        root = exact_root(number, 2) if number is not None else None
+        return ("sqrt", a) if root is None else from_fraction(root)
+    if name == "log":
+        if a == "e":
+            return 1
+        if isinstance(a, tuple) and a[0] == "exp":
+            inner: Expr = a[1]
+            return inner
+    elif name == "exp" and isinstance(a, tuple) and a[0] == "log":
+        inner = a[1]
+        return inner
+    elif name in ("sin", "cos", "tan"):
+        turns = 1 if a == "pi" else a[1] if isinstance(a, tuple) and a[0] == "*" and a[2] == "pi" else None
+        if isinstance(turns, int):
+            return (-1 if turns % 2 else 1) if name == "cos" else 0
+    return (name, a)
+
+
+def as_number(expr: Expr) -> Fraction | int | None:
+    """The value of a canonical number, or None."""
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, tuple) and expr[0] == "/" and isinstance(expr[1], int) and isinstance(expr[2], int):
+        return Fraction(expr[1], expr[2])
+    return None
+
+
+def _fold(value: Fraction | int) -> Expr:
+    if isinstance(value, int):
+        return _checked(value)
+    return from_fraction(checked_size(value, from_fraction(value)))
+
+
+def _checked(value: int) -> int:
+    if value.bit_length() > MAX_BITS:
+        checked_size(Fraction(value), "a product")
+    return value
+
+
+def _coefficient(expr: Expr) -> tuple[Fraction | int, Expr]:
+    """``(c, u)`` with ``expr = c * u`` for a number c."""
+    if isinstance(expr, tuple) and expr[0] == "*":
+        count = as_number(expr[1])
+        if count is not None:
+            return count, expr[2]
+    return 1, expr
+
+
+def _power_of(expr: Expr) -> tuple[Expr, int]:
+    """``(u, n)`` with ``expr = u ^ n`` for a whole n."""
+    if isinstance(expr, tuple) and expr[0] == "^" and isinstance(expr[2], int):
+        return expr[1], expr[2]
+    return expr, 1
+
+
+_BINARY = {"+": add, "-": subtract, "*": multiply, "/": divide, "^": raise_to}

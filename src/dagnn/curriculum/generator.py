@@ -1,0 +1,246 @@
+"""Samples of the seven levels: drawn, answered, split and verified, each a pure function of its seed and index."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from dagnn.curriculum.decimals import decimal_leaf
+from dagnn.curriculum.draw.draws import (
+    DROP_REASONS,
+    HELD_OUT_PART,
+    ILL_CONDITIONED,
+    NUMBER_LIMIT,
+    OTHER_SPLIT,
+    REPEATED,
+    TOO_LARGE,
+    UNDEFINED,
+    UNVERIFIED,
+    Draws,
+    Dropped,
+    Preset,
+    refuse_large_numbers,
+)
+from dagnn.curriculum.exact.derivative import derivative
+from dagnn.curriculum.exact.evaluate import LimitError, evaluate
+from dagnn.curriculum.exact.integral import definite_integral
+from dagnn.curriculum.exact.numeric import is_well_rounded, well_conditioned_value
+from dagnn.curriculum.exact.simplify import simplify
+from dagnn.curriculum.expression import Expr, from_fraction, size
+from dagnn.curriculum.levels import LevelSpec, check_depth, level_spec, preset_of
+from dagnn.curriculum.splits import Split, check_split, has_held_out_part, split_of
+from dagnn.curriculum.verify import confirmed
+from dagnn.errors import ConfigError, ExpressionError
+
+# Depth 12 on level 2 keeps one draw in a few thousand; what keeps none in this many never will.
+MAX_ATTEMPTS = 200_000
+# Nodes of a level-5 answer; more when the depth was set by hand, so that deeper inputs are not thinned out.
+_LARGEST_DERIVATIVE = 60
+_LARGEST_DEEP_DERIVATIVE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One verified input and its answer.
+
+    ``input`` is as the level reads it: on level 4 without the ``(approx ...)`` that its level implies.
+    """
+
+    id: str
+    level: int
+    split: Split
+    input: Expr
+    answer: Expr
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """What became of the draws; hand one to several calls to add them up."""
+
+    attempted: int = 0
+    kept: int = 0
+    dropped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(DROP_REASONS, 0)))
+    seconds: float = 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """Kept samples per second of drawing; 0 before the first."""
+        return self.kept / self.seconds if self.seconds else 0.0
+
+
+def make_sample(
+    level: int,
+    *,
+    seed: int,
+    index: int,
+    split: str = "train",
+    preset: str = "full",
+    depth: int | None = None,
+    stats: GenerationStats | None = None,
+) -> Sample:
+    """Sample ``index`` of a stream, made alone: the same in every process and on every machine.
+
+    Args:
+        level: 1 to 7.
+        seed: of the stream; it changes what is drawn, never which split an expression belongs to.
+        index: from 0.
+        split: ``"train"``, ``"validation"`` or ``"test"``. No expression of the last two occurs in training, not even
+            inside another expression.
+        preset: ``"full"``, or ``"small"`` for small numbers and depth at most 2.
+        depth: of the expression, 1 to 12, in the place of the level's own; levels 1 and 6 have none to set.
+        stats: counts this call's draws.
+
+    Raises:
+        ConfigError: an argument out of range, or a depth at which no draw is usable.
+
+    >>> sample = make_sample(2, seed=0, index=7)
+    >>> sample == make_sample(2, seed=0, index=7)
+    True
+    """
+    spec, sizes, known_split = level_spec(level), preset_of(preset), check_split(split)
+    check_depth(spec, depth)
+    _check_whole("seed", seed)
+    _check_whole("index", index)
+    counted = GenerationStats() if stats is None else stats
+    start = time.perf_counter()
+    sample_id = (
+        f"L{level}-{split}-{seed}-{index}{'' if preset == 'full' else '-' + preset}{f'-d{depth}' if depth else ''}"
+    )
+    draws = Draws(sample_id)
+    try:
+        for _ in range(MAX_ATTEMPTS):
+            counted.attempted += 1
+            try:
+                expr, answer = _attempt(spec, sizes, depth, known_split, draws)
+            except Dropped as drop:
+                counted.dropped[drop.reason] += 1
+                continue
+            counted.kept += 1
+            return Sample(sample_id, level, known_split, expr, answer)
+    finally:
+        counted.seconds += time.perf_counter() - start
+    raise ConfigError(
+        f"level {level} found no sample at depth={depth} in {MAX_ATTEMPTS:,} draws: choose a smaller depth."
+    )
+
+
+def stream(
+    level: int,
+    *,
+    seed: int = 0,
+    split: str = "train",
+    preset: str = "full",
+    depth: int | None = None,
+    start: int = 0,
+    stats: GenerationStats | None = None,
+) -> Iterator[Sample]:
+    """Samples ``start``, ``start + 1``, ... without end. Arguments and errors as ``make_sample``."""
+    level_spec(level)
+    preset_of(preset)
+    check_split(split)
+    check_depth(level_spec(level), depth)
+    return (
+        make_sample(level, seed=seed, index=index, split=split, preset=preset, depth=depth, stats=stats)
+        for index in count(start)
+    )
+
+
+def dataset(
+    level: int,
+    size: int,
+    *,
+    seed: int = 0,
+    split: str = "train",
+    preset: str = "full",
+    depth: int | None = None,
+    distinct: bool = False,
+    stats: GenerationStats | None = None,
+) -> list[Sample]:
+    """The first ``size`` samples of a stream, as a list.
+
+    Args:
+        distinct: pass over samples whose input came before (a quarter of level 5 repeats: short derivatives), so the
+            list has ``size`` different inputs and its indices gaps.
+
+    Raises:
+        ConfigError: as ``make_sample``; a negative size; or a level with fewer distinct inputs than asked for.
+    """
+    _check_whole("size", size)
+    counted = GenerationStats() if stats is None else stats
+    samples: list[Sample] = []
+    seen: set[Expr] = set()
+    repeats_in_a_row = 0
+    for sample in stream(level, seed=seed, split=split, preset=preset, depth=depth, stats=counted):
+        if len(samples) == size:
+            break
+        if distinct and sample.input in seen:
+            counted.kept -= 1
+            counted.dropped[REPEATED] += 1
+            repeats_in_a_row += 1
+            if repeats_in_a_row == 1_000:
+                raise ConfigError(
+                    f"level {level} has about {len(samples)} distinct {split} inputs at preset={preset!r}, "
+                    f"depth={depth}, fewer than size={size}: ask for fewer."
+                )
+            continue
+        repeats_in_a_row = 0
+        seen.add(sample.input)
+        samples.append(sample)
+    return samples
+
+
+def _attempt(spec: LevelSpec, sizes: Preset, depth: int | None, split: Split, draws: Draws) -> tuple[Expr, Expr]:
+    """One draw, through every check; the cheap ones first."""
+    expr, answer = spec.draw(draws, sizes, depth)
+    if split == "train":
+        if has_held_out_part(expr):
+            raise Dropped(OTHER_SPLIT if split_of(expr) != split else HELD_OUT_PART)
+    elif split_of(expr) != split:
+        raise Dropped(OTHER_SPLIT)
+    if answer is None:
+        answer = _answer(spec.number, expr, depth)
+    if spec.number >= 5:
+        refuse_large_numbers(expr)
+        refuse_large_numbers(answer)
+    if not confirmed(spec.number, expr, answer):
+        raise Dropped(UNVERIFIED)
+    return expr, answer
+
+
+def _answer(level: int, expr: Expr, depth: int | None) -> Expr:
+    """The exact answer within the limits of the level."""
+    if level == 4:
+        try:
+            digits = well_conditioned_value(expr)
+        except (ExpressionError, OverflowError):
+            raise Dropped(ILL_CONDITIONED) from None
+        if not is_well_rounded(digits):
+            raise Dropped(ILL_CONDITIONED)
+        return decimal_leaf(digits)
+    try:
+        if level == 5:
+            return _derivative(expr, _LARGEST_DEEP_DERIVATIVE if depth else _LARGEST_DERIVATIVE)
+        if level == 6:
+            assert isinstance(expr, tuple)
+            return definite_integral(*expr[1:])
+        return from_fraction(evaluate(expr, limit=NUMBER_LIMIT))
+    except LimitError:
+        raise Dropped(TOO_LARGE) from None
+    except ExpressionError:
+        raise Dropped(UNDEFINED) from None
+
+
+def _derivative(expr: Expr, largest: int) -> Expr:
+    assert isinstance(expr, tuple)
+    function = simplify(expr[1])
+    result = derivative(function, expr[2])
+    refuse_large_numbers(function)
+    if size(result) > largest:
+        raise Dropped(TOO_LARGE)
+    return result
+
+
+def _check_whole(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"{name} must be a whole number of at least 0, got {value!r}.")

@@ -1,0 +1,135 @@
+"""The engine's word on an answer: right or wrong, and why. The answer may come from a network and be anything."""
+
+from dataclasses import dataclass
+
+from dagnn.curriculum.decimals import same_decimal
+from dagnn.curriculum.exact.answer import answer as exact_answer
+from dagnn.curriculum.exact.answer import resolve
+from dagnn.curriculum.exact.derivative import derivative
+from dagnn.curriculum.exact.equivalence import equivalent
+from dagnn.curriculum.exact.evaluate import place
+from dagnn.curriculum.exact.simplify import simplify
+from dagnn.curriculum.expression import FUNCTIONS, Expr, check, from_fraction, number_of, size, to_binary, walk
+from dagnn.curriculum.levels import level_spec
+from dagnn.errors import ExpressionError
+
+# An answer of a generated sample has at most 200 nodes; a runaway one must not take seconds to refuse.
+LARGEST_ANSWER = 2_000
+
+_PLAIN_OPERATORS = frozenset(("+", "-", "*", "/", "^", *FUNCTIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an answer is right, and in words why."""
+
+    right: bool
+    reason: str
+
+
+def judge(level: int, expression: Expr, answer: object) -> Verdict:
+    """Is this the answer?
+
+    =====  ========================================================================================
+    level  right is
+    =====  ========================================================================================
+    1-3    the number in its one spelling: an ``int``, or ``(/ n d)`` reduced with d above 1
+    4      the 3 significant digits, as a whole number or a decimal
+    5      any expression equivalent to the derivative
+    6      definite: as levels 1 to 3 where the integral is rational, else anything equivalent;
+           indefinite: anything whose derivative is equivalent to the integrand
+    7      the same set of roots, in any order, each in its one spelling
+    =====  ========================================================================================
+
+    Args:
+        level: 1 to 7.
+        expression: the input, as ``Sample.input``.
+        answer: anything at all; garbage is wrong, with the reason.
+
+    Raises:
+        ConfigError: there is no such level.
+        ExpressionError: the *input* is no expression, or has no answer.
+
+    >>> judge(5, ("derive", ("^", "x", 2), "x"), ("+", "x", "x"))
+    Verdict(right=True, reason='equivalent to (* 2 x)')
+    """
+    level_spec(level)
+    check(expression)
+    problem = _garbage(answer)
+    if problem is not None:
+        exact_answer(expression, level)  # an input without an answer is the caller's mistake, whatever the answer
+        return Verdict(False, problem)
+    given: Expr = answer  # type: ignore[assignment]  # _garbage has checked it
+    if level == 6 and isinstance(expression, tuple) and expression[0] == "integrate" and len(expression) == 3:
+        return _judge_antiderivative(expression, given)
+    expected = exact_answer(expression, level)
+    if given == expected:
+        return Verdict(True, "equal to the engine's answer")
+    if level == 4:
+        return _judge_digits(expected, given)
+    if level == 7:
+        return _judge_roots(expected, given)
+    value = number_of(expected)
+    if value is not None and level != 5:
+        return _judge_number(expected, given)
+    named = f"equivalent to {place(expected)}"
+    return _judge_equivalence(expected, given, named, f"not {named}")
+
+
+def _garbage(answer: object) -> str | None:
+    """Why this cannot be an answer at all, or None."""
+    if not isinstance(answer, int | str | tuple):
+        return f"no expression: {type(answer).__name__}"
+    try:
+        check(answer)
+    except ExpressionError as error:
+        return f"no expression: {error}"
+    if size(answer) > LARGEST_ANSWER:
+        return f"more than {LARGEST_ANSWER:,} nodes"
+    for item in walk(answer):
+        if isinstance(item, tuple) and item[0] not in _PLAIN_OPERATORS and not (item is answer and item[0] == "roots"):
+            return f"not worked out: {item[0]} is left"
+    return None
+
+
+def _judge_number(expected: Expr, given: Expr) -> Verdict:
+    value = number_of(given)
+    if value is not None and from_fraction(value) == expected:
+        return Verdict(False, f"the right value, but not in its one spelling: {place(expected)}")
+    return Verdict(False, f"{place(given)}, not {place(expected)}")
+
+
+def _judge_digits(expected: Expr, given: Expr) -> Verdict:
+    if same_decimal(given, expected):
+        return Verdict(True, "the same number")
+    return Verdict(False, f"{place(given)}, not {place(expected)}")
+
+
+def _judge_roots(expected: Expr, given: Expr) -> Verdict:
+    if _roots(given) == _roots(expected):
+        return Verdict(True, "the same roots")
+    return Verdict(False, f"{place(given)}, not {place(expected)}")
+
+
+def _roots(expr: Expr) -> set[Expr]:
+    return set(expr[1:]) if isinstance(expr, tuple) and expr[0] == "roots" else {expr}
+
+
+def _judge_antiderivative(expression: Expr, given: Expr) -> Verdict:
+    assert isinstance(expression, tuple)
+    integrand, symbol = simplify(resolve(to_binary(expression[1]))), expression[2]
+    try:
+        slope = derivative(simplify(to_binary(given)), symbol)
+    except (ExpressionError, RecursionError) as error:
+        return Verdict(False, f"cannot be differentiated: {error}")
+    return _judge_equivalence(
+        integrand, slope, "its derivative is the integrand", f"its derivative is not {place(integrand)}"
+    )
+
+
+def _judge_equivalence(expected: Expr, given: Expr, right: str, wrong: str) -> Verdict:
+    try:
+        same = equivalent(expected, to_binary(given))
+    except (ExpressionError, RecursionError) as error:
+        return Verdict(False, f"cannot be compared: {error}")
+    return Verdict(same, right if same else wrong)

@@ -1,0 +1,174 @@
+"""exp, sin, cos, tan, log and sqrt in fixed point, from one constant for each (digit position, digit).
+
+exp and (cos, sin) multiply, or add angles, over the digits of the argument; log multiplies its argument by
+1 + 10^-n until it is 1 (shift-and-add, J.-M. Muller, "Elementary Functions", ch. 8); sqrt is exp(log / 2).
+"""
+
+import math
+
+from dagnn.curriculum.rules.fixed_point import DECIMALS, fixed
+from dagnn.curriculum.rules.numbers import ZERO, chain, digit_of, family
+from dagnn.curriculum.rules.registry import Rule, rule
+from dagnn.graph.rewriting.window import Replacement, Window
+
+ONE_DIGITS = chain(10**DECIMALS)
+_POSITIONS = 12  # digits of an argument: 8 decimals and 4 before the point
+_LARGEST_EXPONENT = 25.0  # beyond it exp(x), or 1 / exp(x), has no three digits left
+_LOG_STEPS = 6
+
+
+@rule("fixed_exp", depth=2)
+def fixed_exp(a: Window) -> Replacement | None:
+    if a.kind != "fixed":
+        return None
+    if a[0].kind == "positive":
+        return ("exp0", a[0][0])
+    return ("fixed/", fixed(1), ("exp0", a[0][0])) if a[0].kind == "negative" else None
+
+
+def _exp_digit(position: int) -> Rule:
+    def exp_digit(digits: Window) -> Replacement | None:
+        if digits.kind == "end":
+            return fixed(1)
+        value = digit_of(digits) * 10.0 ** (position - DECIMALS)
+        following = (f"exp{min(_POSITIONS - 1, position + 1)}", digits[0])
+        if value == 0:
+            return following
+        return ("fixed*", fixed(math.exp(value)), following) if value < _LARGEST_EXPONENT else None
+
+    return exp_digit
+
+
+family([f"exp{i}" for i in range(_POSITIONS)], _exp_digit, depth=1)
+
+
+@rule("fixed_sin", depth=2)
+def fixed_sin(a: Window) -> Replacement | None:
+    if a.kind != "fixed":
+        return None
+    if a[0].kind == "positive":
+        return ("second", ("circle0", a[0][0]))
+    return ("fixed_negate", ("second", ("circle0", a[0][0]))) if a[0].kind == "negative" else None
+
+
+@rule("fixed_cos", depth=2)
+def fixed_cos(a: Window) -> Replacement | None:
+    if a.kind != "fixed" or a[0].kind not in ("positive", "negative"):
+        return None
+    return ("first", ("circle0", a[0][0]))
+
+
+@rule("fixed_tan", depth=1)
+def fixed_tan(a: Window) -> Replacement | None:
+    return ("fixed/", ("fixed_sin", a), ("fixed_cos", a)) if a.kind == "fixed" else None
+
+
+def _circle_digit(position: int) -> Rule:
+    def circle_digit(digits: Window) -> Replacement:
+        """The pair (cos, sin) of an angle: that of its lowest digit, turned by all the others."""
+        if digits.kind == "end":
+            return ("pair", fixed(1), fixed(0))
+        angle = digit_of(digits) * 10.0 ** (position - DECIMALS)
+        following = (f"circle{min(_POSITIONS - 1, position + 1)}", digits[0])
+        return following if angle == 0 else ("turn", following, fixed(math.cos(angle)), fixed(math.sin(angle)))
+
+    return circle_digit
+
+
+family([f"circle{i}" for i in range(_POSITIONS)], _circle_digit, depth=1)
+
+
+@rule("turn", depth=1)
+def turn(point: Window, cosine: Window, sine: Window) -> Replacement | None:
+    """Angle addition: the point (c, s) turned by the angle of (cosine, sine)."""
+    if point.kind != "pair":
+        return None
+    c, s = point.children
+    return (
+        "pair",
+        ("fixed-", ("fixed*", c, cosine), ("fixed*", s, sine)),
+        ("fixed+", ("fixed*", s, cosine), ("fixed*", c, sine)),
+    )
+
+
+@rule("fixed_log", depth=2)
+def fixed_log(a: Window) -> Replacement | None:
+    if a.kind != "fixed" or a[0].kind != "positive" or a[0].label == ZERO:
+        return None
+    return ("below_one", a[0][0], fixed(0))
+
+
+@rule("below_one", depth=0)
+def below_one(digits: Window, log: Window) -> Replacement:
+    """Divides by 10 until the argument is at most 1; `log` collects the logarithm taken out."""
+    return ("below_one_compared", ("compare", digits, ONE_DIGITS), ("pair", digits, log))
+
+
+@rule("below_one_compared", depth=1)
+def below_one_compared(order: Window, state: Window) -> Replacement | None:
+    if state.kind != "pair":
+        return None
+    if order.kind != "greater":
+        return ("log0", state)
+    return ("below_one", ("drop1", state[0]), ("fixed+", state[1], fixed(math.log(10))))
+
+
+def _log_step(step: int) -> Rule:
+    def log_step(state: Window) -> Replacement | None:
+        """Multiplies by 1 + 10^-step as long as the argument stays at most 1."""
+        if state.kind != "pair":
+            return None
+        digits, log = state.children
+        if step == _LOG_STEPS - 1:
+            # log a = -(1 - a) to 10 digits once a is within 10^-5 of 1.
+            return ("fixed+", log, ("fixed", ("negative", ("subtract", ONE_DIGITS, digits))))
+        more = ("add", digits, digits if step == 0 else (f"drop{step}", digits))
+        return (f"log_compared{step}", ("compare", more, ONE_DIGITS), ("pair", more, state))
+
+    return log_step
+
+
+def _log_compared(step: int) -> Rule:
+    def log_compared(order: Window, states: Window) -> Replacement | None:
+        if states.kind != "pair":
+            return None
+        more, state = states.children
+        return (f"log{step + 1}", state) if order.kind == "greater" else (f"log_taken{step}", more, state)
+
+    return log_compared
+
+
+def _log_taken(step: int) -> Rule:
+    def log_taken(digits: Window, state: Window) -> Replacement | None:
+        if state.kind != "pair":
+            return None
+        return (f"log{step}", ("pair", digits, ("fixed+", state[1], fixed(-math.log1p(10.0**-step)))))
+
+    return log_taken
+
+
+family([f"log{i}" for i in range(_LOG_STEPS)], _log_step, depth=1)
+family([f"log_compared{i}" for i in range(_LOG_STEPS - 1)], _log_compared, depth=1)
+family([f"log_taken{i}" for i in range(_LOG_STEPS - 1)], _log_taken, depth=1)
+
+
+@rule("fixed_sqrt", depth=2)
+def fixed_sqrt(a: Window) -> Replacement | None:
+    if a.kind != "fixed" or a[0].kind != "positive":
+        return None
+    return fixed(0) if a[0].label == ZERO else ("fixed_exp", ("fixed*", fixed(0.5), ("fixed_log", a)))
+
+
+def constant_terms() -> list[Replacement]:
+    """One term for every (digit position, digit) whose constant the rules hold.
+
+    Angles in the thousands are rare in drawn expressions, and a constant can only be learned by seeing it.
+    """
+    terms: list[Replacement] = []
+    for position in range(_POSITIONS):
+        for digit in range(1, 10):
+            argument = ("fixed", ("positive", chain(digit * 10**position)))
+            terms.append(("fixed_sin", argument))
+            if digit * 10.0 ** (position - DECIMALS) < _LARGEST_EXPONENT:
+                terms.append(("fixed_exp", argument))
+    return terms

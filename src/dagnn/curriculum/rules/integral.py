@@ -1,0 +1,64 @@
+"""(integrate E x) by linearity, powers, substitution of an inner function and by parts; definite integrals."""
+
+from dagnn.curriculum.rules.numbers import MINUS_ONE, ONE, integer, is_number
+from dagnn.curriculum.rules.registry import rule
+from dagnn.graph.rewriting.window import Replacement, Window
+
+_INTEGRABLE = ("sin", "cos", "exp")
+
+
+@rule("integrate", depth=2)
+def integrate(f: Window, x: Window) -> Replacement | None:
+    if f is x:
+        return ("*", ("/", integer(1), integer(2)), ("^", x, integer(2)))
+    if is_number(f) or not f.children:
+        return ("*", f, x)
+    if f.kind in _INTEGRABLE:
+        return ("/", _antiderivative(f.kind, f[0]), ("derive", f[0], x))
+    if f.kind in ("+", "-"):
+        return (f.kind, ("integrate", f[0], x), ("integrate", f[1], x))
+    if f.kind == "*":
+        return _product(f[0], f[1], x)
+    if f.kind == "/" and f[0].label == ONE and f[1] is x:
+        return ("log", x)
+    if f.kind == "^" and is_number(f[1]):
+        return _power(f[0], f[1], x)
+    return None
+
+
+def _antiderivative(function: str, inner: Window) -> Replacement:
+    """The function whose derivative is `function`, at `inner`."""
+    if function == "sin":
+        return ("*", integer(-1), ("cos", inner))
+    return ("sin" if function == "cos" else "exp", inner)
+
+
+def _product(a: Window, b: Window, x: Window) -> Replacement | None:
+    if is_number(a):
+        return ("*", a, ("integrate", b, x))
+    if a.kind in _INTEGRABLE:
+        # Substitution: f(u) times a multiple of u'. What is left of b / u' is a number then.
+        return ("*", ("/", b, ("derive", a[0], x)), _antiderivative(a.kind, a[0]))
+    if a is x and b.kind in _INTEGRABLE:
+        # By parts: x g(u) with u linear.
+        inner = ("/", _antiderivative(b.kind, b[0]), ("derive", b[0], x))
+        return ("-", ("*", x, inner), ("integrate", inner, x))
+    return None
+
+
+def _power(base: Window, exponent: Window, x: Window) -> Replacement:
+    if exponent.label == MINUS_ONE:
+        return ("/", ("log", base), ("derive", base, x))
+    raised = ("+", exponent, integer(1))
+    return ("/", ("^", base, raised), ("*", raised, ("derive", base, x)))
+
+
+@rule("definite", depth=0)
+def definite(f: Window, x: Window, lower: Window, upper: Window) -> Replacement:
+    return ("between", ("integrate", f, x), x, lower, upper)
+
+
+@rule("between", depth=0)
+def between(f: Window, x: Window, lower: Window, upper: Window) -> Replacement:
+    """f at the upper bound less f at the lower one."""
+    return ("-", ("subst", f, x, upper), ("subst", f, x, lower))

@@ -1,0 +1,133 @@
+"""The training set of a rewriter: every distinct window of many traces, its replacement and how often it came."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.generator import make_sample
+from dagnn.curriculum.levels import LEVELS, level_spec
+from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.rules.elementary import constant_terms
+from dagnn.curriculum.terms import to_term
+from dagnn.errors import ConfigError
+from dagnn.graph.rewriting.machine import LabelTokens, RewritingMachine
+from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens, encode_replacement
+
+# Samples traced before the shared stack is unwound; enough to make the cost of one call small.
+_CHUNK = 500
+# How often each constant of level 4 counts beside the drawn samples.
+_CONSTANT_COUNT = 25
+
+
+@dataclass(frozen=True)
+class WindowSet:
+    """Distinct windows, in an order that depends on nothing but which windows they are.
+
+    Attributes:
+        windows, replacements: as tokens, see `dagnn.graph.rewriting.window`.
+        counts: int64 ``[num_windows, num_levels]``, how often each window came at each level.
+        levels: the level of every column of `counts`.
+    """
+
+    windows: list[WindowTokens]
+    replacements: list[ReplacementTokens]
+    counts: NDArray[np.int64]
+    levels: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @property
+    def first_level(self) -> NDArray[np.int64]:
+        """The lowest level at which each window came: int64 ``[num_windows]``."""
+        lowest: NDArray[np.int64] = np.array(self.levels, np.int64)[(self.counts > 0).argmax(1)]
+        return lowest
+
+
+def collect_windows(
+    samples: Mapping[int, int], *, seed: int = 0, preset: str = "full", processes: int = 1
+) -> WindowSet:
+    """Traces samples ``0 .. n - 1`` of the training split of every level and gathers their windows.
+
+    Args:
+        samples: level -> number of samples.
+        seed, preset: of the samples, see `make_sample`.
+        processes: how many share the work; the result is the same for any number.
+
+    Raises:
+        ConfigError: an unknown level or preset, or a number below 1.
+    """
+    for level, count in samples.items():
+        level_spec(level)
+        if count < 1:
+            raise ConfigError(f"samples of level {level} = {count}: expected at least 1.")
+    if not samples:
+        raise ConfigError("samples names no level: give at least one, such as {1: 1000}.")
+    levels = tuple(sorted(samples))
+    if processes <= 1:
+        parts = [_trace_share(samples, seed, preset, 0, 1)]
+    else:
+        # Not fork: the parent may already run PyTorch's threads, which a forked child would wait for forever.
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            shares = [
+                pool.submit(_trace_share, samples, seed, preset, number, processes) for number in range(processes)
+            ]
+            parts = [share.result() for share in shares]
+
+    replacement_of: dict[WindowTokens, ReplacementTokens] = {}
+    counts: dict[int, Counter[WindowTokens]] = {level: Counter() for level in levels}
+    for known, counted in parts:
+        replacement_of |= known
+        for level, counter in counted.items():
+            counts[level].update(counter)
+    windows = sorted(replacement_of)
+    return WindowSet(
+        windows,
+        [replacement_of[window] for window in windows],
+        np.array([[counts[level][window] for level in levels] for window in windows], np.int64),
+        levels,
+    )
+
+
+_Share = tuple[dict[WindowTokens, ReplacementTokens], dict[int, Counter[WindowTokens]]]
+
+
+def _trace_share(samples: Mapping[int, int], seed: int, preset: str, number: int, shares: int) -> _Share:
+    """Every `shares`-th chunk of every level, from chunk `number` on."""
+    machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
+    counted: dict[int, Counter[WindowTokens]] = {}
+    for level, count in sorted(samples.items()):
+        counter = counted[level] = Counter()
+        if LEVELS[level].numeric and number == 0:
+            constants = [encode_replacement(term, SIGNATURE) for term in constant_terms()]
+            for window, times in _counted(machine, [constants]).items():
+                counter[window] = times * _CONSTANT_COUNT
+        chunks = (
+            [
+                to_term(make_sample(level, seed=seed, index=index, preset=preset).input, level)[0]
+                for index in range(first, min(first + _CHUNK, count))
+            ]
+            for first in range(number * _CHUNK, count, shares * _CHUNK)
+        )
+        counter.update(_counted(machine, chunks))
+    known = {machine.window(w): machine.replacement(w) or () for w in range(machine.num_windows)}
+    return known, counted
+
+
+def _counted(machine: RewritingMachine, chunks: Iterable[Sequence[LabelTokens]]) -> Counter[WindowTokens]:
+    """How often every window comes when the machine rewrites these chunks."""
+    before = machine.counts
+    for chunk in chunks:
+        # A sub-term that an earlier chunk shares would not be rewritten, nor counted, again; and which chunks come
+        # earlier depends on the number of processes.
+        machine.clear_graph()
+        machine.absorb(chunk)
+    new = machine.counts
+    new[: len(before)] -= before
+    return Counter({machine.window(int(w)): int(new[w]) for w in np.flatnonzero(new)})

@@ -1,0 +1,149 @@
+"""A second opinion on every generated answer, by a route that shares no code with the first and is cheap.
+
+=====  ===========================================  ==================================================
+level  the answer comes from                        it is confirmed by
+=====  ===========================================  ==================================================
+1-3    rational arithmetic                          arithmetic modulo the prime 2^61 - 1
+4      floating point, far from every edge          25-digit decimal arithmetic with its own series
+5      symbolic differentiation                     central differences at complex points
+6      the antiderivative that was drawn;           central differences of the answer;
+       antiderivative at the bounds, exact          Boole's rule, exact for these degrees
+7      the roots that were drawn                    both sides evaluated at the roots, exact; their number
+=====  ===========================================  ==================================================
+"""
+
+import cmath
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from math import gcd
+
+from dagnn.curriculum.exact.evaluate import evaluate
+from dagnn.curriculum.exact.numeric import complex_value
+from dagnn.curriculum.exact.precise import approximate_once
+from dagnn.curriculum.expression import Expr, number_of
+
+PRIME = (1 << 61) - 1
+
+# Off the real axis, where log and sqrt have no edge; on both sides of the imaginary one, where a power may vanish.
+_POINTS = (0.83 + 0.21j, 1.37 - 0.29j, -0.71 + 0.33j, 2.3 + 0.4j, 0.31 - 0.17j, -1.9 - 0.6j)
+_STEP = 1e-5
+_AGREEING_POINTS = 2
+
+
+def confirmed(level: int, expr: Expr, answer: Expr) -> bool:
+    """Does the second route give the same answer? False also where it cannot tell."""
+    try:
+        return _ROUTES[level](expr, answer)
+    except (ArithmeticError, ValueError):
+        return False
+
+
+def _confirm_rational(expr: Expr, answer: Expr) -> bool:
+    value = number_of(answer)
+    if value is None or not _is_reduced(answer):
+        return False
+    return (_modular(expr, {}) * value.denominator - value.numerator) % PRIME == 0
+
+
+def _modular(expr: Expr, values: Mapping[str, int]) -> int:
+    """The value modulo the prime. Wrong with a chance of 1e-18 per sample; ValueError for a division by zero."""
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, str):
+        return values[expr]
+    head = expr[0]
+    if head == "subst":
+        return _modular(expr[1], {**values, expr[2]: _modular(expr[3], values)})
+    a, b = _modular(expr[1], values), _modular(expr[2], values)
+    if head == "+":
+        return (a + b) % PRIME
+    if head == "-":
+        return (a - b) % PRIME
+    if head == "*":
+        return a * b % PRIME
+    if head == "/":
+        return a * pow(b, -1, PRIME) % PRIME
+    assert head == "^" and isinstance(expr[2], int)
+    return pow(a, b, PRIME)
+
+
+def _confirm_digits(expr: Expr, answer: Expr) -> bool:
+    return approximate_once(expr) == answer
+
+
+def _confirm_derivative(expr: Expr, answer: Expr) -> bool:
+    assert isinstance(expr, tuple)
+    return _is_slope(expr[1], answer, expr[2])
+
+
+def _confirm_integral(expr: Expr, answer: Expr) -> bool:
+    assert isinstance(expr, tuple)
+    if len(expr) == 3:
+        return _is_slope(answer, expr[1], expr[2])
+    _, integrand, symbol, lower, upper = expr
+    # Boole's rule integrates polynomials up to degree 5 exactly, and asks for nothing but values.
+    width = Fraction(upper - lower)
+    at = [evaluate(integrand, {symbol: lower + width * i / 4}) for i in range(5)]
+    return width / 90 * (7 * at[0] + 32 * at[1] + 12 * at[2] + 32 * at[3] + 7 * at[4]) == number_of(answer)
+
+
+def _is_slope(whole: Expr, slope: Expr, symbol: str) -> bool:
+    """Is ``slope`` the derivative of ``whole`` at two points, by central differences?
+
+    A wrong derivative is wrong at every point; a right one may fail where rounding or a far term of the Taylor
+    series is too large. So points that disagree are passed over.
+    """
+    agree = 0
+    for point in _POINTS:
+        try:
+            after, before = complex_value(whole, {symbol: point + _STEP}), complex_value(whole, {symbol: point - _STEP})
+            expected = complex_value(slope, {symbol: point})
+        except (ArithmeticError, ValueError):
+            continue
+        measured = (after - before) / (2 * _STEP)
+        # Rounding of the two values, a billionth at least, against a relative error of the difference formula.
+        error = 1e-6 * min(abs(expected), abs(measured)) + 1e-10 * abs(after) + 1e-12
+        if cmath.isfinite(measured) and abs(measured - expected) <= error:
+            agree += 1
+            if agree == _AGREEING_POINTS:
+                return True
+    return False
+
+
+def _confirm_roots(expr: Expr, answer: Expr) -> bool:
+    assert isinstance(expr, tuple)
+    (_, left, right), symbol = expr[1], expr[2]
+    roots = answer[1:] if isinstance(answer, tuple) and answer[0] == "roots" else (answer,)
+    values = [number_of(root) for root in roots]
+    if any(value is None or not _is_reduced(root) for root, value in zip(roots, values, strict=True)):
+        return False
+
+    def gap(x: Fraction) -> Fraction:
+        return evaluate(left, {symbol: x}) - evaluate(right, {symbol: x})
+
+    known = [value for value in values if value is not None]
+    if known != sorted(set(known)) or any(gap(root) for root in known):
+        return False
+    # Two roots are all that a quadratic has. With one root r, gap = c (x - r) or c (x - r)^2: three values tell.
+    r = known[0]
+    one, two, three = gap(r + 1), gap(r + 2), gap(r + 3)
+    if len(known) == 2:
+        s = known[1]
+        c = one / (1 * (r + 1 - s)) if r + 1 != s else two / (2 * (r + 2 - s))
+        return c != 0 and all(gap(r + i) == c * i * (r + i - s) for i in (1, 2, 3))
+    return one != 0 and ((two, three) == (2 * one, 3 * one) or (two, three) == (4 * one, 9 * one))
+
+
+def _is_reduced(answer: Expr) -> bool:
+    return isinstance(answer, int) or (isinstance(answer, tuple) and answer[2] > 1 and gcd(answer[1], answer[2]) == 1)
+
+
+_ROUTES: Mapping[int, Callable[[Expr, Expr], bool]] = {
+    1: _confirm_rational,
+    2: _confirm_rational,
+    3: _confirm_rational,
+    4: _confirm_digits,
+    5: _confirm_derivative,
+    6: _confirm_integral,
+    7: _confirm_roots,
+}
