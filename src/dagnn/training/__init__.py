@@ -1,0 +1,52 @@
+"""Training: configuration, the trainer, schedules, level promotion, checkpoints, metrics."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dagnn.training.checkpoint import Checkpoint as Checkpoint
+    from dagnn.training.checkpoint import read_checkpoint as read_checkpoint
+    from dagnn.training.checkpoint import verify_checkpoint as verify_checkpoint
+    from dagnn.training.checkpoint_store import CheckpointStore as CheckpointStore
+    from dagnn.training.config import TrainingConfig as TrainingConfig
+    from dagnn.training.metrics import MetricsLog as MetricsLog
+    from dagnn.training.metrics import read_metrics as read_metrics
+    from dagnn.training.promotion import LevelPromotion as LevelPromotion
+    from dagnn.training.result import TrainingResult as TrainingResult
+    from dagnn.training.run_directory import RunDirectory as RunDirectory
+    from dagnn.training.signals import TrainingInterrupted as TrainingInterrupted
+    from dagnn.training.source import BatchSource as BatchSource
+    from dagnn.training.source import MappedSource as MappedSource
+    from dagnn.training.trainer import Trainer as Trainer
+
+# Loaded on first use (PEP 562): a configuration, and so `dagnn train --help`, does not wait for torch.
+_MODULE_OF = {
+    "BatchSource": "dagnn.training.source",
+    "Checkpoint": "dagnn.training.checkpoint",
+    "CheckpointStore": "dagnn.training.checkpoint_store",
+    "LevelPromotion": "dagnn.training.promotion",
+    "MappedSource": "dagnn.training.source",
+    "MetricsLog": "dagnn.training.metrics",
+    "RunDirectory": "dagnn.training.run_directory",
+    "Trainer": "dagnn.training.trainer",
+    "TrainingConfig": "dagnn.training.config",
+    "TrainingInterrupted": "dagnn.training.signals",
+    "TrainingResult": "dagnn.training.result",
+    "read_checkpoint": "dagnn.training.checkpoint",
+    "read_metrics": "dagnn.training.metrics",
+    "verify_checkpoint": "dagnn.training.checkpoint",
+}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'dagnn.training' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

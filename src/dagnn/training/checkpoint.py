@@ -1,0 +1,205 @@
+"""One checkpoint on disk: tensors as safetensors, the rest as JSON, and a manifest that proves them whole.
+
+    step-00001234/
+        model.safetensors       parameters and buffers by name
+        optimizer.safetensors   moments by "<parameter name>/<slot>"
+        ema.safetensors         averaged parameters by name, when there are any
+        state.json              everything else that decides how training goes on
+        clock.json              seconds spent: the one part that differs between two equal runs
+        manifest.json           format, run, step, score, and size and sha256 of every other file
+
+Nothing here is pickled, and no name in a file is imported or becomes a path: file names are a closed list.
+The manifest is written last and carries its own sha256, so a checkpoint is whole exactly when it verifies.
+safetensors refuses a truncated file by itself, but loads a flipped bit without a word: hence the hashes.
+"""
+
+import hashlib
+import json
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from dagnn._version import __version__
+from dagnn.errors import CheckpointError
+from dagnn.training.durable import sync_directory, write_new
+
+FORMAT = 1
+TENSOR_GROUPS = ("model", "optimizer", "ema")
+_MANIFEST = "manifest.json"
+_JSON_FILES = ("state.json", "clock.json")
+_TENSOR_FILES = tuple(f"{group}.safetensors" for group in TENSOR_GROUPS)
+_MAX_MANIFEST_BYTES = 1 << 20
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Not whole: an older checkpoint of the run may still be."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds.
+
+    Attributes:
+        run_id: the run that it belongs to.
+        step: optimizer steps made.
+        score: the monitored metric at this very step, or None when it was not evaluated (or not finite).
+        tensors: group (of `TENSOR_GROUPS`) -> name -> tensor.
+        state: JSON values, finite numbers only.
+        clock: ``seconds`` and ``cpu_seconds`` of training so far.
+    """
+
+    run_id: str
+    step: int
+    score: float | None
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    state: Mapping[str, Any]
+    clock: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The head of a checkpoint, proved by its own hash; the files are not looked at."""
+
+    run_id: str
+    step: int
+    score: float | None
+    files: Mapping[str, tuple[int, str]]
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write into the new directory ``path``, every file on the disk when it returns, the manifest last.
+
+    Raises:
+        OSError: as the system says; ``path`` is then a part of a checkpoint that does not verify.
+    """
+    path.mkdir()
+    listed = {}
+    for name, content in _file_contents(checkpoint):
+        write_new(path / name, content)
+        listed[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest = {
+        "format": FORMAT,
+        "dagnn": __version__,
+        "run": checkpoint.run_id,
+        "step": checkpoint.step,
+        "score": checkpoint.score,
+        "files": listed,
+    }
+    write_new(path / _MANIFEST, _manifest_bytes(manifest))
+    sync_directory(path)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The verified manifest of the checkpoint in ``path``.
+
+    Raises:
+        CheckpointError: damaged, missing, or of a newer format.
+    """
+    content = _read(path, _MANIFEST, _MAX_MANIFEST_BYTES)
+    manifest = _parse_json(path, _MANIFEST, content)
+    # Written again it must give the same bytes, hash included: no byte of the file is left unproved.
+    if not isinstance(manifest, dict) or content != _manifest_bytes(_without_hash(manifest)):
+        raise DamagedCheckpointError(f"{path / _MANIFEST} is damaged: its own sha256 does not match.")
+    if manifest.get("format", 0) > FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {manifest['format']} (dagnn {manifest['dagnn']}), this is dagnn "
+            f"{__version__} with format {FORMAT}: update dagnn to read it."
+        )
+    try:
+        score = None if manifest["score"] is None else float(manifest["score"])
+        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        found = Manifest(str(manifest["run"]), int(manifest["step"]), score, files)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path / _MANIFEST} is no manifest of dagnn: {error!r}.") from error
+    unknown = set(files) - {*_JSON_FILES, *_TENSOR_FILES}
+    if unknown or not set(_JSON_FILES) <= set(files):
+        raise CheckpointError(f"{path / _MANIFEST} lists the wrong files: {', '.join(sorted(files))}.")
+    return found
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in ``path``, every byte verified before any is interpreted.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, a symbolic link, or of a newer format; names the file.
+    """
+    manifest = read_manifest(path)
+    contents = {name: _verified(path, name, *entry) for name, entry in manifest.files.items()}
+    tensors = {}
+    for group, name in zip(TENSOR_GROUPS, _TENSOR_FILES, strict=True):
+        if name in contents:
+            try:
+                tensors[group] = safetensors.torch.load(contents[name])
+            except (SafetensorError, ValueError, KeyError) as error:
+                raise DamagedCheckpointError(f"{path / name} cannot be read: {error}.") from error
+    state, clock = (_parse_json(path, name, contents[name]) for name in _JSON_FILES)
+    return Checkpoint(manifest.run_id, manifest.step, manifest.score, tensors, state, clock)
+
+
+def verify_checkpoint(path: Path) -> Manifest:
+    """The manifest, after every file was compared with it. Raises as `read_checkpoint`."""
+    manifest = read_manifest(path)
+    for name, entry in manifest.files.items():
+        _verified(path, name, *entry)
+    return manifest
+
+
+def json_bytes(value: Any) -> bytes:
+    """Strict JSON (no NaN), one form for equal values."""
+    return json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+def _file_contents(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
+    contents = []
+    for group in TENSOR_GROUPS:
+        if group in checkpoint.tensors:
+            # Copies: safetensors refuses tensors that share memory, such as tied weights.
+            copies = {
+                name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors[group].items()
+            }
+            contents.append((f"{group}.safetensors", safetensors.torch.save(copies)))
+    contents.append(("state.json", json_bytes(checkpoint.state)))
+    contents.append(("clock.json", json_bytes(checkpoint.clock)))
+    return contents
+
+
+def _manifest_bytes(manifest: dict[str, Any]) -> bytes:
+    digest = hashlib.sha256(json_bytes(manifest)).hexdigest()
+    return json_bytes({**manifest, "sha256": digest})
+
+
+def _without_hash(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in manifest.items() if key != "sha256"}
+
+
+def _verified(path: Path, name: str, num_bytes: int, sha256: str) -> bytes:
+    content = _read(path, name, num_bytes)
+    if len(content) != num_bytes:
+        raise DamagedCheckpointError(f"{path / name} is damaged: {len(content)} bytes, the manifest says {num_bytes}.")
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise DamagedCheckpointError(f"{path / name} is damaged: its sha256 is not the manifest's.")
+    return content
+
+
+def _read(path: Path, name: str, max_bytes: int) -> bytes:
+    """At most ``max_bytes + 1`` bytes of a plain file: its size is known before memory is taken for it."""
+    try:
+        if not stat.S_ISREG((path / name).lstat().st_mode):
+            raise CheckpointError(f"{path / name} is not a plain file: a checkpoint holds no links.")
+        with (path / name).open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise DamagedCheckpointError(f"cannot read {path / name}: {error.strerror or error}.") from error
+
+
+def _parse_json(path: Path, name: str, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpointError(f"{path / name} is damaged: {error}.") from error

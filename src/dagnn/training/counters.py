@@ -1,0 +1,68 @@
+"""The small numbers of a training: steps, refusals, best score, what is still due."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Counters:
+    """Plain values that change from step to step and come back on resume.
+
+    Attributes:
+        step: optimizer steps made.
+        skipped: windows whose step was refused.
+        refused_in_a_row: of those, since the last step that was made.
+        loss: of the last step; None before it.
+        evaluation, evaluated_step: what the last evaluation returned, and when.
+        evaluation_due: an evaluation belongs to this moment and is not made yet.
+        save_due: a checkpoint belongs to this moment (after the evaluation).
+        best_score, best_step: of the monitored metric.
+        num_rows: metrics rows written.
+    """
+
+    step: int = 0
+    skipped: int = 0
+    refused_in_a_row: int = 0
+    loss: float | None = None
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    evaluated_step: int | None = None
+    evaluation_due: bool = False
+    save_due: bool = False
+    best_score: float | None = None
+    best_step: int | None = None
+    num_rows: int = 0
+
+    def rank(self, score: float, mode: str) -> bool:
+        """Note this score, reached at ``step``; True when it is the best so far. NaN and infinity never are."""
+        if not math.isfinite(score):
+            return False
+        sign = 1.0 if mode == "max" else -1.0
+        if self.best_score is not None and sign * score <= sign * self.best_score:
+            return False
+        self.best_score, self.best_step = score, self.step
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; a number that is not finite becomes a string, as in the metrics file."""
+        values = dataclasses.asdict(self)
+        values["evaluation"] = strict_json(self.evaluation)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Counters":
+        """What `to_json` wrote."""
+        return cls(**values)
+
+
+def strict_json(value: Any) -> Any:
+    """The value with every number that JSON has no word for as the string "nan", "inf" or "-inf"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): strict_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
+    return value

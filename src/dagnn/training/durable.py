@@ -1,0 +1,41 @@
+"""Files that survive a crash: written, flushed to the disk, and moved into place in one step."""
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file and wait until the disk has it. Its name is safe only after `sync_directory`."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write ``path`` so that a reader, or a crash, meets the old content or the new, never a part."""
+    temporary = path.with_name(f".writing-{path.name}")
+    try:
+        write_new(temporary, content)
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the disk has the directory's entries: renames and new names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, or do nothing when it is not there; what cannot be removed stays."""
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,210 @@
+"""Asks a trained network fresh expressions; the exact engine judges every answer."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagnn.curriculum import Sample, judge, level_of, make_sample, parse, to_text
+from dagnn.curriculum.expression import Expr
+from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.terms import from_term, to_term
+from dagnn.errors import CheckpointError, ConfigError, ExpressionError
+from dagnn.graph.rewriting.machine import Rewriter, RewritingMachine, Rewritten
+from dagnn.nn import GraphRewriter
+from dagnn.nn.rewriter_features import WindowFeatures
+from dagnn.training.checkpoint import Checkpoint
+from dagnn.training.checkpoint_store import CheckpointStore
+from dagnn.training.config import TrainingConfig
+from dagnn.training.evaluation import Evaluation, Example, LevelResult
+from dagnn.training.resume import find_run
+from dagnn.training.run_directory import RunDirectory
+from dagnn.training.tensor_state import load_weights
+from dagnn.training.window_file import read_windows
+
+# The longest right path of 10,000 level-4 expressions took 11,000 steps.
+STEP_BUDGET = 30_000
+_ROUNDS = 600
+# Expressions that share one graph: few enough that a network which never comes to an end cannot fill the memory.
+_CHUNK = 100
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a network made of one expression.
+
+    Attributes:
+        answer: text; empty when the network came to no end.
+        right: what the exact engine says.
+        reason: why, in words; for an input that has no answer, why not.
+        seconds: the network's, loading not counted.
+        steps: rewrite steps.
+    """
+
+    answer: str
+    right: bool
+    reason: str
+    seconds: float
+    steps: int
+
+
+def evaluate(run: str | Path, *, expressions: int = 500, split: str = "test", seed: int = 0) -> Evaluation:
+    """Accuracy of a run's network on fresh expressions of each of its levels.
+
+    Args:
+        run: a run directory, or one of its checkpoints.
+        expressions: how many of each level.
+        split: "test" or "validation"; "train" asks what the network was trained on.
+        seed: of the expressions.
+
+    Raises:
+        RunError, CheckpointError: there is no run, or no whole checkpoint.
+        ConfigError: `expressions` is below 1, or the split is unknown.
+    """
+    if expressions < 1:
+        raise ConfigError(f"expressions must be at least 1, got {expressions}.")
+    directory, config, checkpoint = _opened(run)
+    model = model_of(checkpoint)
+    traces = read_windows(directory.path)
+    cost = traces[1] if traces else None
+    examples = {
+        level: ask(model, samples_of(level, expressions, config, split=split, seed=seed))
+        for level in config.curriculum.levels
+    }
+    return Evaluation(
+        {
+            level: LevelResult.of(found, samples_seen=config.curriculum.samples_of(level), seconds=seconds)
+            for level, (found, seconds) in examples.items()
+        },
+        cpu_seconds=checkpoint.clock["cpu_seconds"] + (cost.cpu_seconds if cost else 0.0),
+        wall_seconds=checkpoint.clock["seconds"] + (cost.seconds if cost else 0.0),
+        parameters=model.num_parameters(),
+        step=checkpoint.step,
+    )
+
+
+def solve(run: str | Path, text: str) -> Solution:
+    """The network's answer to one expression, and the engine's verdict.
+
+    Args:
+        run: a run directory, or one of its checkpoints.
+        text: the expression; a function such as ``(sin 3)`` alone is level 4 and is answered with three digits.
+
+    Raises:
+        ExpressionError: the text is no expression, or one that the rewriting system cannot write.
+        RunError, CheckpointError: there is no run, or no whole checkpoint.
+    """
+    expression = parse(text)
+    _, _, checkpoint = _opened(run)
+    model = model_of(checkpoint)
+    level = level_of(expression)
+    term, names = to_term(expression, level)
+    start = time.perf_counter()
+    result = RewritingMachine(SIGNATURE, model).run([term], budget=STEP_BUDGET, rounds=10 * _ROUNDS)[0]
+    seconds = time.perf_counter() - start
+    answer, text = _answer(result, names)
+    try:
+        verdict = judge(level, expression, answer)
+    except ExpressionError as error:
+        return Solution(text, False, f"the expression has no answer: {error}", seconds, result.steps)
+    reason = verdict.reason if result.tokens is not None else result.stopped
+    return Solution(text, verdict.right, reason, seconds, result.steps)
+
+
+def samples_of(level: int, count: int, config: TrainingConfig, *, split: str, seed: int) -> list[Sample]:
+    """The first samples of a level's stream, at the run's preset."""
+    preset = config.curriculum.preset
+    return [make_sample(level, seed=seed, index=index, split=split, preset=preset) for index in range(count)]
+
+
+def ask(rewriter: Rewriter, samples: list[Sample]) -> tuple[list[Example], float]:
+    """The rewriter's answer to every sample with the engine's verdict, and the seconds that answering took."""
+    machine = RewritingMachine(SIGNATURE, rewriter)
+    examples: list[Example] = []
+    seconds = 0.0
+    for first in range(0, len(samples), _CHUNK):
+        chunk = samples[first : first + _CHUNK]
+        terms = [to_term(sample.input, sample.level) for sample in chunk]
+        start = time.perf_counter()
+        results = machine.run([term for term, _ in terms], budget=STEP_BUDGET, rounds=_ROUNDS)
+        seconds += time.perf_counter() - start
+        machine.clear_graph()
+        examples += [
+            _example(sample, result, names) for sample, result, (_, names) in zip(chunk, results, terms, strict=True)
+        ]
+    return examples, seconds
+
+
+def model_of(checkpoint: Checkpoint) -> GraphRewriter:
+    """The network of a checkpoint, with its averaged weights where there are any, in eval mode.
+
+    Raises:
+        CheckpointError: the checkpoint is of another network or another rewriting system.
+    """
+    described = checkpoint.state.get("description") or {}
+    try:
+        if described["labels"] != [label.name for label in SIGNATURE.labels]:
+            raise CheckpointError(
+                f"the checkpoint of step {checkpoint.step} was trained on another set of rewrite rules: "
+                "train a new run with this version."
+            )
+        features = WindowFeatures(SIGNATURE, described["features"])
+        model = GraphRewriter(features, **described["size"])
+    except (KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"the checkpoint of step {checkpoint.step} holds no GraphRewriter: {error!r}.") from error
+    load_weights(model, checkpoint.tensors)
+    return model.eval()
+
+
+def description_of(model: GraphRewriter) -> dict[str, object]:
+    """What `model_of` needs to build the network again, as JSON values."""
+    return {
+        "labels": [label.name for label in model.signature.labels],
+        "features": model.features.known,
+        "size": {
+            "width": model.width,
+            "blocks": len(model.blocks),
+            "slot_width": model.slot_width,
+            "num_slots": model.num_slots,
+        },
+    }
+
+
+def _opened(path: str | Path) -> tuple[RunDirectory, TrainingConfig, Checkpoint]:
+    directory, step = find_run(path)
+    run = RunDirectory.read(directory)
+    store = CheckpointStore(run.checkpoints_path, run.run_id)
+    checkpoint = store.latest() if step is None else store.load(step)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first save."
+        )
+    return run, run.config(), checkpoint
+
+
+def _answer(result: Rewritten, names: dict[str, str]) -> tuple[Expr | None, str]:
+    if result.tokens is None:
+        return None, ""
+    answer = from_term(result.tokens, names)
+    return answer, to_text(answer)
+
+
+def _example(sample: Sample, result: Rewritten, names: dict[str, str]) -> Example:
+    answer, text = _answer(result, names)
+    verdict = judge(sample.level, sample.input, answer)
+    reason = "" if verdict.right else _kind_of_error(sample, result, answer)
+    return Example(to_text(sample.input), text, to_text(sample.answer), verdict.right, reason)
+
+
+def _kind_of_error(sample: Sample, result: Rewritten, answer: Expr | None) -> str:
+    """In a word or two, for the table of errors."""
+    if result.tokens is None:
+        return "no end"
+    shown = {SIGNATURE.labels[token].name for token in result.tokens}
+    if any(SIGNATURE.labels[SIGNATURE.id_of[name]].window_depth is not None for name in shown - _OPERATORS):
+        return "stuck half-way"
+    if isinstance(answer, tuple) != isinstance(sample.answer, tuple):
+        return "other form"
+    return "other value"
+
+
+_OPERATORS = {"+", "-", "*", "/", "^", "sin", "cos", "tan", "log", "exp", "sqrt", "negative", "d0"}

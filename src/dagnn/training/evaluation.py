@@ -1,0 +1,180 @@
+"""evaluation.json: what an evaluation found, level by level, with examples and errors.
+
+    {"levels": {"1": {"accuracy": 0.998, "expressions": 500, "samples_seen": 60000, "samples_per_second": 4100.0,
+                      "examples": [{"input": "(+ 2 3)", "answer": "5", "expected": "5", "right": true, "reason": ""}],
+                      "errors": {"+": {"other value": 1}}}},
+     "cpu_seconds": 301.5, "wall_seconds": 290.1, "parameters": 2371200, "step": 4500}
+
+``errors`` counts the wrong answers by the operator of their expression (`operator_of`), then by reason.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dagnn.errors import RunError
+from dagnn.training.durable import replace_file
+
+FILE_NAME = "evaluation.json"
+SHOWN, SHOWN_WRONG = 5, 2
+
+_WRAPPERS = {"derive", "integrate", "solve", "approx", "subst", "="}
+_HEADS = re.compile(r"\(\s*([^\s()]+)\s*")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One expression and what the network made of it.
+
+    Attributes:
+        input, answer, expected: text of the expression, of the network's answer (empty: none), and of the engine's.
+        right: what the engine says about the answer.
+        reason: why it is not right, in a word or two; empty when it is.
+    """
+
+    input: str
+    answer: str
+    expected: str
+    right: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class LevelResult:
+    """Accuracy on one level, and how it was reached.
+
+    Attributes:
+        accuracy: part of the expressions that were answered right, 0 .. 1.
+        expressions: how many were asked.
+        samples_seen: expressions that training has learned from.
+        samples_per_second: expressions answered per second of this evaluation.
+        examples: a few, right and wrong ones.
+        errors: operator of the expression -> reason -> wrong answers.
+    """
+
+    accuracy: float
+    expressions: int
+    samples_seen: int = 0
+    samples_per_second: float = 0.0
+    examples: tuple[Example, ...] = ()
+    errors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, examples: Iterable[Example], *, samples_seen: int, seconds: float) -> "LevelResult":
+        """The result of all the examples of a level, of which it keeps a few.
+
+        Args:
+            examples: everything that was asked.
+            samples_seen: expressions that training has learned from.
+            seconds: how long answering took.
+        """
+        asked = list(examples)
+        errors: dict[str, Counter[str]] = {}
+        for example in asked:
+            if not example.right:
+                errors.setdefault(operator_of(example.input), Counter())[example.reason or "wrong"] += 1
+        wrong = sum(errors_of.total() for errors_of in errors.values())
+        return cls(
+            accuracy=(len(asked) - wrong) / len(asked) if asked else 0.0,
+            expressions=len(asked),
+            samples_seen=samples_seen,
+            samples_per_second=len(asked) / seconds if seconds > 0 else 0.0,
+            examples=_shown(asked),
+            errors={operator: dict(sorted(reasons.items())) for operator, reasons in sorted(errors.items())},
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of all levels, and what the training cost that led to them.
+
+    Attributes:
+        levels: level -> its result.
+        cpu_seconds, wall_seconds: of training, traces included; None where it is not known.
+        parameters: trainable numbers of the network; None where it is not known.
+        step: optimizer steps made.
+    """
+
+    levels: Mapping[int, LevelResult]
+    cpu_seconds: float | None
+    wall_seconds: float | None
+    parameters: int | None
+    step: int
+
+    def summary(self) -> dict[str, Any]:
+        """What ``--json`` prints: accuracy and number of expressions by level, and the cost; JSON values."""
+        levels = {
+            str(level): {"accuracy": result.accuracy, "expressions": result.expressions}
+            for level, result in sorted(self.levels.items())
+        }
+        return {"levels": levels} | self._cost()
+
+    def write(self, directory: str | Path) -> Path:
+        """Writes evaluation.json into a run's directory, in one step, and returns its path. Raises RunError."""
+        path = Path(directory) / FILE_NAME
+        levels = {str(level): asdict(result) for level, result in sorted(self.levels.items())}
+        try:
+            replace_file(path, (json.dumps({"levels": levels} | self._cost(), indent=1) + "\n").encode())
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
+        return path
+
+    @classmethod
+    def read(cls, directory: str | Path) -> "Evaluation | None":
+        """The evaluation in a run's directory; None when there is none yet.
+
+        Raises:
+            RunError: evaluation.json cannot be read, or is not what `write` writes.
+        """
+        path = Path(directory) / FILE_NAME
+        try:
+            content = json.loads(path.read_bytes())
+            levels = {int(level): _level_result(values) for level, values in content["levels"].items()}
+            return cls(levels, content["cpu_seconds"], content["wall_seconds"], content["parameters"], content["step"])
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror or error}.") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise RunError(f"{path} is damaged ({error}): evaluate the run again.") from error
+
+    def _cost(self) -> dict[str, Any]:
+        return {
+            "cpu_seconds": self.cpu_seconds,
+            "wall_seconds": self.wall_seconds,
+            "parameters": self.parameters,
+            "step": self.step,
+        }
+
+
+def operator_of(expression: str) -> str:
+    """The first operator of an expression, and below a task that of what the task is about.
+
+    >>> [operator_of(text) for text in ("(+ (* 2 3) 4)", "(derive (^ x 2) x)", "(solve (= (+ x 1) 2) x)", "5")]
+    ['+', 'derive ^', 'solve = +', '5']
+    """
+    heads: list[str] = []
+    position = 0
+    while match := _HEADS.match(expression, position):
+        heads.append(match[1])
+        position = match.end()
+        if match[1] not in _WRAPPERS:
+            break
+    return " ".join(heads) or expression.strip()
+
+
+def _shown(examples: list[Example]) -> tuple[Example, ...]:
+    """A few examples: the first wrong ones and the first right ones, as many wrong as there is room for."""
+    right = [example for example in examples if example.right]
+    wrong = [example for example in examples if not example.right]
+    num_wrong = min(len(wrong), max(SHOWN_WRONG, SHOWN - len(right)))
+    return (*right[: SHOWN - num_wrong], *wrong[:num_wrong])
+
+
+def _level_result(values: Mapping[str, Any]) -> LevelResult:
+    examples = tuple(Example(**example) for example in values["examples"])
+    return LevelResult(**{**values, "examples": examples})

@@ -1,0 +1,61 @@
+"""Progress of a training: a bar with the time left on a terminal, one plain line per interval elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+_LINES_PER_RUN = 50
+
+
+class Progress:
+    """Shows steps, loss, learning rate and evaluations.
+
+    On a terminal: a tqdm bar that starts at the step resumed from, its rate measured in this session only. Elsewhere
+    (a file, a pipe): at most one line every ``max_steps / 50`` steps, and the last step always.
+    """
+
+    def __init__(self, max_steps: int, *, step: int = 0, stream: TextIO | None = None, shown: bool = True) -> None:
+        """Start at ``step``. ``stream``: None is stderr, so that stdout stays free for results."""
+        self._stream = sys.stderr if stream is None else stream
+        self._max_steps = max_steps
+        self._interval = max(1, -(-max_steps // _LINES_PER_RUN))
+        self._first_step, self._started = step, time.monotonic()
+        self._shown = shown
+        self._bar: Any = None
+        if shown and self._stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=max_steps, initial=step, file=self._stream, unit="step", dynamic_ncols=True)
+
+    def step(self, step: int, values: Mapping[str, Any]) -> None:
+        """After an optimizer step: ``values`` are short words and numbers to show beside it."""
+        text = " ".join(f"{key} {_short(value)}" for key, value in values.items() if value is not None)
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif self._shown and (step % self._interval == 0 or step == self._max_steps):
+            self._line(f"step {step}/{self._max_steps} {text} {self._time_left(step)}")
+
+    def note(self, text: str) -> None:
+        """One line that stays, such as an evaluation."""
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        elif self._shown:
+            self._line(text)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _line(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def _time_left(self, step: int) -> str:
+        seconds = (time.monotonic() - self._started) / max(1, step - self._first_step) * (self._max_steps - step)
+        return f"left {int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,196 @@
+"""The report of a run: a table, examples and errors for the terminal, curves as a picture."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dagnn.training.curves import draw_curves
+from dagnn.training.durable import replace_file
+from dagnn.training.evaluation import Evaluation, LevelResult
+from dagnn.training.metrics import read_metrics
+from dagnn.training.run_directory import RunDirectory
+
+PICTURE_NAME = "report.png"
+_WIDTH = 60  # of an expression in the list of examples
+_ACCURACY = re.compile(r"accuracy/(\d+)")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `report` found.
+
+    Attributes:
+        text: for a terminal, lines without control characters.
+        evaluation: the results by level; its ``summary()`` is what ``--json`` prints.
+        picture: the PNG with the curves; None when it could not be made.
+        problem: why there is no picture; empty otherwise.
+    """
+
+    text: str
+    evaluation: Evaluation
+    picture: Path | None
+    problem: str
+
+
+def report(run: str | Path, *, picture: str | Path | None = None) -> Report:
+    """The report of a run directory, from metrics.jsonl and evaluation.json; the run may still be training.
+
+    Without evaluation.json the accuracies are those of the last evaluation in metrics.jsonl. A picture that cannot be
+    made is told in the report and is no error.
+
+    Args:
+        run: the run directory.
+        picture: where the PNG goes; None is ``report.png`` in the run directory.
+
+    Raises:
+        RunError: there is no run, or its evaluation is damaged.
+        DataError: metrics.jsonl is damaged.
+    """
+    directory = RunDirectory.read(run)
+    rows = read_metrics(directory.metrics_path) if directory.metrics_path.exists() else []
+    evaluation = Evaluation.read(directory.path) or _from_metrics(rows, directory.config().eval_samples)
+    target = directory.path / PICTURE_NAME if picture is None else Path(picture)
+    problem = _draw(target, directory.path.name, rows, evaluation)
+    lines = [*results_table(evaluation), "", *_examples(evaluation), *_errors(evaluation)]
+    lines.append(f"no picture: {problem}" if problem else f"curves: {target}")
+    text = "\n".join(_printable(line) for line in lines)
+    return Report(text, evaluation, None if problem else target, problem)
+
+
+def report_after_training(run: str | Path, note: Callable[[str], object]) -> Report | None:
+    """The report of a run that has just ended, which no fault of a report may spoil.
+
+    Args:
+        run: the run directory.
+        note: called with one line when there is no report; None is returned then.
+    """
+    try:
+        return report(run)
+    except Exception as error:
+        note(f"no report: {_printable(str(error)) or type(error).__name__}")
+        return None
+
+
+def results_table(evaluation: Evaluation) -> list[str]:
+    """One line per level: accuracy by the engine, samples seen, samples per second; then the cost."""
+    head = ("level", "accuracy", "expressions", "samples seen", "samples/s")
+    lines = [
+        (
+            str(level),
+            f"{100 * result.accuracy:.2f} %",
+            str(result.expressions),
+            f"{result.samples_seen:,}",
+            f"{result.samples_per_second:,.0f}",
+        )
+        for level, result in sorted(evaluation.levels.items())
+    ]
+    cost = [f"step {evaluation.step}"]
+    if evaluation.parameters is not None:
+        cost.append(f"{evaluation.parameters:,} parameters")
+    for name, seconds in (("CPU", evaluation.cpu_seconds), ("wall", evaluation.wall_seconds)):
+        if seconds is not None:
+            cost.append(f"{seconds:,.0f} {name} seconds")
+    if not lines:
+        return ["no evaluation yet", ", ".join(cost)]
+    return [*_aligned([head, *lines]), ", ".join(cost)]
+
+
+def accuracies(row: Mapping[str, Any]) -> dict[int, float]:
+    """Accuracy by level in an "evaluation" row of metrics.jsonl; levels without a number are left out.
+
+    >>> accuracies({"kind": "evaluation", "step": 100, "accuracy/1": 0.5, "accuracy/2": "nan", "accuracy": 0.4})
+    {1: 0.5}
+    """
+    matches = {_ACCURACY.fullmatch(key): value for key, value in row.items()}
+    found = {int(match[1]): float(value) for match, value in matches.items() if match and value is not None}
+    return {level: accuracy for level, accuracy in found.items() if not math.isnan(accuracy)}
+
+
+def _from_metrics(rows: Sequence[Mapping[str, Any]], expressions: int) -> Evaluation:
+    """What can be said of a run that has no evaluation.json; its evaluations asked ``expressions`` per level."""
+    levels: dict[int, LevelResult] = {}
+    for row in rows:
+        if row.get("kind") == "evaluation":
+            levels |= {level: LevelResult(accuracy, expressions) for level, accuracy in accuracies(row).items()}
+    seconds = sum(float(row.get("seconds", 0.0)) for row in rows)
+    return Evaluation(levels, None, seconds, None, max((row.get("step", 0) for row in rows), default=0))
+
+
+def _draw(target: Path, title: str, rows: Sequence[Mapping[str, Any]], evaluation: Evaluation) -> str:
+    """Draws the picture and returns what went wrong: matplotlib may be broken or missing, the disk full."""
+    try:
+        accuracy_of_level: dict[int, list[tuple[int, float]]] = {}
+        for row in rows:
+            if row.get("kind") == "evaluation":
+                for level, accuracy in accuracies(row).items():
+                    accuracy_of_level.setdefault(level, []).append((row["step"], accuracy))
+        for level, result in evaluation.levels.items():
+            points = accuracy_of_level.setdefault(level, [])
+            if not points or points[-1][0] < evaluation.step:
+                points.append((evaluation.step, result.accuracy))
+        steps = [row for row in rows if row.get("kind") == "step"]
+        replace_file(target, draw_curves(title, steps, accuracy_of_level, _all_errors(evaluation)))
+    except Exception as error:
+        return _printable(str(error)) or type(error).__name__
+    return ""
+
+
+def _all_errors(evaluation: Evaluation) -> dict[str, Counter[str]]:
+    """Operator -> reason -> wrong answers, over all levels."""
+    total: dict[str, Counter[str]] = {}
+    for result in evaluation.levels.values():
+        for operator, reasons in result.errors.items():
+            total.setdefault(operator, Counter()).update(reasons)
+    return total
+
+
+def _examples(evaluation: Evaluation) -> list[str]:
+    lines = []
+    for level, result in sorted(evaluation.levels.items()):
+        if result.examples:
+            lines.append(f"level {level}")
+        for example in result.examples:
+            mark = "right" if example.right else "WRONG"
+            answer = _short(example.answer) or "no answer"
+            lines.append(f"  {mark}  {_short(example.input)} -> {answer}")
+            if not example.right:
+                lines.append(
+                    f"         expected {_short(example.expected)}" + f": {example.reason}" * bool(example.reason)
+                )
+    return [*lines, ""] if lines else []
+
+
+def _errors(evaluation: Evaluation) -> list[str]:
+    errors = _all_errors(evaluation)
+    if not errors:
+        return []
+    reasons = sorted({reason for counts in errors.values() for reason in counts})
+    ranked = sorted(errors.items(), key=lambda item: (-item[1].total(), item[0]))
+    lines = [(operator, *(str(counts[reason] or "") for reason in reasons)) for operator, counts in ranked]
+    return [*_aligned([("wrong answers by operator", *reasons), *lines]), ""]
+
+
+def _aligned(lines: Iterable[tuple[str, ...]]) -> list[str]:
+    """Columns of one width each, the first to the left and the others to the right."""
+    rows = list(lines)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            text.rjust(width) if column else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+
+
+def _printable(text: str) -> str:
+    """One line without control characters: names and expressions come from files, which may be a stranger's."""
+    return "".join(character if character.isprintable() else " " for character in text).strip("\n")

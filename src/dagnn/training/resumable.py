@@ -1,0 +1,90 @@
+"""Everything that decides how a training goes on, in one place: taken into a checkpoint, and put back."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dagnn.errors import CheckpointError, DagnnError
+from dagnn.training.checkpoint import Checkpoint
+from dagnn.training.counters import Counters
+from dagnn.training.ema import WeightAverage
+from dagnn.training.promotion import LevelPromotion
+from dagnn.training.rng import rng_state, set_rng_state
+from dagnn.training.source import BatchSource
+from dagnn.training.tensor_state import check_tensors, load_model, load_optimizer, model_tensors, optimizer_state
+
+
+@dataclass(frozen=True)
+class Resumable:
+    """The stateful parts of one training. Random generators belong to it too; being global, they are not listed."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    average: WeightAverage | None
+    source: BatchSource[Any]
+    promotion: LevelPromotion | None
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """Tensors by group and name, not copies."""
+        groups: dict[str, Mapping[str, Tensor]] = {
+            "model": model_tensors(self.model),
+            "optimizer": optimizer_state(self.optimizer, self.model)[0],
+        }
+        return groups if self.average is None else {**groups, "ema": self.average.state_dict()}
+
+    def state(self, counters: Counters, description: Any) -> dict[str, Any]:
+        """All the rest as JSON values."""
+        return {
+            "counters": counters.to_json(),
+            "data": self.source.state_dict(),
+            "promotion": None if self.promotion is None else self.promotion.state_dict(),
+            "optimizer": optimizer_state(self.optimizer, self.model)[1],
+            "rng": rng_state(),
+            "description": description,
+        }
+
+    def restore(self, checkpoint: Checkpoint, announce_levels: Callable[[], None]) -> Counters:
+        """Put everything back.
+
+        Args:
+            announce_levels: called between the promotion and the source, whose state may depend on the levels.
+
+        Raises:
+            CheckpointError: it is of another model, optimizer, curriculum or data.
+        """
+        try:
+            return self._restore(checkpoint.tensors, checkpoint.state, announce_levels)
+        except DagnnError:
+            raise
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint of step {checkpoint.step} has another form: {error!r}.") from error
+
+    def _restore(
+        self,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        announce_levels: Callable[[], None],
+    ) -> Counters:
+        if (self.average is None) != ("ema" not in tensors) or (self.promotion is None) != (state["promotion"] is None):
+            raise CheckpointError(
+                "the checkpoint is of a training with other parts (averaged weights, promotion): "
+                "use the run's own configuration."
+            )
+        # What can be compared is compared first, so that a refusal leaves everything as it was.
+        counters = Counters.from_json(state["counters"])
+        check_tensors(tensors["model"], model_tensors(self.model), "model")
+        if self.average is not None:
+            check_tensors(tensors["ema"], self.average.state_dict(), "model")
+        load_optimizer(self.optimizer, self.model, tensors["optimizer"], state["optimizer"])
+        load_model(self.model, tensors["model"])
+        if self.average is not None:
+            self.average.load_state_dict(tensors["ema"])
+        if self.promotion is not None:
+            self.promotion.load_state_dict(state["promotion"])
+        announce_levels()
+        self.source.load_state_dict(state["data"])
+        set_rng_state(state["rng"])  # last: whatever the others have drawn does not count
+        return counters

@@ -1,0 +1,70 @@
+"""Learning-rate schedules: pure functions of the step, so that a resumed run cannot drift from its curve.
+
+A schedule gives the *factor* on the base learning rate for the optimizer step with this number (the first
+is 0). It runs through `torch.optim.lr_scheduler.LambdaLR`, and its only state is the step. With
+``T = max_steps``, ``W = warmup_steps``, ``S = step_size``, ``g = gamma``, ``f = final_fraction``:
+
+    constant        1
+    step            g ** (step // S)
+    exponential     g ** step
+    cosine          f + (1 - f) * (1 + cos(pi * min(step, T) / T)) / 2
+    warmup          min(1, (step + 1) / W);  1 when W = 0
+    warmup_cosine   (step + 1) / W below W, then the cosine from 1 at step W to f at step T
+
+Warm-up starts at 1 / W, not 0: a first step with learning rate 0 would be thrown away. Step W - 1 and step W
+both have factor 1, so the two pieces meet without a kink.
+Source: Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5 (the cosine, without restarts).
+"""
+
+import math
+from collections.abc import Callable
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from dagnn.training.config import ScheduleConfig
+
+Schedule = Callable[[int], float]
+
+
+def make_schedule(config: ScheduleConfig, max_steps: int) -> Schedule:
+    """The factor on the base learning rate as a function of the step, 0 .. ``max_steps`` - 1."""
+    schedules: dict[str, Schedule] = {
+        "constant": lambda step: 1.0,
+        "step": lambda step: config.gamma ** (step // config.step_size),
+        "exponential": lambda step: config.gamma**step,
+        "cosine": lambda step: cosine(step, max_steps, config.final_fraction),
+        "warmup": lambda step: warmup(step, config.warmup_steps),
+        "warmup_cosine": lambda step: warmup_cosine(step, max_steps, config.warmup_steps, config.final_fraction),
+    }
+    return schedules[config.name]
+
+
+def cosine(step: int, num_steps: int, final_fraction: float) -> float:
+    """Half a cosine from 1 at step 0 to ``final_fraction`` at ``num_steps``, and constant after it."""
+    progress = min(step, num_steps) / num_steps
+    return final_fraction + (1.0 - final_fraction) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def warmup(step: int, warmup_steps: int) -> float:
+    """Linear from ``1 / warmup_steps`` at step 0 to 1 at the last warm-up step, and 1 after it."""
+    return (step + 1) / warmup_steps if step < warmup_steps else 1.0
+
+
+def warmup_cosine(step: int, max_steps: int, warmup_steps: int, final_fraction: float) -> float:
+    """`warmup` below ``warmup_steps``, then `cosine` over the ``max_steps - warmup_steps`` that are left."""
+    if step < warmup_steps:
+        return warmup(step, warmup_steps)
+    return cosine(step - warmup_steps, max_steps - warmup_steps, final_fraction)
+
+
+def attach_schedule(optimizer: Optimizer, schedule: Schedule, step: int = 0) -> LambdaLR:
+    """A scheduler of this optimizer that stands at ``step``: the next update uses ``schedule(step)``.
+
+    The base learning rates are the groups' ``initial_lr`` where an earlier scheduler or a checkpoint has left
+    one, else their ``lr``.
+    """
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    # LambdaLR moves one on while it is made, and so arrives at `step` with closed-form rates.
+    return LambdaLR(optimizer, schedule, last_epoch=step - 1)

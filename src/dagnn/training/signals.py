@@ -1,0 +1,97 @@
+"""Ctrl-C and SIGTERM: finish the step, save once, leave; a second signal leaves at once."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TrainingInterrupted(Exception):
+    """Training was stopped from outside; everything up to ``step`` is saved.
+
+    Attributes:
+        exit_code: what the process should exit with: 130 after SIGINT, 143 after SIGTERM.
+        step: optimizer steps made.
+        checkpoint: where they are saved; None for a training without a run directory.
+    """
+
+    def __init__(self, signal_number: int, step: int, checkpoint: Path | None) -> None:
+        saved = f"saved in {checkpoint}" if checkpoint is not None else "not saved: there is no run directory"
+        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; {saved}.")
+        self.exit_code = 128 + signal_number
+        self.step = step
+        self.checkpoint = checkpoint
+
+
+class EvaluationAborted(BaseException):
+    """Raised by the handler inside `StopRequest.interruptible`; never leaves the trainer.
+
+    A BaseException, as KeyboardInterrupt is: it must pass an ``except Exception`` in the user's evaluation.
+    """
+
+
+class StopRequest:
+    """Remembers that a signal has asked the training to stop.
+
+    Attributes:
+        signal_number: the first signal received; None so far.
+    """
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._interruptible = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, SIGINT and SIGTERM come here. Outside the main thread nothing is installed (Python allows it there
+        only), and `request` is the way to stop."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        try:
+            for number in _SIGNALS:
+                signal.signal(number, self._handle)
+            yield
+        finally:
+            for number, handler in before.items():
+                # None: a handler that was not set from Python and cannot be put back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Inside, the first signal raises EvaluationAborted where the code stands, for work that may take minutes and
+        that may be done again."""
+        if self.signal_number is not None:
+            raise EvaluationAborted
+        self._interruptible = True
+        try:
+            yield
+        finally:
+            self._interruptible = False
+
+    def request(self, signal_number: int = signal.SIGINT) -> None:
+        """Stop as if this signal had come."""
+        if self.signal_number is None:
+            self.signal_number = int(signal_number)
+
+    def taken(self) -> int:
+        """The signal that asked, which has now been followed: training may be started again."""
+        assert self.signal_number is not None
+        number, self.signal_number = self.signal_number, None
+        return number
+
+    def _handle(self, signal_number: int, frame: FrameType | None) -> None:
+        if self.signal_number is not None:
+            # KeyboardInterrupt and SystemExit pass every `except Exception` on the way out.
+            if signal_number == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise SystemExit(128 + signal_number)
+        self.request(signal_number)
+        if self._interruptible:
+            self._interruptible = False
+            raise EvaluationAborted

@@ -1,0 +1,377 @@
+"""Trainer: batch -> forward -> loss -> accumulate -> step, with exact resume."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dagnn.accumulation import GradientAccumulator
+from dagnn.errors import ConfigError, RunError
+from dagnn.training.checkpoint import Checkpoint
+from dagnn.training.checkpoint_store import CheckpointStore
+from dagnn.training.clock import Clock
+from dagnn.training.config import TrainingConfig
+from dagnn.training.counters import Counters
+from dagnn.training.ema import WeightAverage
+from dagnn.training.metrics import MetricsLog
+from dagnn.training.optimizers import make_optimizer
+from dagnn.training.progress import Progress
+from dagnn.training.promotion import LevelPromotion
+from dagnn.training.result import TrainingResult
+from dagnn.training.resumable import Resumable
+from dagnn.training.resume import same_training
+from dagnn.training.rng import seed_everything, untouched_rng
+from dagnn.training.run_directory import RunDirectory
+from dagnn.training.schedules import attach_schedule, make_schedule
+from dagnn.training.signals import EvaluationAborted, StopRequest, TrainingInterrupted
+from dagnn.training.source import BatchSource
+
+_MAX_REFUSED_IN_A_ROW = 20
+_REASONS = {"non-finite": "a gradient is not finite", "empty": "its micro-batches have no items"}
+
+
+class Trainer:
+    """Trains any module on any `BatchSource`, and resumes to the bit.
+
+    `resume`, then `fit`, gives the same weights, optimizer state, averages, random numbers, data and metrics
+    rows as never having stopped, wherever it was stopped.
+
+    Attributes:
+        model, source, config, promotion: as given.
+        optimizer: as given or built.
+        stop: ``trainer.stop.request()`` does what Ctrl-C does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[nn.Module, Any], Tensor],
+        source: BatchSource[Any],
+        config: TrainingConfig,
+        *,
+        run: RunDirectory | None = None,
+        evaluate: Callable[[nn.Module, int], Mapping[str, Any]] | None = None,
+        promotion: LevelPromotion | None = None,
+        on_promotion: Callable[[tuple[int, ...]], None] | None = None,
+        weight: Callable[[Any], float] | None = None,
+        optimizer: Optimizer | None = None,
+        description: Any = None,
+        show_progress: bool = True,
+    ) -> None:
+        """Nothing is read, written or drawn yet.
+
+        Args:
+            loss_fn: ``loss_fn(model, micro_batch)`` gives the mean loss over the micro-batch's items.
+            source: gives ``config.micro_batches`` micro-batches for each optimizer step.
+            run: where configuration, metrics and checkpoints are kept; None keeps nothing.
+            evaluate: ``evaluate(model, step)``, called every ``eval_every`` steps and after the last one, in
+                eval mode, without gradients, with the averaged weights where there are any. Returns JSON values by
+                name: the monitored metric, and ``"accuracy/<level>"`` for promotion. What it draws from the
+                generators leaves no trace; a signal may abort it, and the resume then calls it again.
+            promotion: the rule that opens levels.
+            on_promotion: called with the open levels when training starts or resumes (before the source's state
+                is loaded) and whenever a level opens: this is how the source learns what to draw from.
+            weight: items in a micro-batch; None counts its first dimension.
+            optimizer: None builds ``config.optimizer``.
+            description: JSON value kept in every checkpoint: what is needed to build the model again.
+        """
+        self.model = model
+        self.source = source
+        self.config = config
+        self.promotion = promotion
+        self.optimizer = make_optimizer(model, config.optimizer) if optimizer is None else optimizer
+        self.stop = StopRequest()
+        self._loss_fn = loss_fn
+        self._evaluate = evaluate
+        self._on_promotion = on_promotion
+        self._weight = weight
+        self._description = description
+        self._show_progress = show_progress
+        self._run = run
+        self._store = None if run is None else open_checkpoints(run, config)
+        self._average = WeightAverage(model, config.ema_decay) if config.ema_decay else None
+        self._parts = Resumable(model, self.optimizer, self._average, source, promotion)
+        self._accumulator: GradientAccumulator | None = None
+
+        self._counters = Counters()
+        self._started = False
+        self._saved: tuple[int, int, bool] | None = None
+        self._checkpoint: Path | None = None
+        self._clock = Clock()
+        self._metrics: MetricsLog | None = None
+        self._progress = Progress(config.max_steps, shown=False)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps made so far."""
+        return self._counters.step
+
+    def fit(self) -> TrainingResult:
+        """Train until ``max_steps``.
+
+        A fresh training first seeds every global generator with ``config.seed``. SIGINT and SIGTERM end it after
+        the step at hand, or out of an evaluation, with everything saved; a second signal ends it at once.
+
+        Raises:
+            TrainingInterrupted: by a signal, or by ``stop.request()``.
+            RunError: the run cannot be written; or a step was refused and ``non_finite`` is "stop", or too many
+                in a row were. The last checkpoint stays.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.stop.installed())
+            stack.enter_context(_threads(self.config.threads))
+            if not self._started:
+                self._begin()
+            self._accumulator = self._make_accumulator()
+            if self._run is not None:
+                log = MetricsLog(self._run.metrics_path, num_rows=self._counters.num_rows)
+                self._metrics = stack.enter_context(log)
+            self._progress = Progress(self.config.max_steps, step=self.step, shown=self._show_progress)
+            stack.callback(self._progress.close)
+            stack.enter_context(self._clock.running())
+            self.model.train()
+            self._loop()
+        return self._result()
+
+    def resume(self, step: int | None = None) -> bool:
+        """Go back to a checkpoint of the run: the newest whole one, or that of ``step``. Then call `fit`.
+
+        A damaged one is passed over with a warning. Later ones are moved to ``checkpoints/set-aside``.
+
+        Returns:
+            False when the run has no checkpoint yet: `fit` then starts from the beginning.
+
+        Raises:
+            CheckpointError: none is whole, or it is of another model, optimizer or curriculum.
+            ConfigError: the trainer's configuration would train otherwise than the run's.
+            RunError: there is no run directory.
+        """
+        if self._run is None or self._store is None:
+            raise RunError("there is nothing to resume: the trainer was made without run=.")
+        same_training(self._run.config(), self.config)
+        self._store.recover()
+        checkpoint = self._store.latest() if step is None else self._store.load(step)
+        if checkpoint is None:
+            return False
+
+        self._counters = self._parts.restore(checkpoint, self._announce_levels)
+        self._clock = Clock(checkpoint.clock.get("seconds", 0.0), checkpoint.clock.get("cpu_seconds", 0.0))
+        self._store.set_aside_after(checkpoint.step)
+        self._run.store_config(self.config)
+        self._checkpoint = self._store.path_of(checkpoint.step)
+        self._saved = self._moment()
+        self._started = True
+        return True
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """The model in eval mode with its averaged weights (its own without averaging); as before afterwards."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        try:
+            self.model.eval()
+            with nullcontext() if self._average is None else self._average.applied():
+                yield self.model
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _begin(self) -> None:
+        if self._store is not None and self._store.steps():
+            raise RunError(f"{self._store.path} holds checkpoints: call resume() before fit().")
+        if self._run is not None:
+            self._run.store_config(self.config)
+        seed_everything(self.config.seed)
+        self._announce_levels()
+        self._started = True
+
+    def _loop(self) -> None:
+        while True:
+            if self._counters.evaluation_due:
+                self._run_evaluation()
+            if self.stop.signal_number is not None:
+                self._save()
+                raise TrainingInterrupted(self.stop.taken(), self.step, self._checkpoint)
+            if self._counters.save_due:
+                self._counters.save_due = False
+                self._save()
+            if self.step >= self.config.max_steps:
+                return
+            self._train_step()
+
+    def _train_step(self) -> None:
+        values, refused = self._window()
+        values["level"] = None if self.promotion is None else self.promotion.level
+        if refused is not None:
+            self._refuse(values, refused)
+            return
+
+        counters = self._counters
+        counters.step += 1
+        counters.refused_in_a_row = 0
+        counters.loss = values["loss"]
+        if self._average is not None:
+            self._average.update(self.step)
+        counters.evaluation_due = self._evaluate is not None and self._is_due(self.config.eval_every)
+        counters.save_due = self._is_due(self.config.checkpoint.save_every)
+        self._write("step", {**values, "skipped": counters.skipped, "seconds": round(self._clock.seconds, 3)})
+        self._progress.step(self.step, {key: values[key] for key in ("level", "loss", "lr")})
+
+    def _window(self) -> tuple[dict[str, Any], str | None]:
+        """One window: the numbers of its row, and why the step was refused (None: it was made)."""
+        assert self._accumulator is not None
+        # Its own micro-batches and no more are taken from the source, whose position is then exact between steps.
+        count = self.config.micro_batches
+        batches = [self.source.next_batch() for _ in range(count)]
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        for window in self._accumulator.windows(batches, micro_batches=count, weight=self._weight):
+            losses = []
+            for batch in window:
+                loss = self._loss_fn(self.model, batch)
+                window.backward(loss)
+                losses.append(loss.detach())
+            # A loss may be infinite where every gradient is finite (a saturated clamp): refused as well.
+            broken = [loss for loss in losses if not torch.isfinite(loss)]
+            if broken:
+                window.discard()
+                return _row(float(broken[0]), None, lr, None, count), "the loss is not finite"
+            update = window.step()
+            row = _row(update.loss, update.grad_norm, lr, update.weight, count)
+            return row, _REASONS.get(update.skipped, update.skipped) if update.skipped else None
+        raise AssertionError("one window per step")
+
+    def _refuse(self, values: Mapping[str, Any], reason: str) -> None:
+        """The window made no step: weights, averages and learning rate are as they were."""
+        counters = self._counters
+        counters.skipped += 1
+        counters.refused_in_a_row += 1
+        self._write("refused", {**values, "skipped": counters.skipped, "seconds": round(self._clock.seconds, 3)})
+        told = f"step {self.step + 1} was refused: {reason} (loss {values['loss']:.4g})"
+        if self.config.non_finite == "stop":
+            raise RunError(f"{told}, and non_finite = stop.")
+        if counters.refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
+            raise RunError(f"{told}, {counters.refused_in_a_row} in a row: lower optimizer.lr, or look at the data.")
+        self._progress.note(told)
+
+    def _is_due(self, every: int) -> bool:
+        return self.step == self.config.max_steps or (every > 0 and self.step % every == 0)
+
+    def _run_evaluation(self) -> None:
+        """Evaluate, record, rank, promote. Aborted by a signal it stays due, for after the resume."""
+        assert self._evaluate is not None
+        data = copy.deepcopy(self.source.state_dict())
+        try:
+            with untouched_rng(), self.averaged() as model, torch.no_grad(), self.stop.interruptible():
+                metrics = dict(self._evaluate(model, self.step))
+        except EvaluationAborted:
+            self.source.load_state_dict(data)  # an evaluation may weigh examples anew: then it will do so again
+            return
+        counters = self._counters
+        counters.evaluation_due = False
+        counters.evaluation, counters.evaluated_step = metrics, self.step
+        self._write("evaluation", {**metrics, "seconds": round(self._clock.seconds, 3)})
+        shown = " ".join(f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, float))
+        self._progress.note(f"evaluation at step {self.step}: {shown}")
+
+        score = self._score()
+        if score is not None and counters.rank(score, self.config.monitor_mode):
+            counters.save_due = counters.save_due or self.config.checkpoint.keep_best > 0
+        if self.promotion is not None:
+            given = {level: metrics.get(f"accuracy/{level}") for level in self.promotion.levels}
+            if self.promotion.observe(self.step, {k: float(value) for k, value in given.items() if value is not None}):
+                self._write("promotion", {"level": self.promotion.level, "active": self.promotion.active})
+                self._progress.note(f"level {self.promotion.level} opens at step {self.step}")
+                self._announce_levels()
+
+    def _score(self) -> float | None:
+        """The monitored metric of the last evaluation; None when it has none and none is needed."""
+        name, metrics = self.config.monitor, self._counters.evaluation
+        if name in metrics:
+            return float(metrics[name])
+        if self.config.checkpoint.keep_best:
+            raise ConfigError(f"monitor = {name}: the evaluation returned {', '.join(metrics) or 'nothing'}.")
+        return None
+
+    def _announce_levels(self) -> None:
+        if self.promotion is not None and self._on_promotion is not None:
+            self._on_promotion(self.promotion.active)
+
+    def _write(self, kind: str, values: Mapping[str, Any]) -> None:
+        if self._metrics is not None:
+            self._metrics.write(kind, self.step, values)
+            self._counters.num_rows = self._metrics.num_rows
+
+    def _moment(self) -> tuple[int, int, bool]:
+        """What tells two checkpoints of one session apart."""
+        return (self.step, self._counters.num_rows, self._counters.evaluation_due)
+
+    def _save(self) -> None:
+        """A checkpoint of this moment, unless it is on the disk already."""
+        if self._store is None or self._run is None or self._saved == self._moment():
+            return
+        if self._metrics is not None:
+            self._metrics.sync()  # the checkpoint counts on these rows
+        state = self._parts.state(self._counters, self._description)
+        score = self._score() if self._counters.evaluated_step == self.step else None
+        score = score if score is not None and math.isfinite(score) else None
+        self._checkpoint = self._store.save(
+            Checkpoint(self._run.run_id, self.step, score, self._parts.tensors(), state, self._clock.to_json())
+        )
+        self._saved = self._moment()
+
+    def _make_accumulator(self) -> GradientAccumulator:
+        """With the schedule at the present step: its position is no state of its own that could differ."""
+        schedule = make_schedule(self.config.schedule, self.config.max_steps)
+        return GradientAccumulator(
+            self.model,
+            self.optimizer,
+            max_norm=self.config.max_norm or None,
+            scheduler=attach_schedule(self.optimizer, schedule, self.step),
+        )
+
+    def _result(self) -> TrainingResult:
+        counters = self._counters
+        return TrainingResult(
+            step=counters.step,
+            loss=counters.loss,
+            skipped=counters.skipped,
+            evaluation=dict(counters.evaluation),
+            best_score=counters.best_score,
+            best_step=counters.best_step,
+            seconds=self._clock.seconds,
+            cpu_seconds=self._clock.cpu_seconds,
+            checkpoint=self._checkpoint,
+        )
+
+
+def open_checkpoints(run: RunDirectory, config: TrainingConfig) -> CheckpointStore:
+    """The checkpoints of a run, kept as its configuration says."""
+    return CheckpointStore(
+        run.checkpoints_path,
+        run.run_id,
+        keep_last=config.checkpoint.keep_last,
+        keep_best=config.checkpoint.keep_best,
+        mode=config.monitor_mode,
+    )
+
+
+def _row(loss: float, grad_norm: float | None, lr: float, weight: float | None, count: int) -> dict[str, Any]:
+    return {"loss": loss, "grad_norm": grad_norm, "lr": lr, "weight": weight, "micro_batches": count}
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """torch computes with ``count`` threads inside; 0 changes nothing."""
+    before = torch.get_num_threads()
+    try:
+        if count:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        if count:
+            torch.set_num_threads(before)

@@ -1,0 +1,318 @@
+"""The command line: what each command calls and prints, and one line for everything that goes wrong."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from dagnn.cli import main
+from dagnn.data import Dataset
+from dagnn.training.config import TrainingConfig
+from dagnn.training.evaluation import Evaluation, LevelResult
+from dagnn.training.run_directory import RunDirectory
+from dagnn.training.signals import TrainingInterrupted
+
+EVALUATION = Evaluation({1: LevelResult(0.998, 500)}, cpu_seconds=1.5, wall_seconds=2.0, parameters=10, step=7)
+
+
+@pytest.fixture
+def fails(capsys):
+    """Runs the command and returns its one line on stderr, after exit code 2."""
+
+    def run(*arguments):
+        assert main(arguments) == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.startswith("dagnn: ") and output.err.endswith("\n") and output.err.count("\n") == 1
+        return output.err.removeprefix("dagnn: ").rstrip("\n")
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path):
+    """An evaluated run that has not made a step."""
+    path = tmp_path / "run"
+    RunDirectory.create(path, TrainingConfig(run_directory=str(path))).close()
+    EVALUATION.write(path)
+    return str(path)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Stands in for training and evaluation, which take minutes: notes the calls and returns what `results` says."""
+    calls, results = [], {"train": None, "evaluate": EVALUATION, "solve": None}
+
+    def stand_in(name):
+        def call(*arguments, **options):
+            calls.append((name, arguments, options))
+            if isinstance(results[name], BaseException):
+                raise results[name]
+            return results[name]
+
+        return call
+
+    for module, names in {"curriculum_run": ["train"], "evaluate": ["evaluate", "solve"]}.items():
+        fake = types.ModuleType(f"dagnn.training.{module}")
+        for name in names:
+            setattr(fake, name, stand_in(name))
+        monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    return types.SimpleNamespace(calls=calls, results=results)
+
+
+# ---- help ----
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_the_commands(arguments, capsys):
+    assert main(arguments) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "usage: dagnn COMMAND [OPTIONS]"
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == (
+        ["train", "evaluate", "solve", "generate", "report", "info"]
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "solve", "generate", "report", "info"])
+def test_every_command_has_its_help(command, capsys):
+    assert main([command, "--help"]) == 0
+
+    assert capsys.readouterr().out.startswith(f"usage: dagnn {command} ")
+
+
+def test_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+
+    assert capsys.readouterr().out == "dagnn 0.1.0\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"], ["train", "--dry-run"]])
+def test_help_and_dry_run_do_not_load_torch(arguments):
+    code = f"import sys; from dagnn.cli import main; main({arguments}); print('torch' in sys.modules, file=sys.stderr)"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stderr == "False\n"
+
+
+# ---- wrong arguments ----
+
+
+def test_unknown_command_gets_a_suggestion(fails):
+    assert fails("trian") == "unknown command 'trian': did you mean train?"
+    assert fails("zzz").startswith("unknown command 'zzz': the commands are train, evaluate, ")
+
+
+def test_unknown_flag_is_one_line_with_the_place_to_look(fails):
+    assert fails("report", "--foo") == "Unrecognized options: --foo; see dagnn report --help."
+    assert "Perhaps you meant: --optimizer.lr" in fails("train", "--lr", "3", "--dry-run")
+
+
+def test_missing_argument_is_named(fails):
+    assert fails("generate").startswith("Missing from dagnn generate: --level INT")
+    assert fails("solve").startswith("Missing from dagnn solve: EXPRESSION")
+
+
+def test_value_of_the_wrong_type_is_named(fails):
+    assert fails("generate", "--level", "abc").startswith("Error parsing --level: invalid literal for int()")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["generate", "--level", "9"], "level 9 does not exist: the levels are 1, 2, 3, 4, 5, 6, 7."),
+        (["generate", "--level", "2", "--count", "-1"], "got -1"),
+        (["generate", "--level", "2", "--split", "exam"], "'exam'"),
+        (["train", "--dry-run", "--batch-size", "0"], "batch_size = 0: allowed is a whole number of at least 1."),
+        (["train", "--dry-run", "--batch-size", "-4"], "batch_size = -4"),
+        (["train", "--dry-run", "--optimizer.lr", "nan"], "optimizer.lr = nan: allowed is a number above 0.0."),
+        (["train", "--dry-run", "--curriculum.levels", "8"], "curriculum.levels = "),
+        (["train", "--dry-run", "--config", "none.toml"], "none.toml"),
+        (["train", "--config", "a", "--resume", "b"], "--config and --resume exclude each other"),
+        (["train", "--resume", "none"], "none holds no run"),
+        (["report", "none"], "none holds no run"),
+        (["info", "none"], "none holds no run"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, text, fails):
+    assert text in fails(*arguments)
+
+
+def test_several_wrong_settings_are_one_line(fails):
+    told = fails("train", "--dry-run", "--batch-size", "0", "--optimizer.lr=-1")
+
+    assert told.startswith("2 settings are wrong: batch_size = 0")
+    assert "optimizer.lr = -1" in told
+
+
+# ---- commands ----
+
+
+def test_dry_run_prints_the_settings_and_trains_nothing(capsys, called, tmp_path):
+    (tmp_path / "my.toml").write_text("seed = 3\nbatch_size = 64\n")
+
+    assert main(["train", "--dry-run", "--config", str(tmp_path / "my.toml"), "--batch-size", "32"]) == 0
+
+    config = TrainingConfig.from_toml(capsys.readouterr().out)
+    assert (config.seed, config.batch_size) == (3, 32)
+    assert called.calls == []
+
+
+def test_train_trains_and_shows_the_report(capsys, called, run):
+    assert main(["train", "--run-directory", run]) == 0
+
+    assert called.calls == [("train", (TrainingConfig(run_directory=run),), {"resume": False, "step": None})]
+    assert capsys.readouterr().out.startswith("level  accuracy  expressions")
+
+
+def test_resume_takes_the_settings_of_the_run(called, run):
+    assert main(["train", "--resume", f"{run}/checkpoints/step-00000500", "--threads", "1"]) == 0
+
+    config = TrainingConfig(run_directory=run, threads=1)
+    assert called.calls == [("train", (config,), {"resume": True, "step": 500})]
+
+
+def test_resume_refuses_another_training(called, run, fails):
+    assert fails("train", "--resume", run, "--optimizer.lr", "1").startswith("optimizer.lr = 1.0: the run has 0.001")
+    assert called.calls == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(2, 130), (15, 143)])
+def test_stopped_training_is_told_with_its_exit_code(number, code, capsys, called, run):
+    called.results["train"] = TrainingInterrupted(number, 12, Path("there"))
+
+    assert main(["train", "--run-directory", run]) == code
+
+    assert "at step 12; saved in there" in capsys.readouterr().err
+
+
+def test_run_whose_report_fails_is_still_trained(capsys, called, tmp_path):
+    assert main(["train", "--run-directory", str(tmp_path)]) == 0
+
+    assert capsys.readouterr().err.startswith("dagnn: no report: ")
+
+
+def test_evaluate_prints_a_table_or_json(capsys, called):
+    assert main(["evaluate", "my-run", "--expressions", "9", "--seed", "4"]) == 0
+    assert called.calls == [("evaluate", ("my-run",), {"expressions": 9, "split": "test", "seed": 4})]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["1", "99.80", "%", "500", "0", "0"]
+
+    assert main(["evaluate", "--json"]) == 0
+    assert called.calls[1][1] == ("runs/curriculum",)
+    assert json.loads(capsys.readouterr().out) == EVALUATION.summary()
+
+
+@pytest.mark.parametrize(("right", "verdict"), [(True, "right"), (False, "wrong: other value")])
+def test_solve_prints_answer_verdict_and_seconds(right, verdict, capsys, called):
+    called.results["solve"] = types.SimpleNamespace(
+        answer="(* 2 x)", right=right, reason="" if right else "other value", seconds=0.25
+    )
+
+    assert main(["solve", "(derive (^ x 2) x)", "--run", "my-run"]) == 0
+
+    assert called.calls == [("solve", ("my-run", "(derive (^ x 2) x)"), {})]
+    assert capsys.readouterr().out.splitlines() == ["answer   (* 2 x)", f"verdict  {verdict}", "seconds  0.250"]
+
+
+def test_report_prints_text_or_json(capsys, run, tmp_path):
+    assert main(["report", run, "--picture", str(tmp_path / "p.png")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"curves: {tmp_path / 'p.png'}"
+
+    assert main(["report", run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == EVALUATION.summary()
+
+
+def test_report_without_a_picture_keeps_its_json_clean(capsys, run, tmp_path):
+    assert main(["report", run, "--json", "--picture", str(tmp_path / "none" / "p.png")]) == 0
+
+    output = capsys.readouterr()
+    assert json.loads(output.out) == EVALUATION.summary()
+    assert output.err.startswith("dagnn: no picture: ")
+
+
+def test_info_describes_the_run(capsys, run):
+    assert main(["info", run]) == 0
+
+    assert capsys.readouterr().out.splitlines()[1] == "no checkpoint yet"
+
+
+def test_generated_file_is_a_dataset_and_the_same_every_time(capsys, tmp_path):
+    for name in ("a", "b"):
+        assert main(["generate", "--level", "2", "--count", "20", "--seed", "5", "--output", str(tmp_path / name)]) == 0
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.startswith("20 samples of ")
+
+    dataset = Dataset.read(tmp_path / "a")
+    assert len(dataset) == 20 and dataset.levels == [2] and dataset[0].split == "train"
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_generated_lines_go_to_stdout(capsys):
+    assert main(["generate", "--level", "1", "--count", "3", "--split", "test"]) == 0
+
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(record["level"], record["split"]) for record in records] == [(1, "test")] * 3
+
+
+# ---- the world around it ----
+
+
+def test_ctrl_c_is_130_without_a_traceback(capsys, called):
+    called.results["evaluate"] = KeyboardInterrupt()
+
+    assert main(["evaluate"]) == 130
+
+    assert capsys.readouterr().err == "dagnn: interrupted\n"
+
+
+def test_full_disk_is_one_line(called, fails):
+    called.results["evaluate"] = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file.bin")
+
+    assert fails("evaluate") == "No space left on device: file.bin"
+
+
+def test_warnings_are_one_line_without_our_code(capsys, called, monkeypatch):
+    import warnings
+
+    def evaluate(*_, **__):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("passing over\ncheckpoint 3", stacklevel=1)
+        return EVALUATION
+
+    monkeypatch.setattr(sys.modules["dagnn.training.evaluate"], "evaluate", evaluate)
+    assert main(["evaluate"]) == 0
+
+    assert capsys.readouterr().err == "dagnn: warning: passing over checkpoint 3\n"
+
+
+def test_reader_that_goes_away_is_no_traceback():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dagnn.cli", "generate", "--level", "1", "--count", "5000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.readline()
+    process.stdout.close()
+
+    assert process.stderr.read() == ""
+    assert process.wait() == 141
+    process.stderr.close()
+
+
+def test_full_output_is_one_line():
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "dagnn.cli", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert done.returncode == 2
+    assert done.stderr == "dagnn: No space left on device\n"

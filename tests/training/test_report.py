@@ -1,0 +1,169 @@
+"""Reports: the table, examples and errors, the picture, and that no fault of a report spoils a run."""
+
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from dagnn.errors import DataError, RunError
+from dagnn.training import report as module
+from dagnn.training.config import TrainingConfig
+from dagnn.training.evaluation import Evaluation, Example, LevelResult
+from dagnn.training.metrics import MetricsLog
+from dagnn.training.report import report, report_after_training
+from dagnn.training.run_directory import RunDirectory
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def row(step):
+    loss = float("nan") if step == 20 else 3.0 / step
+    return {"loss": loss, "grad_norm": 1.0, "lr": 1e-3 / step, "level": 2, "seconds": 0.5}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of 120 steps with two evaluations, not evaluated at the end."""
+    path = tmp_path / "run"
+    config = TrainingConfig(run_directory=str(path), eval_samples=80)
+    with RunDirectory.create(path, config) as directory, MetricsLog(directory.metrics_path) as log:
+        for step in range(1, 121):
+            log.write("step", step, row(step))
+            if step % 60 == 0:
+                log.write("evaluation", step, {"accuracy": 0.5, "accuracy/1": step / 120, "accuracy/2": 0.25})
+    return path
+
+
+@pytest.fixture
+def evaluated(run):
+    wrong = Example("(derive (^ x 2) x)", "x", "(* 2 x)", False, "other value")
+    right = [Example(f"(+ {i} 1)", str(i + 1), str(i + 1), True) for i in range(399)]
+    levels = {1: LevelResult.of([*right, wrong], samples_seen=60_000, seconds=0.1), 2: LevelResult(1.0, 400)}
+    Evaluation(levels, cpu_seconds=301.5, wall_seconds=290.2, parameters=2_371_200, step=120).write(run)
+    return run
+
+
+def test_report_shows_levels_examples_and_errors(evaluated):
+    assert report(evaluated).text.splitlines() == [
+        "level  accuracy  expressions  samples seen  samples/s",
+        "1       99.75 %          400        60,000      4,000",
+        "2      100.00 %          400             0          0",
+        "step 120, 2,371,200 parameters, 302 CPU seconds, 290 wall seconds",
+        "",
+        "level 1",
+        "  right  (+ 0 1) -> 1",
+        "  right  (+ 1 1) -> 2",
+        "  right  (+ 2 1) -> 3",
+        "  right  (+ 3 1) -> 4",
+        "  WRONG  (derive (^ x 2) x) -> x",
+        "         expected (* 2 x): other value",
+        "",
+        "wrong answers by operator  other value",
+        "derive ^                             1",
+        "",
+        f"curves: {evaluated / 'report.png'}",
+    ]
+
+
+def test_picture_is_a_png_of_a_readable_size(evaluated):
+    picture = report(evaluated).picture
+
+    content = picture.read_bytes()
+    assert content.startswith(PNG)
+    width, height = struct.unpack(">II", content[16:24])
+    assert width >= 1000 and height >= 700
+
+
+def test_picture_goes_where_the_user_says(run, tmp_path):
+    found = report(run, picture=tmp_path / "here.png")
+
+    assert found.picture == tmp_path / "here.png"
+    assert found.picture.read_bytes().startswith(PNG)
+    assert not (run / "report.png").exists()
+
+
+def test_run_without_a_final_evaluation_shows_the_last_one(run):
+    found = report(run)
+
+    assert found.evaluation.summary() == {
+        "levels": {"1": {"accuracy": 1.0, "expressions": 80}, "2": {"accuracy": 0.25, "expressions": 80}},
+        "cpu_seconds": None,
+        "wall_seconds": 60.0,
+        "parameters": None,
+        "step": 120,
+    }
+
+
+def test_run_that_has_just_begun_has_a_report(tmp_path):
+    RunDirectory.create(tmp_path / "$x_0$ run", TrainingConfig()).close()
+
+    found = report(tmp_path / "$x_0$ run")
+
+    assert found.text.splitlines()[:2] == ["no evaluation yet", "step 0, 0 wall seconds"]
+    assert found.problem == ""
+    assert found.picture.read_bytes().startswith(PNG)
+
+
+def test_missing_run_is_an_error(tmp_path):
+    with pytest.raises(RunError, match="holds no run"):
+        report(tmp_path)
+
+
+def test_damaged_metrics_are_an_error(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("{\n")
+
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 123"):
+        report(run)
+
+
+def test_picture_that_cannot_be_drawn_is_told_and_is_no_error(evaluated, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no\nfonts")
+
+    monkeypatch.setattr(module, "draw_curves", fail)
+    found = report(evaluated)
+
+    assert found.picture is None
+    assert found.text.splitlines()[-1] == "no picture: no fonts"
+    assert found.evaluation.levels[1].accuracy == 0.9975
+
+
+def test_picture_without_a_place_is_told(evaluated, tmp_path):
+    found = report(evaluated, picture=tmp_path / "none" / "picture.png")
+
+    assert found.picture is None
+    assert "No such file or directory" in found.problem
+
+
+def test_report_after_training_never_fails(tmp_path, evaluated):
+    notes = []
+
+    assert report_after_training(tmp_path / "none", notes.append) is None
+    assert report_after_training(evaluated, notes.append).evaluation.step == 120
+    (evaluated / "metrics.jsonl").write_text("{\n")
+    assert report_after_training(evaluated, notes.append) is None
+
+    assert len(notes) == 2
+    assert all(note.startswith("no report: ") and "\n" not in note for note in notes)
+
+
+def test_control_characters_of_a_strange_file_do_not_reach_the_terminal(run):
+    bad = Example("\x1b[2J(+ 1 1)\n", "\x07", "2", False, "\x1b]0;title")
+    Evaluation({1: LevelResult.of([bad], samples_seen=0, seconds=1)}, None, None, None, 1).write(run)
+
+    assert all(character.isprintable() or character == "\n" for character in report(run).text)
+
+
+def test_picture_needs_no_display(evaluated):
+    code = "import sys; from dagnn.training.report import report; print(report(sys.argv[1]).problem or 'drawn')"
+
+    environment = {name: value for name, value in os.environ.items() if name != "DISPLAY"} | {"MPLBACKEND": "TkAgg"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(evaluated)], capture_output=True, text=True, check=True, env=environment
+    )
+
+    assert done.stdout == "drawn\n"

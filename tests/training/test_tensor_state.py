@@ -1,0 +1,163 @@
+"""Model and optimizer state by name: exact round trips, and refusals that change nothing."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from dagnn.errors import CheckpointError, RunError
+from dagnn.training.config import OPTIMIZERS, OptimizerConfig
+from dagnn.training.optimizers import make_optimizer
+from dagnn.training.tensor_state import (
+    load_model,
+    load_optimizer,
+    load_weights,
+    model_tensors,
+    optimizer_state,
+    unwrapped,
+)
+
+
+class Reversed(nn.Module):
+    """The parameters of `Straight`, in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(3, 1)
+        self.first = nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+class Straight(Reversed):
+    def __init__(self):
+        super().__init__()
+        second = self.second
+        del self.second
+        self.second = second
+
+
+def train(model, optimizer, steps, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 2, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("other", [Straight, Reversed])
+def test_optimizer_goes_on_exactly_even_when_parameters_come_in_another_order(name, other):
+    torch.manual_seed(0)
+    model = Straight()
+    optimizer = make_optimizer(model, OptimizerConfig(name=name, lr=0.01))
+    train(model, optimizer, 3)
+    tensors, state = optimizer_state(optimizer, model)
+    tensors = {key: tensor.clone() for key, tensor in tensors.items()}
+    state = json.loads(json.dumps(state, allow_nan=False))
+
+    again = other()
+    load_model(again, model_tensors(model))
+    resumed = make_optimizer(again, OptimizerConfig(name=name, lr=0.5))
+    load_optimizer(resumed, again, tensors, state)
+    assert resumed.param_groups[0]["lr"] == 0.01
+    assert type(resumed.param_groups[0].get("betas", ())) is tuple
+    train(model, optimizer, 3, seed=1)
+    train(again, resumed, 3, seed=1)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key])
+
+
+def test_state_before_the_first_step_is_empty():
+    model = Straight()
+    tensors, state = optimizer_state(make_optimizer(model, OptimizerConfig()), model)
+    assert tensors == {}
+    load_optimizer(make_optimizer(model, OptimizerConfig()), model, tensors, state)
+
+
+def test_two_groups_keep_their_options():
+    model = Straight()
+    groups = [{"params": model.first.parameters(), "lr": 0.1}, {"params": model.second.parameters(), "lr": 0.2}]
+    optimizer = torch.optim.Adam(groups)
+    train(model, optimizer, 2)
+    tensors, state = optimizer_state(optimizer, model)
+    fresh = torch.optim.Adam([{"params": model.first.parameters()}, {"params": model.second.parameters()}])
+    load_optimizer(fresh, model, tensors, state)
+    assert [group["lr"] for group in fresh.param_groups] == [0.1, 0.2]
+
+
+def test_other_optimizer_or_parameters_are_refused():
+    model = Straight()
+    optimizer = make_optimizer(model, OptimizerConfig(name="adam"))
+    train(model, optimizer, 1)
+    tensors, state = optimizer_state(optimizer, model)
+    with pytest.raises(CheckpointError, match="another kind of optimizer"):
+        load_optimizer(make_optimizer(model, OptimizerConfig(name="sgd")), model, tensors, state)
+    with pytest.raises(CheckpointError, match="over other parameters"):
+        load_optimizer(torch.optim.Adam(model.first.parameters()), model, tensors, state)
+    with pytest.raises(CheckpointError, match=r"state for third\.weight, which is no parameter here"):
+        load_optimizer(optimizer, model, {"third.weight/exp_avg": torch.zeros(1)}, state)
+    with pytest.raises(RunError, match="a parameter that is not the model's"):
+        optimizer_state(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), model)
+
+
+def test_option_that_is_no_number_is_refused():
+    model = Straight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["hook"] = print
+    with pytest.raises(RunError, match="the optimizer's hook is a builtin_function_or_method"):
+        optimizer_state(optimizer, model)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tensors: tensors.pop("first.bias"), "the checkpoint lacks first.bias"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "only the checkpoint has extra"),
+        (lambda tensors: tensors.update({"first.bias": torch.zeros(4)}), r"first.bias is torch.float32 \[4\] there"),
+        (lambda tensors: tensors.update({"first.bias": torch.zeros(3).double()}), r"first.bias is torch.float64 \[3\]"),
+    ],
+)
+def test_other_model_is_refused_and_nothing_changes(change, told):
+    model = Straight()
+    tensors = {name: torch.full_like(each, 7) for name, each in model.state_dict().items()}
+    change(tensors)
+    before = copy.deepcopy(model.state_dict())
+    for load in (lambda: load_model(model, tensors), lambda: load_weights(model, {"model": tensors})):
+        with pytest.raises(CheckpointError, match=f"the checkpoint is of another model: {told}"):
+            load()
+    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+
+
+def test_weights_for_use_are_the_averaged_ones():
+    model = Straight()
+    tensors = {name: torch.zeros_like(each) for name, each in model.state_dict().items()}
+    load_weights(model, {"model": tensors, "ema": {"first.weight": torch.ones(3, 2)}})
+    assert model.first.weight.eq(1).all()
+    assert model.second.weight.eq(0).all()
+
+
+def test_state_that_is_no_tensor_is_refused():
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return {"a": 1}
+
+    with pytest.raises(RunError, match="the model's state _extra_state is a dict"):
+        model_tensors(Extra(1, 1))
+
+
+def test_names_are_those_of_the_module_inside():
+    inside = nn.Linear(2, 1)
+    assert unwrapped(torch.compile(inside, backend="eager")) is inside
+    assert model_tensors(torch.compile(inside, backend="eager")).keys() == {"weight", "bias"}
+
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = nn.Linear(1, 1)
+
+    holder = Holder()
+    assert unwrapped(holder) is holder
