@@ -1,0 +1,65 @@
+# Every target sets up .venv first, and again only when pyproject.toml or constraints.txt have changed.
+#   make train        train the seven levels (RUN=directory, ARGS="flags of dagnn train")
+#   make test         the tests, 8 minutes at most on 2 cores;  make test-all adds the slow ones
+#   make lint         ruff and mypy
+#   make bench        every benchmark in full;  make bench-NAME runs benchmarks/NAME.py (ARGS="--quick")
+#   make docs         the site, in site/
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/installed
+DOCS_INSTALLED := .venv/docs-installed
+BENCHMARKS := $(filter-out __init__ harness, $(basename $(notdir $(wildcard benchmarks/*.py))))
+# One thread per test worker: two workers with two threads each would fight over two cores.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.PHONY: help install train test test-all lint format bench docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+install: $(INSTALLED)
+
+# The group `dev` is read by Python itself: `pip install --group` needs a newer pip than many machines have.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > .venv/dev.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e . -r .venv/dev.txt
+	touch $@
+
+train: $(INSTALLED)
+	$(BIN)/dagnn train $(if $(RUN),--run-directory $(RUN)) $(ARGS)
+
+test: $(INSTALLED)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(INSTALLED)
+	$(PYTEST) -m "slow or not slow" $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# All of them run, whatever one says; the exit code tells whether any missed.
+bench: $(INSTALLED)
+	@failed=; for name in $(BENCHMARKS); do echo; $(BIN)/python -m benchmarks.$$name $(ARGS) || failed="$$failed $$name"; done; \
+	if [ -n "$$failed" ]; then echo "missed:$$failed" >&2; exit 1; fi
+
+bench-%: $(INSTALLED)
+	$(BIN)/python -m benchmarks.$* $(ARGS)
+
+$(DOCS_INSTALLED): docs/requirements.txt $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -r docs/requirements.txt
+	touch $@
+
+docs: $(DOCS_INSTALLED)
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

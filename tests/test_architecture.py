@@ -1,0 +1,165 @@
+"""The shape of the project: imports go one way, files stay small, public names are the listed ones."""
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dagnn
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "dagnn"
+MAX_LINES = 450
+
+# Part -> the parts that it may import: DESIGN.md, section 2. `errors` and `_version` may be imported by all.
+ARROWS = {
+    "errors": set(),
+    "_version": set(),
+    "graph": set(),
+    "kernels": {"graph"},
+    "accumulation": set(),
+    "ged": {"graph"},
+    "nn": {"kernels", "graph"},
+    "data": {"kernels", "graph"},
+    "curriculum": {"kernels", "graph"},
+    "training": {"curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+    "cli": {"training", "curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+}
+FREE = {"errors", "_version"}
+PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def package_of(path: Path) -> str:
+    return ".".join(("dagnn", *path.parent.relative_to(SOURCE).parts))
+
+
+def imported_modules(tree: ast.AST, package: str) -> Iterator[str]:
+    """Every dagnn module that a file imports, at its top or inside a function, by statement or by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *filter(None, [node.module])])
+            # `from dagnn import graph` imports dagnn.graph; `from dagnn.graph import Dag` imports a name of it.
+            yield from (f"dagnn.{alias.name}" for alias in node.names) if base == "dagnn" else [base]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant))
+
+
+def wrong_arrows(part: str, text: str, package: str = "dagnn") -> list[str]:
+    allowed = ARROWS[part] | FREE | {part}
+    targets = {name.split(".")[1] for name in imported_modules(ast.parse(text), package) if name.startswith("dagnn.")}
+    return sorted(targets - allowed)
+
+
+def test_imports_go_one_way():
+    wrong = [
+        f"{path.relative_to(ROOT)} imports dagnn.{target}; {part_of(path)} may import {sorted(ARROWS[part_of(path)])}"
+        for path in modules()
+        if path != SOURCE / "__init__.py"
+        for target in wrong_arrows(part_of(path), path.read_text(), package_of(path))
+    ]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import dagnn.training",
+        "import dagnn.training.config as config",
+        "from dagnn.training import Trainer",
+        "from dagnn import training",
+        "from ..training.config import TrainingConfig",
+        "from .. import training",
+        "def late():\n    from dagnn.training.config import TrainingConfig",
+        "import importlib\nimportlib.import_module('dagnn.training')",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import dagnn.training",
+    ],
+)
+def test_every_form_of_a_wrong_import_is_found(text):
+    assert wrong_arrows("graph", text, "dagnn.graph") == ["training"]
+
+
+@pytest.mark.parametrize("text", ["from dagnn.errors import GraphError", "from . import levels", "import numpy"])
+def test_a_right_import_passes(text):
+    assert wrong_arrows("graph", text, "dagnn.graph") == []
+
+
+def test_every_part_has_its_arrows():
+    parts = {part_of(path) for path in modules()} - {"__init__"}
+
+    assert parts <= set(ARROWS)
+
+
+def test_every_folder_of_modules_is_a_package():
+    folders = {path.parent for path in modules()}
+
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_every_module_begins_with_its_docstring():
+    files = [*modules(), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+
+    assert [str(path.relative_to(ROOT)) for path in files if not path.read_text().startswith('"""')] == []
+
+
+def test_no_file_is_asking_to_be_two():
+    files = [path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+def public_names(text: str, package: str) -> set[str]:
+    """What a package's ``__init__.py`` defines or takes from its modules, without what starts with an underscore."""
+    tree = ast.parse(text)
+    names: set[str] = set()
+    guarded = [node for node in tree.body if isinstance(node, ast.If)]
+    for node in [*tree.body, *(inner for branch in guarded for inner in branch.body)]:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_lists_exactly_its_public_names(package):
+    module = importlib.import_module(f"dagnn.{package}")
+
+    assert set(module.__all__) == public_names((SOURCE / package / "__init__.py").read_text(), module.__name__)
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_every_public_name_of_dagnn_is_there():
+    assert [name for name in dagnn.__all__ if not hasattr(dagnn, name)] == []
+    assert set(dagnn.__all__) <= set(dir(dagnn))
+
+
+def test_types_of_dagnn_are_those_that_it_loads():
+    """Type checkers read the guarded imports, users get the table: they must name the same objects."""
+    assert public_names((SOURCE / "__init__.py").read_text(), "dagnn") == set(dagnn.__all__) - {"__version__"}
+
+
+def test_unknown_name_of_dagnn_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'dagnn' has no attribute 'nothing'"):
+        _ = dagnn.nothing
