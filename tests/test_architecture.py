@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "dagnn"
 MAX_LINES = 450
 
-# Part -> the parts that it may import: DESIGN.md, section 2. `errors` and `_version` may be imported by all.
+# Part -> the parts that it may import, as CONTRIBUTING.md draws them. `errors` and `_version` may be imported by all.
 ARROWS = {
     "errors": set(),
     "_version": set(),

@@ -6,14 +6,76 @@ from typing import TYPE_CHECKING, Any
 from dagnn._version import __version__
 
 if TYPE_CHECKING:
-    from dagnn.errors import (
-        AccumulationError as AccumulationError,
-    )
+    from dagnn.accumulation import GradientAccumulator as GradientAccumulator
+    from dagnn.accumulation import accumulate as accumulate
+    from dagnn.accumulation import check_equivalence as check_equivalence
+    from dagnn.accumulation import check_loop as check_loop
+    from dagnn.errors import AccumulationError as AccumulationError
+    from dagnn.errors import CheckpointError as CheckpointError
+    from dagnn.errors import ConfigError as ConfigError
+    from dagnn.errors import CycleError as CycleError
+    from dagnn.errors import DagnnError as DagnnError
+    from dagnn.errors import DataError as DataError
+    from dagnn.errors import DtypeError as DtypeError
+    from dagnn.errors import ExpressionError as ExpressionError
+    from dagnn.errors import GraphError as GraphError
+    from dagnn.errors import RunError as RunError
+    from dagnn.ged import EditCosts as EditCosts
+    from dagnn.ged import GedLoss as GedLoss
+    from dagnn.ged import GedMetric as GedMetric
+    from dagnn.ged import GedResult as GedResult
+    from dagnn.ged import ged_bounds as ged_bounds
+    from dagnn.ged import ged_matrix as ged_matrix
+    from dagnn.ged import graph_edit_distance as graph_edit_distance
+    from dagnn.graph import Dag as Dag
+    from dagnn.graph import DagBatch as DagBatch
+    from dagnn.graph import collate as collate
+    from dagnn.nn import DagNN as DagNN
+    from dagnn.nn import DagSweep as DagSweep
+    from dagnn.nn import Embedding as Embedding
+    from dagnn.nn import GraphRewriter as GraphRewriter
+    from dagnn.nn import GraphTransformNet as GraphTransformNet
+    from dagnn.nn import Learnable as Learnable
+    from dagnn.nn import MessagePassing as MessagePassing
+    from dagnn.training import Trainer as Trainer
+    from dagnn.training import TrainingConfig as TrainingConfig
 
 # Public name -> the module that defines it. Loaded on first use (PEP 562), so that
 # `dagnn --help` and `import dagnn.errors` do not wait for torch.
 _MODULE_OF = {
     "AccumulationError": "dagnn.errors",
+    "CheckpointError": "dagnn.errors",
+    "ConfigError": "dagnn.errors",
+    "CycleError": "dagnn.errors",
+    "Dag": "dagnn.graph",
+    "DagBatch": "dagnn.graph",
+    "DagNN": "dagnn.nn",
+    "DagSweep": "dagnn.nn",
+    "DagnnError": "dagnn.errors",
+    "DataError": "dagnn.errors",
+    "DtypeError": "dagnn.errors",
+    "EditCosts": "dagnn.ged",
+    "Embedding": "dagnn.nn",
+    "ExpressionError": "dagnn.errors",
+    "GedLoss": "dagnn.ged",
+    "GedMetric": "dagnn.ged",
+    "GedResult": "dagnn.ged",
+    "GradientAccumulator": "dagnn.accumulation",
+    "GraphError": "dagnn.errors",
+    "GraphRewriter": "dagnn.nn",
+    "GraphTransformNet": "dagnn.nn",
+    "Learnable": "dagnn.nn",
+    "MessagePassing": "dagnn.nn",
+    "RunError": "dagnn.errors",
+    "Trainer": "dagnn.training",
+    "TrainingConfig": "dagnn.training",
+    "accumulate": "dagnn.accumulation",
+    "check_equivalence": "dagnn.accumulation",
+    "check_loop": "dagnn.accumulation",
+    "collate": "dagnn.graph",
+    "ged_bounds": "dagnn.ged",
+    "ged_matrix": "dagnn.ged",
+    "graph_edit_distance": "dagnn.ged",
 }
 
 __all__ = ["__version__", *_MODULE_OF]
