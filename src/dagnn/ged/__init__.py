@@ -1,0 +1,31 @@
+"""Graph edit distance: exact, bounded, and as a differentiable loss."""
+
+from dagnn.ged.cliques import clique_counts
+from dagnn.ged.costs import EditCosts
+from dagnn.ged.decode import decode
+from dagnn.ged.distance import GedBounds, GedResult, ged_bounds, graph_edit_distance
+from dagnn.ged.edit_path import Edit
+from dagnn.ged.expected import expected_edit_cost
+from dagnn.ged.loss import GedLoss, GedLossTerms
+from dagnn.ged.matrix import GedMatrix, ged_matrix
+from dagnn.ged.metric import GedMetric, GedSummary
+from dagnn.ged.targets import GraphTargets
+
+__all__ = [
+    "Edit",
+    "EditCosts",
+    "GedBounds",
+    "GedLoss",
+    "GedLossTerms",
+    "GedMatrix",
+    "GedMetric",
+    "GedResult",
+    "GedSummary",
+    "GraphTargets",
+    "clique_counts",
+    "decode",
+    "expected_edit_cost",
+    "ged_bounds",
+    "ged_matrix",
+    "graph_edit_distance",
+]

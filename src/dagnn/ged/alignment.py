@@ -1,0 +1,198 @@
+"""Which predicted slot stands for which target node: a quadratic assignment, solved approximately.
+
+Legend: B graphs, M slots (and as many target nodes, spare ones included), K edge terms, i and j slots, a and b
+target nodes, T the alignment as a matrix (``T[i, a] = 1``: slot i stands for target node a).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from dagnn.errors import GraphError
+
+
+@dataclass(frozen=True)
+class AlignmentCost:
+    """The cost of an alignment: linear in it for nodes, quadratic for edges.
+
+        cost(T) = sum_ia T_ia node_ia
+                + sum_ij,ab T_ia T_jb (pair_ij weight_a weight_b + sum_k slot_kij target_kab)
+
+    Attributes:
+        node: float ``[B, M, M]``: cost of slot i standing for target node a.
+        pair: float ``[B, M, M]``, zero on the diagonal, weighted by ``weight``: float ``[B, M]``. This is the part
+            of the edge cost that does not ask for edges between a and b. Kept apart, it needs products of a matrix
+            and a vector only. It counts ``a = b`` too, which no permutation reaches; relaxed with or without these
+            terms, 8 steps ended between 1.5 % lower and 1 % higher (9 settings, M = 4, 8, 20).
+        slot: float ``[B, K, M, M]``, zero on the diagonals; K is 1, or 1 + the number of edge labels.
+        target: float ``[B, K, M, M]``. Not symmetric for directed graphs, and need not be.
+    """
+
+    node: Tensor
+    pair: Tensor
+    weight: Tensor
+    slot: Tensor
+    target: Tensor
+
+    def of(self, alignment: Tensor) -> Tensor:
+        """Cost of a permutation: float ``[B]``.
+
+        Args:
+            alignment: int64 ``[B, M]``: the target node of every slot.
+        """
+        rows = alignment[:, :, None].expand_as(self.node)
+        columns = rows.transpose(1, 2)
+        target = self.target.gather(2, rows[:, None].expand_as(self.target))
+        target = target.gather(3, columns[:, None].expand_as(target))
+        weight = self.weight.gather(1, alignment)
+        node = self.node.gather(2, alignment[:, :, None]).sum((1, 2))
+        pair = (self.pair * weight[:, :, None] * weight[:, None, :]).sum((1, 2))
+        return node + pair + (self.slot * target).sum((1, 2, 3))
+
+    def take(self, graphs: Tensor) -> "AlignmentCost":
+        """The rows ``graphs`` (int64 ``[b]``) of the batch."""
+        return AlignmentCost(
+            self.node[graphs], self.pair[graphs], self.weight[graphs], self.slot[graphs], self.target[graphs]
+        )
+
+    def edge_gradient(self, plan: Tensor) -> Tensor:
+        """Derivative of the quadratic part at ``plan``: float ``[B, M, M]``; linear in ``plan``.
+
+        For one term it is ``slot T target' + slot' T target``. The two products differ when the matrices are not
+        symmetric; half of it is a wrong direction for digraphs (the bug of POT's pull request 399).
+        """
+        mass = plan @ self.weight[:, :, None]
+        pair = _both_ways(self.pair) @ mass @ self.weight[:, None, :]
+        moved = plan[:, None]
+        forward = self.slot @ (moved @ self.target.transpose(2, 3))
+        backward = self.slot.transpose(2, 3) @ (moved @ self.target)
+        return pair + (forward + backward).sum(1)
+
+
+def align(cost: AlignmentCost, *, steps: int = 8, start: Tensor | None = None, hysteresis: float = 0.0) -> Tensor:
+    """An alignment of low cost: int64 ``[B, M]`` on the CPU, a permutation in every row.
+
+    Frank-Wolfe on the relaxed problem from the barycentre (every ``T_ia = 1 / M``): each step solves the linear
+    assignment of the gradient and goes the exact best distance towards it. The end point is projected to a
+    permutation, and pairs of slots are swapped as long as that helps. No gradient flows through any of it.
+
+    Args:
+        cost: finite costs; any device and floating dtype (the work is done on the CPU in float64).
+        steps: most Frank-Wolfe steps, at least 1, and most swaps. A graph stops earlier when nothing is better.
+        start: int64 ``[B, M]``, an earlier alignment as a second starting point; the cheaper end is kept.
+        hysteresis: with ``start``, keep ``start`` itself unless the new alignment is cheaper by more than this.
+            It stops the alignment from flickering between nearly equal ones while a model trains.
+
+    Raises:
+        GraphError: a cost is NaN or infinite; the linear assignment would hang or crash on it.
+
+    Cost: O(steps * B * K * M^3) time.
+    Source: Frank and Wolfe 1956; Vogelstein et al., "Fast approximate quadratic programming for graph matching",
+    PLoS ONE 2015.
+    """
+    work = AlignmentCost(*(part.detach().to("cpu", torch.float64) for part in vars(cost).values()))
+    for name, part in vars(work).items():
+        if not part.isfinite().all():
+            graph = (~part.isfinite()).nonzero()[0, 0].item()
+            raise GraphError(f"the alignment cost {name!r} of graph {graph} is not finite: its logits must be finite.")
+    if work.node.numel() == 0:
+        return torch.zeros(work.node.shape[:2], dtype=torch.int64)
+
+    slots = work.node.shape[1]
+    best = _descend(work, torch.full_like(work.node, 1 / slots), steps)
+    if start is None:
+        return best
+    start = start.to("cpu")
+    from_start = _descend(work, torch.nn.functional.one_hot(start, slots).to(work.node.dtype), steps)
+    best = torch.where((work.of(from_start) < work.of(best))[:, None], from_start, best)
+    return torch.where((work.of(best) < work.of(start) - hysteresis)[:, None], best, start)
+
+
+def _descend(cost: AlignmentCost, plan: Tensor, steps: int) -> Tensor:
+    """Frank-Wolfe from ``plan``, projected: int64 ``[B, M]``."""
+    plan = plan.clone()
+    moving, active, current = torch.arange(len(plan)), cost, plan
+    edge = active.edge_gradient(current)
+    for _ in range(steps):
+        gradient = active.node + edge
+        corner = _one_hot(_assign(gradient), gradient)
+        direction = corner - current
+        corner_edge = active.edge_gradient(corner)
+        # Along the line: cost(t) = cost(0) + slope t + curvature t^2.
+        slope = (gradient * direction).sum((1, 2))
+        curvature = 0.5 * ((corner_edge - edge) * direction).sum((1, 2))
+        step = torch.where(curvature > 0, (-slope / (2 * curvature)).clamp(0, 1), torch.ones_like(slope))
+        scale = active.node.abs().amax((1, 2)) + edge.abs().amax((1, 2))
+        better = slope < -1e-9 * (1 + scale)
+        moving, step = moving[better], step[better, None, None]
+        current = current[better] + step * direction[better]
+        edge = edge[better] + step * (corner_edge[better] - edge[better])
+        plan[moving] = current
+        if not len(moving):
+            break
+        active = active if better.all() else active.take(better.nonzero().flatten())
+    return _swap(_project(plan, cost), cost, steps)
+
+
+def _swap(alignment: Tensor, cost: AlignmentCost, swaps: int) -> Tensor:
+    """Swap the two slots that gain most, ``swaps`` times or until no swap gains: int64 ``[B, M]``.
+
+    With ``a = alignment[i]`` and ``b = alignment[j]``, the swap is the direction ``(e_i - e_j)(e_b - e_a)'``, and the
+    exact change of the cost is the slope along it plus the quadratic part of it.
+    """
+    alignment = alignment.clone()
+    moving, active = torch.arange(len(alignment)), cost
+    for _ in range(swaps):
+        current = alignment[moving]
+        gradient = active.node + active.edge_gradient(_one_hot(current, active.node))
+        columns = current[:, None, :].expand_as(gradient)
+        slope = gradient.gather(2, columns)  # [i, j]: slot i takes the target of slot j
+        own = slope.diagonal(dim1=1, dim2=2)
+        slope = slope + slope.transpose(1, 2) - own[:, :, None] - own[:, None, :]
+        weight = active.weight.gather(1, current)
+        bend = -_both_ways(active.pair) * (weight[:, :, None] - weight[:, None, :]) ** 2
+        rows = current[:, None, :, None].expand_as(active.target)
+        target = active.target.gather(2, rows).gather(3, rows.transpose(2, 3))
+        loops = target.diagonal(dim1=2, dim2=3)
+        bend = bend + (
+            _both_ways(active.slot) * (_both_ways(target) - loops[:, :, :, None] - loops[:, :, None, :])
+        ).sum(1)
+        gain, pair = (-slope - bend).flatten(1).max(1)
+        better = gain > 1e-9 * (1 + active.node.abs().amax((1, 2)))
+        moving, pair = moving[better], pair[better]
+        if not len(moving):
+            break
+        i, j = pair // alignment.shape[1], pair % alignment.shape[1]
+        alignment[moving, i], alignment[moving, j] = alignment[moving, j], alignment[moving, i]
+        active = active if better.all() else active.take(better.nonzero().flatten())
+    return alignment
+
+
+def _both_ways(matrices: Tensor) -> Tensor:
+    return matrices + matrices.transpose(-1, -2)
+
+
+def _project(plan: Tensor, cost: AlignmentCost) -> Tensor:
+    """The permutation closest to ``plan``: int64 ``[B, M]``.
+
+    Target nodes of weight 0 are spare and all alike, so a slot's mass on them counts as one: otherwise a slot
+    that is 60 % spare, spread over three spare nodes, would lose to one that is 40 % a real node.
+    """
+    spare = (cost.weight == 0)[:, None, :]
+    mass = (plan * spare).sum(2, keepdim=True)
+    return _assign(-torch.where(spare, mass, plan))
+
+
+def _assign(cost: Tensor) -> Tensor:
+    """Cheapest linear assignment of every matrix: int64 ``[B, M]``, the column of every row."""
+    columns = np.empty(cost.shape[:2], dtype=np.int64)
+    for graph, matrix in enumerate(cost.numpy()):
+        columns[graph] = linear_sum_assignment(matrix)[1]
+    return torch.from_numpy(columns)
+
+
+def _one_hot(alignment: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter_(2, alignment[:, :, None], 1.0)

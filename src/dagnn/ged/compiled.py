@@ -1,0 +1,18 @@
+"""The one door to Numba: it has no types of its own, so this file gives it some.
+
+Numba notices when the file of a function changes, but not when a function changes that it calls: after editing one
+that is called from another file, delete the ``__pycache__`` folders of this package.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """``function`` as machine code, compiled on the first call, kept on disk, and run without the GIL."""
+    machine_code: Any = njit(cache=True, nogil=True)(function)
+    return cast(Function, machine_code)

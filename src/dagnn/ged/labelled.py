@@ -1,0 +1,181 @@
+"""Reading graphs of several libraries into one plain form: numbered nodes, edges, labels."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from dagnn.errors import DtypeError, GraphError
+from dagnn.graph import Dag
+
+Graph: TypeAlias = Any
+"""A `Dag`, a NetworkX graph (directed or not, multigraphs too), or PyTorch Geometric's ``Data``."""
+
+
+@dataclass(frozen=True)
+class LabelledGraph:
+    """A graph to compare.
+
+    Attributes:
+        names: what the user calls the nodes; node i here is ``names[i]`` there.
+        edges: pairs of node numbers; parallel edges and self-loops allowed. If not ``directed``, each edge is
+            listed once, in either direction.
+        node_labels, edge_labels: one label per node or edge, or None for a graph without labels.
+    """
+
+    names: tuple[Hashable, ...]
+    edges: tuple[tuple[int, int], ...]
+    directed: bool
+    node_labels: tuple[Any, ...] | None
+    edge_labels: tuple[Any, ...] | None
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.names)
+
+
+def read_pair(
+    a: Graph, b: Graph, *, directed: bool | None, node_label: str, edge_label: str
+) -> tuple[LabelledGraph, LabelledGraph]:
+    """Two graphs that can be compared. Arguments and errors as in `graph_edit_distance`."""
+    left = read_graph(a, "a", directed=directed, node_label=node_label, edge_label=edge_label)
+    right = read_graph(b, "b", directed=directed, node_label=node_label, edge_label=edge_label)
+    check_comparable([left, right], ["a", "b"], node_label, edge_label)
+    return left, right
+
+
+def read_graph(graph: Graph, name: str, *, directed: bool | None, node_label: str, edge_label: str) -> LabelledGraph:
+    """The graph called ``name`` in error messages, in the plain form."""
+    if isinstance(graph, Dag):
+        read = _from_dag(graph, name, node_label, edge_label)
+    elif hasattr(graph, "is_directed") and hasattr(graph, "adjacency") and hasattr(graph, "is_multigraph"):
+        read = _from_networkx(graph, name, node_label, edge_label)
+    elif hasattr(graph, "edge_index") and hasattr(graph, "num_nodes"):
+        return _from_pyg(graph, name, directed, node_label, edge_label)
+    else:
+        raise DtypeError(f"{name} must be a Dag, a NetworkX graph or a PyG Data, got {type(graph).__name__}.")
+    if directed is None or directed == read.directed:
+        return read
+    if directed:
+        raise GraphError(f"{name} is undirected, but directed=True: give a directed graph, or leave directed out.")
+    return LabelledGraph(read.names, read.edges, False, read.node_labels, read.edge_labels)
+
+
+def check_comparable(graphs: list[LabelledGraph], names: list[str], node_label: str, edge_label: str) -> None:
+    """Raise GraphError unless all graphs are directed or all are not, and all are labelled or none is."""
+    for graph, name in zip(graphs[1:], names[1:], strict=True):
+        if graph.directed != graphs[0].directed:
+            kinds = ["directed" if g.directed else "undirected" for g in (graphs[0], graph)]
+            raise GraphError(
+                f"{names[0]} is {kinds[0]} and {name} is {kinds[1]}: compare like with like, "
+                "or pass directed=False to ignore all directions."
+            )
+    for kind, attribute in (("node", node_label), ("edge", edge_label)):
+        have = {name: _labels(g, kind) is not None for g, name in zip(graphs, names, strict=True) if _count(g, kind)}
+        if len(set(have.values())) > 1:
+            with_labels = next(name for name, yes in have.items() if yes)
+            without = next(name for name, yes in have.items() if not yes)
+            raise GraphError(
+                f"{with_labels} has the {kind} attribute {attribute!r} and {without} has not: label both, "
+                f"or name an attribute that neither has in {kind}_label to compare without labels."
+            )
+
+
+def _count(graph: LabelledGraph, kind: str) -> int:
+    return graph.num_nodes if kind == "node" else len(graph.edges)
+
+
+def _labels(graph: LabelledGraph, kind: str) -> tuple[Any, ...] | None:
+    return graph.node_labels if kind == "node" else graph.edge_labels
+
+
+def _from_dag(dag: Dag, name: str, node_label: str, edge_label: str) -> LabelledGraph:
+    names = dag.names if dag.names is not None else tuple(range(dag.num_nodes))
+    return LabelledGraph(
+        names=names,
+        edges=tuple((u, v) for u, v in dag.edges.tolist()),
+        directed=True,
+        node_labels=_column(dag.node_attributes.get(node_label), dag.num_nodes, name, node_label),
+        edge_labels=_column(dag.edge_attributes.get(edge_label), dag.num_edges, name, edge_label),
+    )
+
+
+def _from_networkx(graph: Any, name: str, node_label: str, edge_label: str) -> LabelledGraph:
+    names = tuple(graph.nodes)
+    number = {node: i for i, node in enumerate(names)}
+    edges = list(graph.edges(data=True))
+    return LabelledGraph(
+        names=names,
+        edges=tuple((number[u], number[v]) for u, v, _ in edges),
+        directed=graph.is_directed(),
+        node_labels=_data([data for _, data in graph.nodes(data=True)], list(names), name, "node", node_label),
+        edge_labels=_data([data for *_, data in edges], [(u, v) for u, v, _ in edges], name, "edge", edge_label),
+    )
+
+
+def _from_pyg(data: Any, name: str, directed: bool | None, node_label: str, edge_label: str) -> LabelledGraph:
+    """PyG keeps an undirected edge as two directed ones: with ``directed=False`` they become one again.
+
+    It keeps node and edge data in one place, so that one name for both means the labels of the nodes.
+    """
+    count = int(data.num_nodes)
+    edges = [(int(u), int(v)) for u, v in data.edge_index.t().tolist()]
+    for i, (u, v) in enumerate(edges):
+        if not (0 <= u < count and 0 <= v < count):
+            raise GraphError(f"edge {i} of {name} is {u} -> {v}, but it has the nodes 0 .. {count - 1}.")
+    node_labels = _column(getattr(data, node_label, None), count, name, node_label)
+    edge_values = None if edge_label == node_label else getattr(data, edge_label, None)
+    edge_labels = _column(edge_values, len(edges), name, edge_label)
+    if directed is not False:
+        return LabelledGraph(tuple(range(count)), tuple(edges), True, node_labels, edge_labels)
+
+    labels = edge_labels or (None,) * len(edges)
+    kept = [i for i, (u, v) in enumerate(edges) if u <= v]
+    there = sorted((u, v, repr(label_key(labels[i]))) for i, (u, v) in enumerate(edges) if u < v)
+    back = sorted((v, u, repr(label_key(labels[i]))) for i, (u, v) in enumerate(edges) if u > v)
+    if there != back:
+        raise GraphError(f"{name} has edges in one direction only, but directed=False: PyG lists both directions.")
+    return LabelledGraph(
+        tuple(range(count)),
+        tuple(edges[i] for i in kept),
+        False,
+        node_labels,
+        None if edge_labels is None else tuple(edge_labels[i] for i in kept),
+    )
+
+
+def _column(values: Any, count: int, name: str, attribute: str) -> tuple[Any, ...] | None:
+    """An attribute as one label per node or edge."""
+    if values is None:
+        return None
+    labels = tuple(values.tolist() if isinstance(values, Tensor | np.ndarray) and values.ndim == 1 else values)
+    if len(labels) != count:
+        raise GraphError(f"{name} has {len(labels)} labels in {attribute!r}, but {count} things to label.")
+    return labels
+
+
+def _data(rows: list[dict[Any, Any]], items: list[Any], name: str, kind: str, attribute: str) -> tuple[Any, ...] | None:
+    """The same from NetworkX's dictionaries: all have the attribute, or none has."""
+    missing = [item for item, data in zip(items, rows, strict=True) if attribute not in data]
+    if len(missing) == len(rows):
+        return None
+    if missing:
+        raise GraphError(
+            f"{kind} {missing[0]!r} of {name} has no {attribute!r}, other {kind}s have: label all or none."
+        )
+    return tuple(data[attribute] for data in rows)
+
+
+def label_key(label: Any) -> Hashable:
+    """A hashable value that is equal for equal labels; arrays and lists are compared by content."""
+    if type(label) in (str, int, type(None)):  # nearly all labels
+        return label  # type: ignore[no-any-return]
+    if isinstance(label, Tensor | np.ndarray):
+        return label_key(label.tolist())
+    if isinstance(label, list | tuple):
+        return tuple(label_key(part) for part in label)
+    if isinstance(label, Hashable):
+        return label
+    raise DtypeError(f"a label must be hashable, an array or a list, got {type(label).__name__}: {label!r}.")

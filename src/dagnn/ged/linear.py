@@ -1,0 +1,137 @@
+"""Prices from a linear program: a much stronger bound than branch match, for the pairs that need it.
+
+The program relaxes which node goes where (x) and which edge becomes which (z): an edge can only become an edge between
+the images of its ends, and each edge is used once at either end. Its dual variables are *prices* that move the cost of
+edges to the nodes, so that an assignment of nodes alone has the program's bound; what is left on the pairs is never
+negative. The search goes on with these prices.
+
+On 20 pairs of unrelated random DAGs of 16 nodes with 4 labels, at distance 23 on average, it ended 0.7 below the
+distance, and branch match 9.4 below. Of such pairs with 24 nodes, branch match proved 1 of 4 in 300,000 search nodes,
+and this all of them in 54,000.
+
+The bound does not trust the floating-point solver: prices are rounded to integers and made valid exactly, and any
+valid prices give a valid bound.
+Source: Lerouge et al., "New binary linear programming formulation to compute the graph edit distance", Pattern
+Recognition 72, 2017 (F2); D'Ascenzo et al., "Enhancing graph edit distance computation", VLDB 2025 (orientations).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from dagnn.ged.problem import ALL_EDGES, DELETIONS_PAY, Prices, Problem
+
+Ints = NDArray[np.int64]
+
+# Prices are multiples of 1 / FINEST unit, or coarser if the unit itself is tiny.
+FINEST = 1 << 14
+LARGEST = 1 << 34
+
+# Most variables. Measured: 700 take 0.03 s, 2,200 take 0.1 s, 6,700 (50 nodes, 65 edges each) 0.5 s, 16,700 5 s.
+MOST = 20_000
+
+
+def linear_prices(problem: Problem) -> Prices | None:
+    """Prices by the linear program; None if it has too many variables or the solver gives up."""
+    node, delete, insert, left, right, pair = problem[:6]
+    n1, n2 = node.shape
+    u, w = np.nonzero(left)  # ordered pairs: every edge from both of its ends
+    v, x = np.nonzero(right)
+    saved = _savings(pair)[left[u, w][:, None], right[v, x]]
+    e, f = np.nonzero((saved < 0) & (u < w)[:, None])
+    if n1 * n2 + len(e) > MOST or not len(e):
+        return None
+
+    largest = max(1, int(pair.max()), int(node.max()), int(delete.max()), int(insert.max()))
+    move = (node - delete[:, None] - insert).ravel()
+    cost = np.concatenate([move, saved[e, f]]) / largest
+    z = n1 * n2 + np.arange(len(e))
+    # Row (edge from u to w, v): the images of the edge that start in v need u -> v. And the same from the right side.
+    back_e, back_f = _reverse(u, w), _reverse(v, x)
+    rows = [e * n2 + v[f], back_e[e] * n2 + x[f]]
+    rows += [len(u) * n2 + f * n1 + u[e], len(u) * n2 + back_f[f] * n1 + w[e]]
+    # x of every row, for all rows whether used or not.
+    needs = np.concatenate([(u[:, None] * n2 + np.arange(n2)).ravel(), (np.arange(n1) * n2 + v[:, None]).ravel()])
+    used, number = np.unique(np.concatenate(rows), return_inverse=True)
+    inner = coo_array(
+        (
+            np.concatenate([np.ones(4 * len(z)), -np.ones(len(used))]),
+            (np.concatenate([number, np.arange(len(used))]), np.concatenate([np.tile(z, 4), needs[used]])),
+        ),
+        shape=(len(used), len(cost)),
+    )
+    ones = np.ones(n1 * n2)
+    by_left = coo_array((ones, (np.repeat(np.arange(n1), n2), np.arange(n1 * n2))), shape=(n1, len(cost)))
+    by_right = coo_array((ones, (np.tile(np.arange(n2), n1), np.arange(n1 * n2))), shape=(n2, len(cost)))
+    everyone_maps = problem.constants[DELETIONS_PAY] == 0
+    upper = [inner, by_right] if everyone_maps else [inner, by_right, by_left]
+    solution = linprog(
+        cost,
+        A_ub=_stacked(upper),
+        b_ub=np.concatenate([np.zeros(len(used)), np.ones(n2 if everyone_maps else n1 + n2)]),
+        A_eq=by_left if everyone_maps else None,
+        b_eq=np.ones(n1) if everyone_maps else None,
+        method="highs-ipm",
+    )
+    if solution.status != 0:
+        return None
+
+    scale = max(1, min(FINEST, LARGEST // largest))
+    dual = np.maximum(-solution.ineqlin.marginals[: len(used)], 0) * largest * scale
+    price = np.zeros(len(needs), dtype=np.int64)
+    price[used] = np.ceil(dual).astype(np.int64)
+    return _valid(problem, price[: len(u) * n2], price[len(u) * n2 :], scale)
+
+
+def _valid(problem: Problem, from_left: Ints, from_right: Ints, scale: int) -> Prices:
+    """Prices by node instead of by row, raised where a pair would be left with a negative cost."""
+    node, delete, insert, left, right, pair = problem[:6]
+    n1, n2 = node.shape
+    u, w = np.nonzero(left)
+    v, x = np.nonzero(right)
+    left_price, right_price = np.zeros((n1, n1, n2), dtype=np.int64), np.zeros((n2, n2, n1), dtype=np.int64)
+    left_price[u, w] = from_left.reshape(-1, n2)
+    right_price[v, x] = from_right.reshape(-1, n1)
+
+    i, j = np.arange(len(u))[:, None], np.arange(len(v))
+    rest = scale * _savings(pair)[left[u, w][:, None], right[v, x]]
+    rest = rest + left_price[u[i], w[i], v[j]] + left_price[w[i], u[i], x[j]]
+    rest = rest + right_price[v[j], x[j], u[i]] + right_price[x[j], v[j], w[i]]
+    short = np.maximum(-rest, 0)
+    # The end that is cheapest to name: u -> v, at the edge towards w.
+    np.maximum.at(left_price, (u[i], w[i], v[j]), left_price[u[i], w[i], v[j]] + short)
+
+    edges = sum(int(pair[left[a, b], 0]) for a, b in zip(u.tolist(), w.tolist(), strict=True) if a < b)
+    everything = int(delete.sum()) + int(insert.sum()) + edges + int(problem.constants[ALL_EDGES])
+    return Prices(
+        node=scale * (node - delete[:, None] - insert) - left_price.sum(1) - right_price.sum(1).T,
+        left=left_price,
+        right=right_price,
+        constants=np.array([scale, scale * everything]),
+    )
+
+
+def _savings(pair: Ints) -> Ints:
+    """What turning one pair type into another saves against deleting and inserting: never positive."""
+    return pair - pair[:, :1] - pair[:1]
+
+
+def _reverse(source: Ints, target: Ints) -> Ints:
+    """Place of (target, source) for every (source, target), of pairs in the order of ``np.nonzero``."""
+    place = {pair: i for i, pair in enumerate(zip(source.tolist(), target.tolist(), strict=True))}
+    return np.array([place[t, s] for s, t in zip(source.tolist(), target.tolist(), strict=True)], dtype=np.int64)
+
+
+def _stacked(blocks: list[coo_array]) -> coo_array:
+    offsets = np.cumsum([0, *(block.shape[0] for block in blocks)])
+    return coo_array(
+        (
+            np.concatenate([block.data for block in blocks]),
+            (
+                np.concatenate([block.coords[0] + offset for block, offset in zip(blocks, offsets, strict=False)]),
+                np.concatenate([block.coords[1] for block in blocks]),
+            ),
+        ),
+        shape=(int(offsets[-1]), blocks[0].shape[1]),
+    )

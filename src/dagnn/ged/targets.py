@@ -1,0 +1,200 @@
+"""Target graphs, padded to the slots of a decoder."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.graph import Dag
+
+
+@dataclass(frozen=True)
+class GraphTargets:
+    """A batch of B target graphs with at most M nodes each.
+
+    Attributes:
+        exists: bool ``[B, M]``, true where the slot holds a target node.
+        adjacency: bool ``[B, M, M]``, true where the edge i -> j is wanted; false on the diagonal and at empty slots.
+        labels: int64 ``[B, M]`` or None for graphs without node labels; ignored at empty slots.
+        edge_labels: int64 ``[B, M, M]`` or None; ignored where there is no edge.
+
+    """
+
+    exists: Tensor
+    adjacency: Tensor
+    labels: Tensor | None = None
+    edge_labels: Tensor | None = None
+
+    def check(self) -> None:
+        """Raise unless the tensors fit together.
+
+        Raises:
+            DtypeError: a tensor has another dtype.
+            GraphError: shapes disagree, an edge touches an empty slot, or a node has an edge to itself.
+        """
+        shape = self.exists.shape
+        if len(shape) != 2:
+            raise GraphError(f"exists must have the shape [B, M], got {list(shape)}.")
+        square = (shape[0], shape[1], shape[1])
+        _check("exists", self.exists, torch.bool, shape)
+        _check("adjacency", self.adjacency, torch.bool, square)
+        _check("labels", self.labels, torch.int64, shape)
+        _check("edge_labels", self.edge_labels, torch.int64, square)
+        if self.adjacency.diagonal(dim1=1, dim2=2).any():
+            graph, node = self.adjacency.diagonal(dim1=1, dim2=2).nonzero()[0].tolist()
+            raise GraphError(f"target {graph} has the edge {node} -> {node}: the loss has no self-loops, drop it.")
+        stray = self.adjacency & ~(self.exists[:, :, None] & self.exists[:, None, :])
+        if stray.any():
+            graph, source, target = stray.nonzero()[0].tolist()
+            raise GraphError(f"target {graph} has the edge {source} -> {target}, but one of its ends does not exist.")
+
+    @classmethod
+    def from_dags(
+        cls,
+        dags: Iterable[Dag],
+        slots: int,
+        *,
+        node_vocabulary: Sequence[Hashable] | None = None,
+        edge_vocabulary: Sequence[Hashable] | None = None,
+        node_attribute: str = "label",
+        edge_attribute: str = "label",
+    ) -> "GraphTargets":
+        """Pad graphs to ``slots`` nodes; node i of a graph takes slot i.
+
+        Args:
+            dags: a list of Dags or a DagBatch, with at most ``slots`` nodes each.
+            slots: M, the number of nodes that the decoder can predict.
+            node_vocabulary: label -> class: the class of a label is its index here. None: unlabelled nodes.
+            edge_vocabulary: the same for edges. Parallel edges are one edge whose label is the sorted tuple of
+                their labels; put such tuples in the vocabulary. None: unlabelled edges.
+            node_attribute: the node attribute that holds the labels.
+            edge_attribute: the edge attribute that holds the labels.
+
+        Raises:
+            GraphError: a graph has more nodes than slots, lacks the attribute, holds a label that is not in the
+                vocabulary, or has parallel edges that nothing tells apart.
+            ConfigError: a vocabulary lists a label twice.
+        """
+        graphs = list(dags)
+        shape = (len(graphs), slots, slots)
+        exists = torch.zeros(shape[:2], dtype=torch.bool)
+        adjacency = torch.zeros(shape, dtype=torch.bool)
+        labels = edge_labels = None
+        if node_vocabulary is not None:
+            labels, class_of_node = torch.zeros(shape[:2], dtype=torch.int64), _classes("node", node_vocabulary)
+        if edge_vocabulary is not None:
+            edge_labels, class_of_edge = torch.zeros(shape, dtype=torch.int64), _classes("edge", edge_vocabulary)
+
+        for b, dag in enumerate(graphs):
+            n = dag.num_nodes
+            if n > slots:
+                raise GraphError(f"target {b} has {n} nodes, but there are {slots} slots: give the decoder {n}.")
+            exists[b, :n] = True
+            adjacency[b, dag.edges[:, 0], dag.edges[:, 1]] = True
+            if labels is not None and n:
+                values = _attribute(dag.node_attributes, node_attribute, "node", b)
+                found = [_class(class_of_node, value, f"node {i} of target {b}") for i, value in enumerate(values)]
+                labels[b, :n] = torch.tensor(found, dtype=torch.int64)
+            if edge_labels is not None and dag.num_edges:
+                values = _attribute(dag.edge_attributes, edge_attribute, "edge", b)
+                for (source, target), value in _bundles(dag, values).items():
+                    edge = f"edge {source} -> {target} of target {b}"
+                    edge_labels[b, source, target] = _class(class_of_edge, value, edge)
+            elif dag.num_edges != int(adjacency[b].sum()):
+                raise GraphError(
+                    f"target {b} has parallel edges, which one edge logit cannot express: merge them, or give "
+                    "edge_vocabulary with the tuples of labels that occur together."
+                )
+        return cls(exists, adjacency, labels, edge_labels)
+
+    def permuted(self, alignment: Tensor) -> "GraphTargets":
+        """The same graphs with target node ``alignment[b, i]`` moved to slot i.
+
+        Args:
+            alignment: int64 ``[B, M]``, a permutation of 0 .. M - 1 in every row.
+        """
+        rows = alignment[:, :, None].expand(-1, -1, alignment.shape[1])
+        columns = rows.transpose(1, 2)
+        adjacency = self.adjacency.gather(1, rows).gather(2, columns)
+        labels = None if self.labels is None else self.labels.gather(1, alignment)
+        edge_labels = None if self.edge_labels is None else self.edge_labels.gather(1, rows).gather(2, columns)
+        return replace(
+            self,
+            exists=self.exists.gather(1, alignment),
+            adjacency=adjacency,
+            labels=labels,
+            edge_labels=edge_labels,
+        )
+
+    def to(self, device: torch.device | str) -> "GraphTargets":
+        """The same targets on ``device``."""
+        return GraphTargets(
+            self.exists.to(device),
+            self.adjacency.to(device),
+            None if self.labels is None else self.labels.to(device),
+            None if self.edge_labels is None else self.edge_labels.to(device),
+        )
+
+    @property
+    def num_nodes(self) -> Tensor:
+        """int64 ``[B]``."""
+        return self.exists.sum(1)
+
+    @property
+    def num_edges(self) -> Tensor:
+        """int64 ``[B]``."""
+        return self.adjacency.sum((1, 2))
+
+
+def _check(name: str, value: Tensor | None, dtype: torch.dtype, shape: Sequence[int]) -> None:
+    if value is None:
+        return
+    if value.dtype != dtype:
+        raise DtypeError(f"{name} must be {dtype}, got {value.dtype}.")
+    if tuple(value.shape) != tuple(shape):
+        raise GraphError(f"{name} must have the shape {list(shape)}, got {list(value.shape)}.")
+
+
+def _classes(kind: str, vocabulary: Sequence[Hashable]) -> dict[Hashable, int]:
+    classes: dict[Hashable, int] = {}
+    for index, label in enumerate(vocabulary):
+        if label in classes:
+            raise ConfigError(f"{kind}_vocabulary lists {label!r} twice, at {classes[label]} and {index}.")
+        classes[label] = index
+    return classes
+
+
+def _class(classes: dict[Hashable, int], label: Hashable, where: str) -> int:
+    found = classes.get(label)
+    if found is None:
+        raise GraphError(f"{where} has the label {label!r}, which is not in the vocabulary of {len(classes)} labels.")
+    return found
+
+
+def _attribute(attributes: Any, name: str, kind: str, graph: int) -> list[Hashable]:
+    """The attribute as a list of plain Python values, one per node or edge."""
+    if name not in attributes:
+        raise GraphError(
+            f"target {graph} has no {kind} attribute {name!r}, only {sorted(attributes)}: "
+            f"name the one that holds the labels with {kind}_attribute."
+        )
+    values = attributes[name]
+    return list(values.tolist()) if isinstance(values, Tensor) else list(values)
+
+
+def _bundles(dag: Dag, labels: list[Hashable]) -> dict[tuple[int, int], Hashable]:
+    """Label of every distinct edge: the label itself, or the sorted tuple of the labels of parallel edges."""
+    bundles: dict[tuple[int, int], list[Hashable]] = {}
+    for (source, target), label in zip(dag.edges.tolist(), labels, strict=True):
+        bundles.setdefault((source, target), []).append(label)
+    return {edge: found[0] if len(found) == 1 else _sorted(found) for edge, found in bundles.items()}
+
+
+def _sorted(labels: list[Any]) -> tuple[Hashable, ...]:
+    try:
+        return tuple(sorted(labels))
+    except TypeError:  # labels of several types have no order of their own
+        return tuple(sorted(labels, key=repr))

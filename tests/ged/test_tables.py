@@ -1,0 +1,67 @@
+from fractions import Fraction
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+from dagnn.errors import DtypeError
+from dagnn.ged import EditCosts
+from dagnn.ged.labelled import label_key, read_pair
+from dagnn.ged.tables import build_tables
+
+
+def tables_of(a, b, **costs):
+    return build_tables(read_pair(a, b, directed=None, node_label="label", edge_label="label"), EditCosts(**costs))
+
+
+@pytest.mark.parametrize(
+    ("costs", "unit"),
+    [
+        ({}, Fraction(1)),
+        ({"node_insertion": 4, "node_deletion": 6, "edge_insertion": 2, "edge_deletion": 8}, Fraction(2)),
+        ({"node_insertion": 0.1, "edge_deletion": 0.25}, Fraction(1, 20)),
+        ({"node_insertion": 1 / 3}, Fraction(1, 3)),
+    ],
+)
+def test_unit_divides_all_costs(costs, unit):
+    found = tables_of(nx.path_graph(2), nx.path_graph(3), **costs)
+    assert found.unit == unit
+    assert found.tables.insert[0] * unit == Fraction(costs.get("node_insertion", 1)).limit_denominator(100)
+
+
+def test_costs_without_a_common_unit_get_a_small_one():
+    found = tables_of(nx.path_graph(2), nx.path_graph(3), node_insertion=2**0.5, node_deletion=1e-3)
+    assert float(found.tables.insert[0] * found.unit) == pytest.approx(2**0.5, rel=1e-9)
+    assert float(found.tables.delete[0] * found.unit) == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_parallel_edges_are_matched_as_cheaply_as_possible():
+    a = nx.MultiDiGraph([(0, 1, {"label": 1}), (0, 1, {"label": 5})])
+    b = nx.MultiDiGraph([(0, 1, {"label": 6}), (0, 1, {"label": 2}), (0, 1, {"label": 9})])
+    found = tables_of(a, b, edge_substitution=lambda x, y: abs(x - y) / 2, edge_insertion=7)
+    p, q = found.graphs[0].pairs[0, 1], found.graphs[1].pairs[0, 1]
+    assert found.tables.pair[p, q] * found.unit == 0.5 + 0.5 + 7
+    assert found.reversed.pair[q, p] == found.tables.pair[p, q]
+
+
+def test_edge_substitution_never_exceeds_deletion_and_insertion():
+    a, b = nx.DiGraph([(0, 1, {"label": "x"})]), nx.DiGraph([(0, 1, {"label": "y"})])
+    found = tables_of(a, b, edge_substitution=100)
+    assert found.tables.pair[found.graphs[0].pairs[0, 1], found.graphs[1].pairs[0, 1]] * found.unit == 2
+
+
+def test_symmetric_costs_are_recognised():
+    assert tables_of(nx.path_graph(2), nx.path_graph(3)).symmetric
+    assert not tables_of(nx.path_graph(2), nx.path_graph(3), node_insertion=2).symmetric
+    labelled = nx.path_graph(2)
+    nx.set_node_attributes(labelled, {0: 0, 1: 1}, "label")
+    assert not tables_of(labelled, labelled, node_substitution=np.array([[0.0, 1.0], [2.0, 0.0]])).symmetric
+
+
+def test_label_keys_are_equal_for_equal_content():
+    assert label_key(torch.tensor([1.0, 2.0])) == label_key(np.array([1.0, 2.0])) == label_key([1.0, 2.0])
+    assert label_key("a") != label_key("b")
+    assert label_key(torch.tensor(3)) == label_key(3)
+    with pytest.raises(DtypeError, match="a label must be hashable, an array or a list, got dict"):
+        label_key({"a": 1})
