@@ -13,6 +13,7 @@ import pytest
 from dagnn.cli import main
 from dagnn.data import Dataset
 from dagnn.training.config import TrainingConfig
+from dagnn.training.evaluate import Solution
 from dagnn.training.evaluation import Evaluation, LevelResult
 from dagnn.training.run_directory import RunDirectory
 from dagnn.training.signals import TrainingInterrupted
@@ -208,16 +209,22 @@ def test_evaluate_prints_a_table_or_json(capsys, called):
     assert json.loads(capsys.readouterr().out) == EVALUATION.summary()
 
 
-@pytest.mark.parametrize(("right", "verdict"), [(True, "right"), (False, "wrong: other value")])
-def test_solve_prints_answer_verdict_and_seconds(right, verdict, capsys, called):
-    called.results["solve"] = types.SimpleNamespace(
-        answer="(* 2 x)", right=right, reason="" if right else "other value", seconds=0.25
-    )
+@pytest.mark.parametrize(
+    ("right", "reason", "has_answer", "verdict"),
+    [
+        (True, "equivalent to (* 2 x)", True, "right, equivalent to (* 2 x)"),
+        (False, "other value", True, "wrong, other value"),
+        (False, "division by zero at (/ 5 0)", False, "there is no answer: division by zero at (/ 5 0)"),
+    ],
+)
+def test_solve_prints_answer_verdict_and_seconds(right, reason, has_answer, verdict, capsys, called):
+    called.results["solve"] = Solution("(* 2 x)", right, reason, 0.25, 12, has_answer)
 
     assert main(["solve", "(derive (^ x 2) x)", "--run", "my-run"]) == 0
 
     assert called.calls == [("solve", ("my-run", "(derive (^ x 2) x)"), {})]
-    assert capsys.readouterr().out.splitlines() == ["answer   (* 2 x)", f"verdict  {verdict}", "seconds  0.250"]
+    out = capsys.readouterr().out.splitlines()
+    assert out == ["answer   (* 2 x)", f"verdict  {verdict}", "seconds  0.250 for 12 steps"]
 
 
 def test_report_prints_text_or_json(capsys, run, tmp_path):

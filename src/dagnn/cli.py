@@ -174,8 +174,8 @@ def _solve(arguments: Sequence[str]) -> int:
 
     solution = solve(given.run, given.expression)
     print(f"answer   {solution.answer or 'none'}")
-    print(f"verdict  {'right' if solution.right else f'wrong: {solution.reason}'}")
-    print(f"seconds  {solution.seconds:.3f}")
+    print(f"verdict  {solution.verdict}")
+    print(f"seconds  {solution.seconds:.3f} for {solution.steps} steps")
     return 0
 
 

@@ -11,6 +11,7 @@ from dagnn.graph.rewriting.machine import RewritingMachine, RuleRewriter
 from dagnn.graph.rewriting.signature import Label, Signature
 from dagnn.graph.rewriting.window import LEAVE
 from dagnn.nn.rewriter import GraphRewriter
+from dagnn.nn.rewriter_alignment import target_orders
 from dagnn.nn.rewriter_features import WindowFeatures
 from dagnn.nn.rewriter_loss import edit_cost, parent_slots
 
@@ -121,6 +122,45 @@ def test_a_certain_right_answer_costs_nothing_and_an_empty_batch_is_zero():
     arity, targets = torch.tensor([1]), torch.tensor([[1, 2]])
     assert edit_cost(torch.zeros(1, 2), targets, arity, gamma=1.0) == 0
     assert edit_cost(torch.zeros(0, 2), targets[:0], arity, gamma=1.0) == 0
+
+
+def test_exchanged_operands_are_other_orders_of_one_graph():
+    # Labels a, f(1), +(2): the graph (+ (f a) copy), with + unordered.
+    arity = torch.tensor([0, 1, 2])
+    targets = torch.tensor([[3, 2, 1, 5, -1], [2, 1, -1, -1, -1], [0, -1, -1, -1, -1]])
+    orders = target_orders(targets, arity, unordered=[2])
+    assert orders.tolist() == [
+        [[3, 2, 1, 5, -1], [3, 5, 2, 1, -1]],
+        [[2, 1, -1, -1, -1]] * 2,
+        [[0, -1, -1, -1, -1]] * 2,
+    ]
+    assert target_orders(targets, arity, unordered=[])[:, 0].tolist() == targets.tolist()
+
+
+def test_nested_exchanges_give_every_order_once():
+    arity = torch.tensor([0, 0, 2])
+    targets = torch.tensor([[3, 3, 1, 2, 1]])
+    orders = target_orders(targets, arity, unordered=[2])[0].tolist()
+    assert sorted(orders) == [[3, 1, 3, 1, 2], [3, 1, 3, 2, 1], [3, 3, 1, 2, 1], [3, 3, 2, 1, 1]]
+    assert orders[0] == targets[0].tolist()
+
+
+def test_a_searched_alignment_costs_the_cheapest_order():
+    windows = windows_of_sums(1, 200)
+    net = GraphRewriter.from_windows(SIGNATURE, windows, width=16).double()
+    rows = net.features.encode(windows)
+    targets = net.features.encode_targets(windows, [replacement_of(w) for w in windows], num_slots=8)
+    orders = target_orders(targets, net.arity, [SIGNATURE.id_of["add"], SIGNATURE.id_of["carry"]])
+    assert orders.shape[1] == 2
+    cheapest = [
+        min(net.loss(row[None], order[None], beta=0.5).item() for order in given)
+        for row, given in zip(rows[:50], orders[:50], strict=True)
+    ]
+    searched = net.loss(rows[:50], orders[:50], beta=0.5)
+    torch.testing.assert_close(searched, torch.tensor(cheapest, dtype=torch.float64).mean(), check_dtype=False)
+    assert searched < net.loss(rows[:50], targets[:50], beta=0.5)
+    searched.backward()
+    assert net.has_gradients()
 
 
 def trained(signature: Signature, windows, replacements, steps: int) -> GraphRewriter:

@@ -64,6 +64,7 @@ def test_process_environment_is_read_by_default(monkeypatch):
         ("non_finite", "hide", "one of skip, stop"),
         ("eval_every", -1, "a whole number of at least 0"),
         ("eval_samples", 0, "a whole number of at least 1"),
+        ("test_samples", 0, "a whole number of at least 1"),
         ("monitor", "", "the name of a metric"),
         ("monitor_mode", "largest", "one of max, min"),
         ("curriculum.levels", (1, 8), "distinct levels from 1 to 7, in rising order"),

@@ -37,7 +37,7 @@ def test_run_ids_differ(tmp_path):
 def test_used_directory_is_refused_and_left_alone(tmp_path):
     RunDirectory.create(tmp_path / "run", CONFIG).close()
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(RunError, match="run already holds a run: resume it, or choose another run_directory"):
+    with pytest.raises(RunError, match=r"already holds a run: go on with --resume .*, or choose another"):
         RunDirectory.create(tmp_path / "run", TrainingConfig(seed=6))
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 

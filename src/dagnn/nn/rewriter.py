@@ -10,6 +10,7 @@ from dagnn.graph.rewriting.machine import LabelTokens, RewritingMachine, Rewritt
 from dagnn.graph.rewriting.signature import Signature
 from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens
 from dagnn.nn.learnable import LearnableModule
+from dagnn.nn.rewriter_alignment import cheapest_order
 from dagnn.nn.rewriter_features import WindowFeatures
 from dagnn.nn.rewriter_loss import edit_cost
 
@@ -93,18 +94,29 @@ class GraphRewriter(LearnableModule):
 
         Args:
             rows: int64 ``[batch, max_features]``.
-            targets: int64 ``[batch, slots]``, -1 behind the end of a replacement.
+            targets: int64 ``[batch, slots]``, -1 behind the end of a replacement: nodes are aligned by the decoder's
+                order. Or ``[batch, orders, slots]`` from `target_orders`: the alignment is searched among them.
             alpha, beta, gamma: weights of labels, copies and parent-child pairs.
         """
-        used = targets >= 0
-        # A batch's replacements are mostly short: slots behind the longest, and classes of unused slots, cost nothing.
+        if targets.dim() == 2:
+            targets = targets[:, None]
+        used = (targets >= 0).any(1)
+        # A batch's replacements are mostly short: slots behind the longest, and unused ones, cost nothing.
         num_slots = int(used.any(0).sum())
-        targets, used = targets[:, :num_slots], used[:, :num_slots]
-        logits = self.output(self._slot_vectors(rows, num_slots)[used])
-        cost = logits.new_zeros(targets.shape).masked_scatter(
-            used, F.cross_entropy(logits, targets[used], reduction="none")
-        )
-        return edit_cost(cost, targets, self.arity, alpha=alpha, beta=beta, gamma=gamma)
+        targets, used = targets[..., :num_slots], used[:, :num_slots]
+        log_likelihood = self.output(self._slot_vectors(rows, num_slots)[used]).log_softmax(-1)
+        costs = []
+        for order in targets.unbind(1):
+            # Where this order is done and another is not, any class will do: `edit_cost` leaves the slot out.
+            chosen = log_likelihood.gather(1, order[used].clamp(min=0)[:, None])[:, 0]
+            costs.append(log_likelihood.new_zeros(order.shape).masked_scatter(used, -chosen))
+        if len(costs) == 1:
+            return edit_cost(costs[0], targets[:, 0], self.arity, alpha=alpha, beta=beta, gamma=gamma)
+        cost = torch.stack(costs, 1)
+        weighted = cost * torch.where(targets > len(self.arity), beta, alpha) * (targets >= 0)
+        best = cheapest_order(weighted.sum(2))
+        items = torch.arange(len(targets), device=targets.device)
+        return edit_cost(cost[items, best], targets[items, best], self.arity, alpha=alpha, beta=beta, gamma=gamma)
 
     @torch.no_grad()
     def rewrite(self, windows: Sequence[WindowTokens], *, batch_size: int = 1024) -> list[ReplacementTokens]:

@@ -155,7 +155,7 @@ class TrainingConfig:
         "runs/curriculum", "where the run is kept", allowed="a path", accepts=lambda value: value.strip() != ""
     )
     threads: int = setting(0, "threads of torch; 0: its own choice", **at_least(0))
-    max_steps: int = setting(4500, "optimizer steps in all", **at_least(1))
+    max_steps: int = setting(3000, "optimizer steps in all", **at_least(1))
     batch_size: int = setting(512, "examples per optimizer step", **at_least(1))
     micro_batches: int = setting(1, "parts in which an optimizer step is computed", **at_least(1))
     max_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", **at_least(0.0))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import WindowSet, collect_windows
+from dagnn.graph.rewriting import RewritingMachine
 from dagnn.nn import GraphRewriter
 from dagnn.training.config import TrainingConfig
 from dagnn.training.evaluate import ask, description_of, evaluate, samples_of
@@ -124,9 +125,10 @@ def _progress_of(
     wrong = _wrong_windows(model, source)
     accuracy = dict.fromkeys(levels, 0.0)
     if wrong <= _WRONG_WINDOWS_AT_MOST:
+        machine = RewritingMachine(SIGNATURE, model)
         for level in levels:
             samples = samples_of(level, config.eval_samples, config, split="validation", seed=config.seed)
-            examples, _ = ask(model, samples)
+            examples, _ = ask(machine, samples)
             accuracy[level] = sum(example.right for example in examples) / len(examples)
     return {
         "windows_wrong": wrong,
@@ -140,8 +142,9 @@ def _wrong_windows(model: GraphRewriter, source: WindowSource) -> float:
     wrong = 0
     for first in range(0, len(source.rows), _WINDOWS_AT_ONCE):
         targets = source.targets[first : first + _WINDOWS_AT_ONCE]
-        used = targets >= 0
-        num_slots = int(used.any(0).sum())
-        predicted = model(source.rows[first : first + _WINDOWS_AT_ONCE], num_slots).argmax(-1)
-        wrong += int(((predicted != targets[:, :num_slots]) & used[:, :num_slots]).any(1).sum())
+        num_slots = int((targets >= 0).any(0).any(0).sum())
+        targets = targets[..., :num_slots]
+        predicted = model(source.rows[first : first + _WINDOWS_AT_ONCE], num_slots).argmax(-1)[:, None]
+        right_orders = ((predicted == targets) | (targets < 0)).all(2)
+        wrong += len(targets) - int(right_orders.any(1).sum())
     return wrong / max(1, len(source.rows))

@@ -5,27 +5,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dagnn.curriculum import Sample, judge, level_of, make_sample, parse, to_text
+from dagnn.curriculum.engine import RuleEngine
 from dagnn.curriculum.expression import Expr
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.terms import from_term, to_term
 from dagnn.errors import CheckpointError, ConfigError, ExpressionError
-from dagnn.graph.rewriting.machine import Rewriter, RewritingMachine, Rewritten
+from dagnn.graph.rewriting.machine import RewritingMachine, Rewritten
+from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens
 from dagnn.nn import GraphRewriter
 from dagnn.nn.rewriter_features import WindowFeatures
 from dagnn.training.checkpoint import Checkpoint
 from dagnn.training.checkpoint_store import CheckpointStore
 from dagnn.training.config import TrainingConfig
-from dagnn.training.evaluation import Evaluation, Example, LevelResult
+from dagnn.training.evaluation import Evaluation, Example, LevelResult, WindowCounts
 from dagnn.training.resume import find_run
 from dagnn.training.run_directory import RunDirectory
 from dagnn.training.tensor_state import load_weights
-from dagnn.training.window_file import read_windows
+from dagnn.training.threads import torch_threads
+from dagnn.training.window_file import Cost, read_windows
 
 # The longest right path of 10,000 level-4 expressions took 11,000 steps.
 STEP_BUDGET = 30_000
 _ROUNDS = 600
-# Expressions that share one graph: few enough that a network which never comes to an end cannot fill the memory.
-_CHUNK = 100
+# Expressions that go on side by side: every round asks the network for all windows that any of them waits for.
+_CHUNK = 500
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Solution:
         reason: why, in words; for an input that has no answer, why not.
         seconds: the network's, loading not counted.
         steps: rewrite steps.
+        has_answer: whether the engine knows an answer at all.
     """
 
     answer: str
@@ -45,6 +49,14 @@ class Solution:
     reason: str
     seconds: float
     steps: int
+    has_answer: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """The engine's word on one line."""
+        if not self.has_answer:
+            return f"there is no answer: {self.reason}"
+        return f"right, {self.reason}" if self.right else f"wrong, {self.reason}"
 
 
 def evaluate(run: str | Path, *, expressions: int = 500, split: str = "test", seed: int = 0) -> Evaluation:
@@ -64,21 +76,20 @@ def evaluate(run: str | Path, *, expressions: int = 500, split: str = "test", se
         raise ConfigError(f"expressions must be at least 1, got {expressions}.")
     directory, config, checkpoint = _opened(run)
     model = model_of(checkpoint)
-    traces = read_windows(directory.path)
-    cost = traces[1] if traces else None
-    examples = {
-        level: ask(model, samples_of(level, expressions, config, split=split, seed=seed))
-        for level in config.curriculum.levels
-    }
+    machine = RewritingMachine(SIGNATURE, model)
+    results = {}
+    for level in config.curriculum.levels:
+        examples, seconds = ask(machine, samples_of(level, expressions, config, split=split, seed=seed))
+        results[level] = LevelResult.of(examples, samples_seen=config.curriculum.samples_of(level), seconds=seconds)
+    traced = read_windows(directory.path)
+    cost = traced[1] if traced else Cost(0.0, 0.0)
     return Evaluation(
-        {
-            level: LevelResult.of(found, samples_seen=config.curriculum.samples_of(level), seconds=seconds)
-            for level, (found, seconds) in examples.items()
-        },
-        cpu_seconds=checkpoint.clock["cpu_seconds"] + (cost.cpu_seconds if cost else 0.0),
-        wall_seconds=checkpoint.clock["seconds"] + (cost.seconds if cost else 0.0),
+        results,
+        cpu_seconds=checkpoint.clock["cpu_seconds"] + cost.cpu_seconds,
+        wall_seconds=checkpoint.clock["seconds"] + cost.seconds,
         parameters=model.num_parameters(),
         step=checkpoint.step,
+        windows=_window_counts(machine, set(traced[0].windows)) if traced else None,
     )
 
 
@@ -105,7 +116,7 @@ def solve(run: str | Path, text: str) -> Solution:
     try:
         verdict = judge(level, expression, answer)
     except ExpressionError as error:
-        return Solution(text, False, f"the expression has no answer: {error}", seconds, result.steps)
+        return Solution(text, False, str(error), seconds, result.steps, has_answer=False)
     reason = verdict.reason if result.tokens is not None else result.stopped
     return Solution(text, verdict.right, reason, seconds, result.steps)
 
@@ -116,16 +127,17 @@ def samples_of(level: int, count: int, config: TrainingConfig, *, split: str, se
     return [make_sample(level, seed=seed, index=index, split=split, preset=preset) for index in range(count)]
 
 
-def ask(rewriter: Rewriter, samples: list[Sample]) -> tuple[list[Example], float]:
-    """The rewriter's answer to every sample with the engine's verdict, and the seconds that answering took."""
-    machine = RewritingMachine(SIGNATURE, rewriter)
+def ask(machine: RewritingMachine, samples: list[Sample]) -> tuple[list[Example], float]:
+    """The answer to every sample with the engine's verdict, and the seconds that answering took."""
     examples: list[Example] = []
     seconds = 0.0
     for first in range(0, len(samples), _CHUNK):
         chunk = samples[first : first + _CHUNK]
         terms = [to_term(sample.input, sample.level) for sample in chunk]
         start = time.perf_counter()
-        results = machine.run([term for term, _ in terms], budget=STEP_BUDGET, rounds=_ROUNDS)
+        # Late rounds ask for a few windows only; on those a second thread costs more than it does.
+        with torch_threads(1):
+            results = machine.run([term for term, _ in terms], budget=STEP_BUDGET, rounds=_ROUNDS)
         seconds += time.perf_counter() - start
         machine.clear_graph()
         examples += [
@@ -179,6 +191,20 @@ def _opened(path: str | Path) -> tuple[RunDirectory, TrainingConfig, Checkpoint]
             f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first save."
         )
     return run, run.config(), checkpoint
+
+
+def _window_counts(machine: RewritingMachine, trained: set[WindowTokens]) -> WindowCounts:
+    asked = {machine.window(w): machine.replacement(w) for w in range(machine.num_windows)}
+    unseen = [window for window in asked if window not in trained]
+    return WindowCounts(len(asked), len(unseen), sum(asked[window] == _of_engine(window) for window in unseen))
+
+
+def _of_engine(window: WindowTokens) -> ReplacementTokens | None:
+    """The engine's replacement; None for a window that only a network off the engine's path can meet."""
+    try:
+        return RuleEngine().rewrite([window])[0]
+    except (ValueError, IndexError, KeyError, AssertionError):
+        return None
 
 
 def _answer(result: Rewritten, names: dict[str, str]) -> tuple[Expr | None, str]:

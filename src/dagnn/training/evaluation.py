@@ -3,9 +3,12 @@
     {"levels": {"1": {"accuracy": 0.998, "expressions": 500, "samples_seen": 60000, "samples_per_second": 4100.0,
                       "examples": [{"input": "(+ 2 3)", "answer": "5", "expected": "5", "right": true, "reason": ""}],
                       "errors": {"+": {"other value": 1}}}},
-     "cpu_seconds": 301.5, "wall_seconds": 290.1, "parameters": 2371200, "step": 4500}
+     "windows": {"asked": 12987, "unseen": 1371, "unseen_right": 1369},
+     "cpu_seconds": 301.5, "wall_seconds": 290.1, "parameters": 2371200, "step": 3000}
 
-``errors`` counts the wrong answers by the operator of their expression (`operator_of`), then by reason.
+``windows`` counts the distinct windows that the network was asked about, those of them that training never showed
+it, and how many of the latter it rewrote as the exact engine does. ``errors`` counts the wrong answers by the
+operator of their expression (`operator_of`), then by reason.
 """
 
 import json
@@ -89,6 +92,21 @@ class LevelResult:
 
 
 @dataclass(frozen=True)
+class WindowCounts:
+    """Distinct windows that a network was asked about.
+
+    Attributes:
+        asked: all of them.
+        unseen: those that are not in the training set.
+        unseen_right: those of the unseen that it rewrote as the exact engine does.
+    """
+
+    asked: int
+    unseen: int
+    unseen_right: int
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The results of all levels, and what the training cost that led to them.
 
@@ -97,6 +115,7 @@ class Evaluation:
         cpu_seconds, wall_seconds: of training, traces included; None where it is not known.
         parameters: trainable numbers of the network; None where it is not known.
         step: optimizer steps made.
+        windows: what it was asked about; None where it is not known.
     """
 
     levels: Mapping[int, LevelResult]
@@ -104,6 +123,7 @@ class Evaluation:
     wall_seconds: float | None
     parameters: int | None
     step: int
+    windows: WindowCounts | None = None
 
     def summary(self) -> dict[str, Any]:
         """What ``--json`` prints: accuracy and number of expressions by level, and the cost; JSON values."""
@@ -117,8 +137,10 @@ class Evaluation:
         """Writes evaluation.json into a run's directory, in one step, and returns its path. Raises RunError."""
         path = Path(directory) / FILE_NAME
         levels = {str(level): asdict(result) for level, result in sorted(self.levels.items())}
+        windows = None if self.windows is None else asdict(self.windows)
+        content = {"levels": levels, "windows": windows} | self._cost()
         try:
-            replace_file(path, (json.dumps({"levels": levels} | self._cost(), indent=1) + "\n").encode())
+            replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
         except OSError as error:
             raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
         return path
@@ -134,7 +156,9 @@ class Evaluation:
         try:
             content = json.loads(path.read_bytes())
             levels = {int(level): _level_result(values) for level, values in content["levels"].items()}
-            return cls(levels, content["cpu_seconds"], content["wall_seconds"], content["parameters"], content["step"])
+            windows = None if content["windows"] is None else WindowCounts(**content["windows"])
+            cost = (content["cpu_seconds"], content["wall_seconds"], content["parameters"], content["step"])
+            return cls(levels, *cost, windows)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dagnn.training.curves import draw_curves
 from dagnn.training.durable import replace_file
-from dagnn.training.evaluation import Evaluation, LevelResult
+from dagnn.training.evaluation import Evaluation, LevelResult, WindowCounts
 from dagnn.training.metrics import read_metrics
 from dagnn.training.run_directory import RunDirectory
 
@@ -96,7 +96,17 @@ def results_table(evaluation: Evaluation) -> list[str]:
             cost.append(f"{seconds:,.0f} {name} seconds")
     if not lines:
         return ["no evaluation yet", ", ".join(cost)]
-    return [*_aligned([head, *lines]), ", ".join(cost)]
+    return [*_aligned([head, *lines]), *_windows(evaluation.windows), ", ".join(cost)]
+
+
+def _windows(counts: WindowCounts | None) -> list[str]:
+    """How the network did where training had not shown it the answer."""
+    if counts is None:
+        return []
+    line = f"{counts.asked:,} distinct windows asked, {counts.unseen:,} of them never trained on"
+    if counts.unseen:
+        line += f": {100 * counts.unseen_right / counts.unseen:.2f} % of those right"
+    return [line]
 
 
 def accuracies(row: Mapping[str, Any]) -> dict[int, float]:

@@ -140,7 +140,7 @@ def _run_id(path: Path) -> str:
 
 def _refuse_used(path: Path) -> None:
     if (path / _RUN).exists():
-        raise RunError(f"{path} already holds a run: resume it, or choose another run_directory.")
+        raise RunError(f"{path} already holds a run: go on with --resume {path}, or choose another run_directory.")
     # Without run.json, the rest of ours is a beginning that was killed: it may be begun again.
     foreign = sorted(
         each.name

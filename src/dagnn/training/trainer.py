@@ -31,6 +31,7 @@ from dagnn.training.run_directory import RunDirectory
 from dagnn.training.schedules import attach_schedule, make_schedule
 from dagnn.training.signals import EvaluationAborted, StopRequest, TrainingInterrupted
 from dagnn.training.source import BatchSource
+from dagnn.training.threads import torch_threads
 
 _MAX_REFUSED_IN_A_ROW = 20
 _REASONS = {"non-finite": "a gradient is not finite", "empty": "its micro-batches have no items"}
@@ -125,7 +126,7 @@ class Trainer:
         """
         with ExitStack() as stack:
             stack.enter_context(self.stop.installed())
-            stack.enter_context(_threads(self.config.threads))
+            stack.enter_context(torch_threads(self.config.threads))
             if not self._started:
                 self._begin()
             self._accumulator = self._make_accumulator()
@@ -362,16 +363,3 @@ def open_checkpoints(run: RunDirectory, config: TrainingConfig) -> CheckpointSto
 
 def _row(loss: float, grad_norm: float | None, lr: float, weight: float | None, count: int) -> dict[str, Any]:
     return {"loss": loss, "grad_norm": grad_norm, "lr": lr, "weight": weight, "micro_batches": count}
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """torch computes with ``count`` threads inside; 0 changes nothing."""
-    before = torch.get_num_threads()
-    try:
-        if count:
-            torch.set_num_threads(count)
-        yield
-    finally:
-        if count:
-            torch.set_num_threads(before)

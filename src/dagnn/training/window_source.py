@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dagnn.curriculum.rules.algebra import COMMUTATIVE
 from dagnn.curriculum.traces import WindowSet
 from dagnn.data import BatchIterator
 from dagnn.nn import GraphRewriter
+from dagnn.nn.rewriter_alignment import target_orders
 from dagnn.training.config import TrainingConfig
 
 # A window counts by the root of how often it came. Cut at 60 the few very frequent windows of derivatives drowned
@@ -24,7 +26,7 @@ class WindowBatch(NamedTuple):
 
     Attributes:
         rows: int64 ``[batch, features]``.
-        targets: int64 ``[batch, slots]``.
+        targets: int64 ``[batch, orders, slots]``; one order unless the alignment is searched.
     """
 
     rows: Tensor
@@ -49,7 +51,12 @@ class WindowSource:
         rows = model.features.encode(windows.windows)
         # Most windows are far shorter than the longest allowed one.
         self.rows = rows[:, : max(1, int((rows > 0).any(0).sum()))].contiguous()
-        self.targets = model.features.encode_targets(windows.windows, windows.replacements, model.num_slots)
+        targets = model.features.encode_targets(windows.windows, windows.replacements, model.num_slots)
+        if config.loss.alignment == "searched":
+            unordered = [model.signature.id_of[name] for name in COMMUTATIVE]
+            self.targets = target_orders(targets, model.arity, unordered)
+        else:
+            self.targets = targets[:, None]
         self._config = config
         self._level_of_item = windows.first_level
         level_weight = np.array([config.curriculum.weight_of(int(level)) for level in self._level_of_item])

@@ -1,0 +1,198 @@
+"""The main job in small: it learns, it repeats itself to the byte, and Ctrl-C costs nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from dagnn.errors import RunError
+from dagnn.training.checkpoint import read_checkpoint
+from dagnn.training.config import TrainingConfig
+from dagnn.training.curriculum_run import train
+from dagnn.training.evaluation import Evaluation
+from dagnn.training.metrics import read_metrics
+from dagnn.training.run_directory import RunDirectory
+from dagnn.training.window_file import FILE_NAME, read_windows
+
+SMALL = {
+    "max_steps": 24,
+    "batch_size": 32,
+    "micro_batches": 2,
+    "threads": 1,
+    "eval_every": 10,
+    "eval_samples": 2,
+    "test_samples": 3,
+    "curriculum.preset": "small",
+    "curriculum.samples": [30, 20, 20, 2, 20, 20, 20],
+    "model.width": 32,
+    "optimizer.lr": 1e-2,
+    "schedule.warmup_steps": 5,
+    "checkpoint.save_every": 5,
+}
+
+
+def config_of(path, **changes) -> TrainingConfig:
+    given = {**SMALL, "run_directory": str(path), **{key.replace("__", "."): value for key, value in changes.items()}}
+    return TrainingConfig.resolve(environment={}, flags=given)
+
+
+def last_bytes(path) -> dict[str, bytes]:
+    """The newest checkpoint's files, but for the clock and the manifest, which holds the run's random id."""
+    newest = sorted((path / "checkpoints").glob("step-*"))[-1]
+    return {
+        file.name: file.read_bytes()
+        for file in sorted(newest.iterdir())
+        if file.name not in ("clock.json", "manifest.json")
+    }
+
+
+def rows_without_clock(path) -> list[dict]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(path / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "small"
+    return path, train(config_of(path), note=lambda line: None)
+
+
+def test_loss_falls_and_weights_change(finished):
+    path, _ = finished
+    losses = [row["loss"] for row in read_metrics(path / "metrics.jsonl") if row["kind"] == "step"]
+    assert len(losses) == 24
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    first, last = (read_checkpoint(path / "checkpoints" / f"step-{step:08d}") for step in (15, 24))
+    changed = [
+        name for name, tensor in last.tensors["model"].items() if not torch.equal(tensor, first.tensors["model"][name])
+    ]
+    assert len(changed) == len(last.tensors["model"])
+
+
+def test_the_run_holds_its_evaluation_of_every_level(finished):
+    path, evaluation = finished
+    assert Evaluation.read(path) == evaluation
+    assert sorted(evaluation.levels) == [1, 2, 3, 4, 5, 6, 7]
+    assert all(result.expressions == 3 and len(result.examples) == 3 for result in evaluation.levels.values())
+    assert evaluation.step == 24
+    assert evaluation.parameters == sum(
+        tensor.numel() for tensor in read_checkpoint(path / "checkpoints/step-00000024").tensors["model"].values()
+    )
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(finished, tmp_path):
+    path, _ = finished
+    train(config_of(tmp_path / "same"), note=lambda line: None)
+    train(config_of(tmp_path / "other", seed=1), note=lambda line: None)
+    assert last_bytes(tmp_path / "same") == last_bytes(path)
+    assert rows_without_clock(tmp_path / "same") == rows_without_clock(path)
+    assert last_bytes(tmp_path / "other")["model.safetensors"] != last_bytes(path)["model.safetensors"]
+
+
+def test_accumulated_micro_batches_train_like_the_whole_batch(tmp_path):
+    """Sums in another order: equal to rounding, through every step."""
+    whole, parts = (
+        train(config_of(tmp_path / str(count), micro_batches=count, max_steps=8, ema_decay=0), note=lambda line: None)
+        for count in (1, 4)
+    )
+    assert whole.step == parts.step == 8
+    for name, tensor in read_checkpoint(tmp_path / "1/checkpoints/step-00000008").tensors["model"].items():
+        other = read_checkpoint(tmp_path / "4/checkpoints/step-00000008").tensors["model"][name]
+        assert tensor.shape == other.shape
+    rows = [read_metrics(tmp_path / str(count) / "metrics.jsonl") for count in (1, 4)]
+    first = [next(row for row in given if row["kind"] == "step") for given in rows]
+    assert first[0]["weight"] == first[1]["weight"] == 32
+
+
+@pytest.mark.parametrize("alignment", ["order", "searched"])
+def test_both_alignments_and_all_loss_terms_train(tmp_path, alignment):
+    changes = {"loss__alignment": alignment, "loss__beta": 0.5, "loss__gamma": 0.1, "max_steps": 8}
+    train(config_of(tmp_path / "run", **changes), note=lambda line: None)
+    losses = [row["loss"] for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["kind"] == "step"]
+    assert losses[-1] < losses[0]
+
+
+def test_a_progressive_run_opens_levels_and_draws_half_from_the_newest(tmp_path):
+    config = config_of(
+        tmp_path / "run",
+        curriculum__order="progressive",
+        curriculum__levels=[1, 2],
+        curriculum__threshold=0.0,
+        curriculum__minimum_steps=5,
+        eval_every=5,
+        max_steps=10,
+    )
+    train(config, note=lambda line: None)
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [(row["step"], row["level"]) for row in rows if row["kind"] == "promotion"] == [(5, 2)]
+    assert [row["level"] for row in rows if row["kind"] == "step"] == [1] * 5 + [2] * 5
+
+
+def command(path, *extra) -> list[str]:
+    flags = [
+        word
+        for key, value in SMALL.items()
+        for word in (f"--{key.replace('_', '-')}", *(map(str, value) if isinstance(value, list) else (str(value),)))
+    ]
+    return [sys.executable, "-m", "dagnn.cli", "train", "--run-directory", str(path), *flags, *extra]
+
+
+def test_ctrl_c_and_resume_give_the_bytes_of_never_stopping(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    steps = ["--max-steps", "800", "--eval-every", "400", "--checkpoint.save-every", "300"]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    whole = subprocess.run(command(tmp_path / "whole", *steps), **options, check=False)
+    assert whole.returncode == 0, whole.stderr
+
+    stopped = subprocess.Popen(command(tmp_path / "stopped", *steps), **options)
+    metrics = tmp_path / "stopped/metrics.jsonl"
+    while stopped.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < 30):
+        time.sleep(0.01)
+    stopped.send_signal(signal.SIGINT)
+    _, told = stopped.communicate()
+    assert stopped.returncode == 130, told
+    assert "Traceback" not in told
+    assert not (tmp_path / "stopped/evaluation.json").exists()
+
+    resumed = subprocess.run(
+        [sys.executable, "-m", "dagnn.cli", "train", "--resume", str(tmp_path / "stopped")], **options, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert last_bytes(tmp_path / "stopped") == last_bytes(tmp_path / "whole")
+    assert rows_without_clock(tmp_path / "stopped") == rows_without_clock(tmp_path / "whole")
+    levels = [json.loads((tmp_path / run / "evaluation.json").read_text())["levels"] for run in ("stopped", "whole")]
+    accuracies = [{level: result["accuracy"] for level, result in each.items()} for each in levels]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_a_used_run_directory_is_refused_and_left_alone(finished):
+    path, _ = finished
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(RunError, match=r"already holds a run: go on with --resume .*, or choose another"):
+        train(config_of(path), note=lambda line: None)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_windows_are_read_again_and_a_damaged_file_is_traced_again(finished):
+    path, _ = finished
+    kept = read_windows(path)
+    assert kept is not None
+    windows, cost = kept
+    assert len(windows) > 500
+    assert cost.seconds > 0
+    content = (path / FILE_NAME).read_bytes()
+    try:
+        (path / FILE_NAME).write_bytes(content[: len(content) // 2])
+        assert read_windows(path) is None
+        evaluation = train(RunDirectory.read(path).config(), resume=True, note=lambda line: None)
+        assert evaluation.step == 24
+        again = read_windows(path)
+        assert again is not None
+        assert again[0].windows == windows.windows
+        assert (again[0].counts == windows.counts).all()
+    finally:
+        (path / FILE_NAME).write_bytes(content)
