@@ -1,0 +1,20 @@
+"""Exact gradient accumulation for any PyTorch model: the accumulated gradient is that of the full batch."""
+
+from dagnn.accumulation.accumulator import GradientAccumulator
+from dagnn.accumulation.check import Report, check_equivalence, check_loop
+from dagnn.accumulation.notices import AccumulationWarning
+from dagnn.accumulation.oneshot import AccumulatedLoss, accumulate
+from dagnn.accumulation.update import Update
+from dagnn.accumulation.window import Window
+
+__all__ = [
+    "AccumulatedLoss",
+    "AccumulationWarning",
+    "GradientAccumulator",
+    "Report",
+    "Update",
+    "Window",
+    "accumulate",
+    "check_equivalence",
+    "check_loop",
+]

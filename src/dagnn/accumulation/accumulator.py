@@ -1,0 +1,393 @@
+"""GradientAccumulator: exact gradient accumulation around a model and an optimizer that stay as they are."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dagnn.accumulation.arguments import as_list, check_models, check_optimizers, unique_parameters
+from dagnn.accumulation.batchnorm import BatchNormMode, BatchNorms
+from dagnn.accumulation.closures import step_with_closure
+from dagnn.accumulation.cutting import Cut, MicroBatch, Tail, WeightFn, cut_windows
+from dagnn.accumulation.eager import Eager, LastBackwardSums, MomentumSums, check_eager
+from dagnn.accumulation.gradients import AccumulateDtype, GradientSums, check_accumulate_dtype
+from dagnn.accumulation.oneshot import Job, LossFn, MicroBatchSize, run_batch
+from dagnn.accumulation.planning import Plan, join_plans
+from dagnn.accumulation.processes import Ranks
+from dagnn.accumulation.ranks import FsdpSync, ranks_of
+from dagnn.accumulation.shares import Reduction
+from dagnn.accumulation.stepping import Finisher
+from dagnn.accumulation.sums import Sums
+from dagnn.accumulation.update import Update
+from dagnn.accumulation.window import Engine, OnNonfinite, Window
+from dagnn.errors import AccumulationError, ConfigError
+
+_STATE_VERSION = 1
+
+
+class GradientAccumulator:
+    """Sums gradients over windows of micro-batches so that each update is that of the full batch.
+
+    >>> import torch, dagnn
+    >>> model = torch.nn.Linear(3, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> accumulator = dagnn.GradientAccumulator(model, optimizer, max_norm=1.0)
+    >>> loader = [(torch.randn(n, 3), torch.randn(n, 1)) for n in (4, 4, 2)]
+    >>> for window in accumulator.windows(loader, micro_batches=2):
+    ...     for inputs, targets in window:
+    ...         window.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+    ...     update = window.step()
+    >>> update.step, update.weight
+    (2, 2.0)
+
+    Args:
+        model: any module, or several. Only parameters that an optimizer updates get gradients.
+        optimizer: any ``torch.optim`` optimizer, or several that are stepped together.
+        max_norm: clip the L2 norm over all gradients of the window to this.
+        scheduler: anything with ``step()``, or several; moved once per update.
+        scaler: a ``torch.amp.GradScaler`` for float16; unscales once, one scale per window.
+        ema: ``torch.optim.swa_utils.AveragedModel`` or a function of the model; called once per update.
+        accumulate_dtype: "auto" sums 16-bit gradients in float32; ``torch.float32``, ``torch.float64``, or None to
+            sum in the gradients' own dtype.
+        on_nonfinite: what to do when a gradient is inf or nan: "skip" the window (no update), "drop" the micro-batch
+            (its weight leaves the mean; keeps a second set of gradients), or "raise".
+        batch_norm: BatchNorm normalises each micro-batch by itself, which no accumulator can repair: "warn" says so
+            once, "defer" also moves the running statistics once per window by all of its items, "ignore" does nothing.
+        process_group: joins processes that hold plain modules; models in DDP or ``fully_shard`` need none.
+        fsdp_sync: with ``fully_shard``, reduce gradients after "each" micro-batch (least memory) or after the "last"
+            of a window (least traffic).
+        eager: begin to update during the window, to save memory: "momentum" adds gradients straight into the momentum
+            buffer of ``torch.optim.SGD`` (one copy of the parameters less), "last" steps each parameter during the
+            last backward pass. Needs ``on_nonfinite="raise"`` and no clipping, since it cannot be undone.
+
+    Raises:
+        ConfigError: an argument is out of range or of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        max_norm: float | None = None,
+        scheduler: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        ema: Any = None,
+        accumulate_dtype: AccumulateDtype = "auto",
+        on_nonfinite: OnNonfinite = "skip",
+        batch_norm: BatchNormMode = "warn",
+        process_group: Any = None,
+        fsdp_sync: FsdpSync = "each",
+        eager: Eager = None,
+    ) -> None:
+        models = check_models(model)
+        optimizers = check_optimizers(optimizer)
+        check_accumulate_dtype(accumulate_dtype)
+        if on_nonfinite not in ("skip", "drop", "raise"):
+            raise ConfigError(
+                "on_nonfinite must be 'skip' (leave the window out), 'drop' (leave the micro-batch out) or 'raise', "
+                f"got {on_nonfinite!r}."
+            )
+        self._models = models
+        self._accumulate_dtype = accumulate_dtype
+        self._on_nonfinite = on_nonfinite
+        self._finisher = Finisher(
+            models,
+            optimizers,
+            max_norm=max_norm,
+            schedulers=[] if scheduler is None else as_list(scheduler),
+            scaler=scaler,
+            ema=ema,
+            raise_on_nonfinite=on_nonfinite == "raise",
+        )
+        self._every_parameter: list[nn.Parameter] | None = None
+        self._group_sizes: list[int] = []
+        self._batch_norms = BatchNorms(models, batch_norm)
+        self._ranks: Ranks = ranks_of(models, self._parameters(), process_group=process_group, fsdp_sync=fsdp_sync)
+        if self._ranks.every_backward:
+            self._accumulate_dtype = None  # fully_shard has a precision policy of its own
+            if on_nonfinite == "drop":
+                raise ConfigError(
+                    "on_nonfinite='drop' cannot be used with fully_shard, where all processes share every gradient: "
+                    "use 'skip' or 'raise'."
+                )
+        check_eager(
+            eager,
+            optimizers,
+            max_norm=max_norm,
+            has_scaler=self._finisher.scaler is not None,
+            on_nonfinite=on_nonfinite,
+            world_size=self._ranks.world_size,
+        )
+        self._eager = eager
+        self._open: Window | None = None
+        self._manual = False  # the open window belongs to the manual form
+        self._carried: list[Any] = []
+        self._saved_window: Mapping[str, Any] | None = None  # loaded, to go on with in the next window
+        self._updates = 0
+        self._fitting_sizes: dict[str | int | None, int] = {}  # memory= of update() -> micro-batch size that fits
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates made so far; a skipped window does not count."""
+        return self._updates
+
+    def windows(
+        self,
+        loader: Iterable[Any],
+        *,
+        micro_batches: int | None = None,
+        micro_batch_size: int | None = None,
+        max_weight: float | None = None,
+        weight: WeightFn | None = None,
+        tail: Tail = "flush",
+    ) -> Iterator[Window]:
+        """The batches of ``loader``, grouped into windows of one update each.
+
+        A window is fetched whole and its weights are added up, over all processes, before its first forward pass: so
+        each loss can be multiplied by its exact share at once.
+
+        Args:
+            loader: any iterable of batches.
+            micro_batches: batches per window.
+            micro_batch_size: in place of ``micro_batches``: every batch of ``loader`` is one window, and is cut into
+                micro-batches of so many items.
+            max_weight: in place of ``micro_batches``: a window is full when one more batch would exceed this weight.
+            weight: weight of a micro-batch: what its mean loss divides by (items, valid tokens); or a mapping from
+                loss names to weights. Default: the first dimension of its tensors.
+            tail: the batches at the end that do not fill a window: "flush" runs them as a short one, "carry" keeps
+                them for the next call, "drop" leaves them out.
+
+        Raises:
+            ConfigError: an argument is out of range.
+            AccumulationError: the window before was not stepped.
+        """
+        cut = Cut(micro_batches, micro_batch_size, max_weight, weight, tail)
+        cut.check()
+        self._check_nothing_open("windows()")
+        return self._run_windows(loader, cut)
+
+    def backward(
+        self,
+        loss: Tensor | Mapping[str, Tensor],
+        *,
+        weight: float | Tensor | None = None,
+        reduction: Reduction = "mean",
+        retain_graph: bool = False,
+    ) -> None:
+        """The manual form: add one micro-batch; then ``step()`` after as many as you like.
+
+        The total is not known before ``step``, so gradients are divided there. With DDP each process must call it at
+        least once before each ``step``; ``windows`` has no such condition.
+
+        Args:
+            loss: see ``Window.backward``. Each call is one micro-batch: give several losses as one mapping.
+            weight: what ``loss`` was divided by. Required: the library does not see the micro-batch.
+            reduction: see ``Window.backward``.
+            retain_graph: keep the graph for a backward pass of your own.
+        """
+        window = self._manual_window("backward")
+        window.micro_batches += 1
+        window.begin_micro_batch(is_last=False)
+        window.backward(loss, weight, reduction, retain_graph=retain_graph)
+        window.end_micro_batch()
+
+    def update(
+        self,
+        batch: Any,
+        loss_fn: LossFn,
+        *,
+        micro_batch_size: MicroBatchSize,
+        weight: WeightFn | None = None,
+        reduction: Reduction = "mean",
+        coupled: bool = False,
+        memory: str | int | None = None,
+        restore: Sequence[Any] = (),
+        closure: bool | None = None,
+    ) -> Update:
+        """One update from a whole batch, for what a loop over a window cannot do.
+
+        Running out of memory halves the micro-batch and starts the window again; "auto" measures once and remembers
+        the size. With ``coupled=True`` the loss may depend on all items together. Optimizers that compute the loss
+        several times per step get a closure over the whole window, which draws the same random numbers at each call;
+        the returned loss and norm are those of the first.
+
+        Args:
+            batch, loss_fn, micro_batch_size, weight, reduction, coupled, memory, restore: see ``accumulate``. With
+                several models, ``loss_fn`` gets the list of them.
+            closure: pass True for optimizers that take a closure but do not require it (SAM).
+        """
+        self._check_nothing_open("update()")
+        job = Job(micro_batch_size, weight, reduction, coupled, memory, restore)
+        job.check()
+        if micro_batch_size == "auto" and memory in self._fitting_sizes:
+            job = replace(job, micro_batch_size=self._fitting_sizes[memory], memory=None)
+        model = self._models[0] if len(self._models) == 1 else self._models
+
+        def run() -> Window:
+            self._open = None
+            window, size = run_batch(self._models, model, loss_fn, batch, job, self._ranks, self._open_window)
+            if len(window) > 1:
+                self._fitting_sizes[memory] = size
+            return window
+
+        try:
+            if not (self._finisher.needs_closure if closure is None else closure):
+                return run().step()
+            window, stepped = step_with_closure(self._finisher, run)
+            return window.close(stepped)
+        except BaseException:
+            self.discard()
+            raise
+
+    def step(self) -> Update:
+        """The manual form: make one update of what ``backward`` has summed.
+
+        Raises:
+            AccumulationError: there was no ``backward`` since the last step (``flush`` allows that).
+        """
+        if self._open is None:
+            raise AccumulationError(
+                "step() without a backward since the last step: call accumulator.backward(loss, weight=n) first, or "
+                "accumulator.flush(), which does nothing when nothing is there."
+            )
+        return self._manual_window("step").step()
+
+    def flush(self) -> Update | None:
+        """The manual form, at the end of an epoch: step if anything was summed since the last step, else None.
+
+        With several processes all must call it; those without a micro-batch then take part in the others' update.
+        """
+        if self._open is None and self._ranks.world_size == 1:
+            return None
+        update = self._manual_window("flush").step()
+        return update if update.micro_batches else None
+
+    def discard(self) -> None:
+        """Give up what was summed since the last update, for example after an exception inside a window."""
+        if self._open is not None:
+            self._open.discard()
+
+    def state_dict(self, *, inside_window: bool = False) -> dict[str, Any]:
+        """What must be saved to go on later: plain numbers at a window boundary.
+
+        Args:
+            inside_window: also save the window that is open, after the ``backward`` of a micro-batch: its sums
+                (tensors) and its record. Without it a resumed run starts the window again, with the same result.
+
+        Raises:
+            AccumulationError: a window is open and ``inside_window`` is False.
+        """
+        if not inside_window:
+            self._check_nothing_open("state_dict()")
+        window = None if self._open is None else self._open.state_dict()
+        return {"version": _STATE_VERSION, "updates": self._updates, "carried": len(self._carried), "window": window}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, carried: Sequence[Any] = ()) -> None:
+        """Continue from ``state_dict()``.
+
+        Args:
+            state: from ``state_dict``.
+                If it holds a window, the loader of the next ``windows`` must start at that window's first micro-batch;
+                those that were done are then left out.
+            carried: the batches that ``windows(tail="carry")`` had kept at that time, in their order.
+
+        Raises:
+            ConfigError: ``state`` is not of this class, or ``carried`` has another length than was saved.
+            AccumulationError: a window is open.
+        """
+        self._check_nothing_open("load_state_dict()")
+        if state.get("version") != _STATE_VERSION or not isinstance(state.get("updates"), int):
+            raise ConfigError(
+                f"this is not the state of a GradientAccumulator of version {_STATE_VERSION}: its keys are "
+                f"{', '.join(map(str, state)) or 'none'}."
+            )
+        if len(carried) != state.get("carried", 0):
+            raise ConfigError(
+                f"{state.get('carried', 0)} carried batches were saved, got {len(carried)}: pass the last batches "
+                "before the saved position as carried=[...]."
+            )
+        self._updates = state["updates"]
+        self._carried = list(carried)
+        self._saved_window = state.get("window")
+
+    def _run_windows(self, loader: Iterable[Any], cut: Cut) -> Iterator[Window]:
+        cutter = cut_windows(loader, cut, self._carried)
+        while True:
+            micros = next(cutter, None)
+            everywhere = self._ranks.gather(Plan.of(micros, declared=cut.weight is not None))
+            if not any(plan.has_window for plan in everywhere):
+                return
+            self._check_nothing_open("windows()")
+            yield self._open_window(micros or [], everywhere)
+            if self._open is not None:
+                raise AccumulationError(
+                    "a window was left without window.step(): its gradients would be lost. Call step() after the loop "
+                    "over the window, or window.discard() to give it up."
+                )
+
+    def _open_window(self, micros: list[MicroBatch], everywhere: list[Plan]) -> Window:
+        self._ranks.open_window([plan.micro_batches for plan in everywhere])
+        self._open = Window(self._new_engine(), micros, join_plans(everywhere, micros))
+        if self._saved_window is not None:
+            saved, self._saved_window = self._saved_window, None
+            self._open.load_state_dict(saved)
+        return self._open
+
+    def _manual_window(self, call: str) -> Window:
+        if self._open is not None and not self._manual:
+            raise AccumulationError(
+                f"accumulator.{call}() inside a window of windows(): use window.{call}(), which knows the window's "
+                "weight."
+            )
+        if self._open is None:
+            self._manual = True
+            self._ranks.open_window([])
+            self._open = Window(self._new_engine(), [], None)
+        return self._open
+
+    def _new_engine(self) -> Engine:
+        # Anew for each window: parameter groups and dtypes may change between windows.
+        return Engine(
+            sums=self._new_sums(),
+            ranks=self._ranks,
+            finisher=self._finisher,
+            on_nonfinite=self._on_nonfinite,
+            batch_norms=self._batch_norms,
+            names=self._names,
+            closed=self._close_window,
+        )
+
+    def _new_sums(self) -> Sums:
+        if self._eager == "momentum":
+            return MomentumSums(self._parameters(), self._finisher.optimizers)
+        if self._eager == "last":
+            return LastBackwardSums(self._parameters(), self._finisher.optimizers)
+        return GradientSums(self._parameters(), self._accumulate_dtype)
+
+    def _names(self) -> dict[int, str]:
+        return {id(p): name for model in self._models for name, p in model.named_parameters()}
+
+    def _parameters(self) -> list[nn.Parameter]:
+        groups = [group["params"] for optimizer in self._finisher.optimizers for group in optimizer.param_groups]
+        # Groups may be added, but are not exchanged; the walk over all parameters is worth saving on small models.
+        if self._every_parameter is None or [len(group) for group in groups] != self._group_sizes:
+            self._every_parameter = unique_parameters(itertools.chain.from_iterable(groups))
+            self._group_sizes = [len(group) for group in groups]
+        return [parameter for parameter in self._every_parameter if parameter.requires_grad]
+
+    def _close_window(self, updated: bool) -> int:
+        self._open, self._manual = None, False
+        self._updates += updated
+        return self._updates
+
+    def _check_nothing_open(self, call: str) -> None:
+        if self._open is not None:
+            raise AccumulationError(
+                f"{call} while a window is open, with gradients that no step has used: call step() first, or discard() "
+                "to give it up."
+            )

@@ -1,0 +1,71 @@
+"""Everything that makes an accumulated gradient differ from the full batch, in plain words, and what to change."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """Names of the causes. The first group lies in the loop, the second in the model or its loss."""
+
+    NOT_ZEROED = "not zeroed"
+    ZEROED_TOO_OFTEN = "zeroed too often"
+    NOT_SCALED = "not scaled"
+    SCALED_TWICE = "scaled twice"
+    SUM_LOSS = "sum loss"
+    WRONG_SCALE = "wrong scale"
+    MEAN_OF_MEANS = "mean of means"
+    WRONG_DENOMINATOR = "wrong denominator"
+    EXTRA_STEP = "early or extra step"
+    MISSING_STEP = "missing step"
+    LOST_REMAINDER = "lost remainder"
+    SHORT_WINDOW = "short last window scaled by K"
+    CLIP_PER_MICRO_BATCH = "clip per micro-batch"
+    SCHEDULE_PER_MICRO_BATCH = "schedule per micro-batch"
+    UNUSED_PARAMETER = "unused parameter"
+    LOW_PRECISION = "low precision"
+
+    BATCH_NORM = "BatchNorm"
+    DROPOUT = "dropout"
+    COUPLED = "batch-coupled loss"
+    BUFFER = "in-place buffer"
+
+
+class Cause(NamedTuple):
+    """One cause that was found."""
+
+    kind: Kind
+    explanation: str  # what happens, with the numbers that were measured
+    change: str  # what to write instead
+    line: str | None = None  # "file.py:12: the source line", where it could be found
+
+
+_CHANGES = {
+    Kind.NOT_ZEROED: "call optimizer.zero_grad() once after every optimizer.step().",
+    Kind.ZEROED_TOO_OFTEN: "call optimizer.zero_grad() after optimizer.step(), not in every micro-batch.",
+    Kind.NOT_SCALED: "divide each mean loss: (loss * len(micro) / items_in_window).backward().",
+    Kind.SCALED_TWICE: "divide by the number of micro-batches in one place only.",
+    Kind.SUM_LOSS: "use a mean loss times its share, or divide the sum by the items of the whole window.",
+    Kind.WRONG_SCALE: "multiply each mean loss by len(micro) / items_in_window, and by nothing else.",
+    Kind.MEAN_OF_MEANS: "weight each micro-batch by its size: (loss * len(micro) / items_in_window).backward().",
+    Kind.WRONG_DENOMINATOR: "weight each micro-batch by what its loss divides by (valid tokens, class weights), over "
+    "the total of the window.",
+    Kind.EXTRA_STEP: "step once, after the last micro-batch of each window: if (i + 1) % K == 0.",
+    Kind.MISSING_STEP: "step after every K micro-batches: if (i + 1) % K == 0.",
+    Kind.LOST_REMAINDER: "also step after the last micro-batch of the epoch: if (i + 1) % K == 0 or i + 1 == total.",
+    Kind.SHORT_WINDOW: "divide by the size of the window at hand; the last one may be shorter than K.",
+    Kind.CLIP_PER_MICRO_BATCH: "clip once, between the last backward of the window and optimizer.step().",
+    Kind.SCHEDULE_PER_MICRO_BATCH: "call scheduler.step() once per optimizer.step().",
+    Kind.UNUSED_PARAMETER: "let these parameters take part: no detach() or no_grad() around them.",
+    Kind.LOW_PRECISION: "sum gradients in float32: keep master weights in float32, or accumulate_dtype='auto' of "
+    "dagnn.GradientAccumulator.",
+    Kind.BATCH_NORM: "use GroupNorm or LayerNorm, or put these layers in eval mode.",
+    Kind.DROPOUT: "nothing, if that is acceptable: the masks differ, not the expected gradient. To compare exactly, "
+    "put the model in eval mode.",
+    Kind.COUPLED: "use dagnn.accumulate(..., coupled=True), which keeps the representations of the whole window.",
+    Kind.BUFFER: "do not let a forward pass read what an earlier one wrote: update the buffer once per window.",
+}
+
+
+def cause(kind: Kind, explanation: str, line: str | None = None) -> Cause:
+    """A cause with the standard advice for its kind."""
+    return Cause(kind, explanation, _CHANGES[kind], line)

@@ -1,0 +1,74 @@
+"""``dagnn check path/to/file.py:function``: run a check from the command line."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dagnn.accumulation.check.loop_check import check_loop
+from dagnn.accumulation.check.model_check import check_equivalence
+from dagnn.accumulation.check.report import Report
+from dagnn.errors import ConfigError, DagnnError
+
+EQUAL, NOT_EQUAL, COULD_NOT_RUN = 0, 1, 2
+
+
+def run_check(target: str) -> int:
+    """Print the report of ``target`` and return the exit code: 0 equal, 1 not equal, 2 could not run.
+
+    Args:
+        target: ``"path/to/file.py:function"``. The function takes no arguments and returns a report, or the arguments
+            of a check as a mapping: those of ``check_loop`` if it has the key ``train_step``, else those of
+            ``check_equivalence``.
+    """
+    try:
+        report = _report(load_function(target)())
+    except DagnnError as error:
+        print(f"dagnn check: {error}", file=sys.stderr)
+        return COULD_NOT_RUN
+    except Exception as error:
+        print(f"dagnn check: {target} raised {type(error).__name__}: {error}", file=sys.stderr)
+        return COULD_NOT_RUN
+    print(report)
+    return EQUAL if report.equal else NOT_EQUAL
+
+
+def load_function(target: str) -> Callable[[], Any]:
+    """The function that ``"path/to/file.py:function"`` names.
+
+    Raises:
+        ConfigError: ``target`` has another form, there is no such file, or it has no such function.
+    """
+    path, _, name = target.rpartition(":")
+    if not path or not name.isidentifier():
+        raise ConfigError(f"give the check as path/to/file.py:function, got {target!r}.")
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"there is no file {path}.")
+    spec = importlib.util.spec_from_file_location(f"dagnn_check_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses in the file look their module up
+    sys.path.insert(0, str(file.parent.resolve()))  # as `python file.py` does
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(file.parent.resolve()))
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{path} has no function {name!r}.")
+    return function  # type: ignore[no-any-return]
+
+
+def _report(result: Any) -> Report:
+    if isinstance(result, Report):
+        return result
+    if isinstance(result, Mapping):
+        check = check_loop if "train_step" in result else check_equivalence
+        return check(**result)
+    raise ConfigError(
+        "the function must return a report, or a mapping with model, loss_fn and batch, and train_step if it is about "
+        f"a loop; it returned {type(result).__name__}."
+    )

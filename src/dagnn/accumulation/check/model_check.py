@@ -1,0 +1,227 @@
+"""check_equivalence: is the gradient of a loss the weighted sum of its micro-batches' gradients, and if not, why."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dagnn.accumulation.check.causes import Cause, Kind, cause
+from dagnn.accumulation.check.fit import Basis, close, combine, flatten
+from dagnn.accumulation.check.report import Report, make_report, relative_error
+from dagnn.accumulation.check.subject import DtypeRecorder, Gradients, LossFn, Subject
+from dagnn.accumulation.cutting import WeightFn
+from dagnn.accumulation.items import count_items
+from dagnn.accumulation.shares import check_weights
+from dagnn.accumulation.snapshot import RandomState
+from dagnn.accumulation.splitting import slice_batch
+from dagnn.errors import ConfigError
+
+
+def check_equivalence(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    *,
+    splits: Sequence[Sequence[int]] | None = None,
+    weight: WeightFn | None = None,
+) -> Report:
+    """Whether accumulating ``loss_fn`` over micro-batches gives the gradient of the full batch, and if not, why.
+
+    Runs on a copy in float64. The model, its buffers and the random numbers of the caller stay as they are.
+
+    >>> import torch, dagnn
+    >>> batch = (torch.randn(8, 3), torch.tensor([0, 1, -100, -100, -100, 1, 0, 1]))
+    >>> def loss_fn(model, batch):
+    ...     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+    >>> report = dagnn.check_equivalence(torch.nn.Linear(3, 2), loss_fn, batch)
+    >>> report.equal, [str(cause.kind) for cause in report.causes]
+    (False, ['wrong denominator'])
+    >>> bool(dagnn.check_equivalence(torch.nn.Linear(3, 2), loss_fn, batch, weight=lambda b: (b[1] >= 0).sum()))
+    True
+
+    Args:
+        model: any module that can be copied.
+        loss_fn: ``loss_fn(model, micro_batch)`` returns the mean loss.
+        batch: at least 2 items; see ``accumulate`` for what can be split.
+        splits: sizes of the micro-batches, one list per split; default: two halves, and a ragged one.
+        weight: the weight that will be declared; default: the number of items.
+
+    Raises:
+        ConfigError: the check cannot run: the model cannot be copied, the batch has one item, a split does not add up.
+    """
+    random_state = RandomState()
+    try:
+        subject = Subject(model, loss_fn, batch)
+        sizes = _check_splits(splits, count_items(batch))
+        return _check(subject, sizes, weight)
+    finally:
+        random_state.restore()
+
+
+def _check(subject: Subject, splits: list[list[int]], weight: WeightFn | None) -> Report:
+    full = subject.gradient()
+    worst = max(splits, key=lambda sizes: relative_error(_accumulated(subject, sizes, weight), full))
+    accumulated = _accumulated(subject, worst, weight)
+    equal = relative_error(accumulated, full) <= subject.tolerance
+    notes = []
+    unused = [name for name, gradient in zip(subject.names, full, strict=True) if gradient is None]
+    if unused:
+        notes.append(f"the loss does not use {', '.join(unused[:5])}: no gradient there, with any splitting.")
+    causes = [] if equal else [*model_causes(subject), *_loss_causes(subject, worst, weight)]
+    return make_report(causes, subject.names, accumulated, full, equal=equal, precision=subject.dtype, notes=notes)
+
+
+def model_causes(subject: Subject) -> list[Cause]:
+    """Causes that lie in the model's state, and leaves ``subject`` without them: in eval mode where need be."""
+    causes: list[Cause] = []
+    if relative_error(subject.gradient(seed=1), subject.gradient(seed=0)) > subject.tolerance:
+        layers = ", ".join(name for name, _ in subject.dropout_layers()) or "a function that draws random numbers"
+        causes.append(cause(Kind.DROPOUT, f"two runs of the same batch differ by their random numbers ({layers})."))
+        for _, layer in subject.dropout_layers():
+            _freeze(layer)
+
+    layers_in_training = subject.batch_norm_layers()
+    if layers_in_training:
+        names = ", ".join(name or "the model" for name, _ in layers_in_training)
+        causes.append(cause(Kind.BATCH_NORM, f"{names}: each micro-batch is normalised by its own mean and variance."))
+        for _, layer in layers_in_training:
+            _freeze(layer)
+
+    first = subject.gradient()
+    if relative_error(subject.gradient(seed=1), first) > subject.tolerance:
+        _freeze(subject.model)  # random numbers drawn by a function, not by a layer
+        first = subject.gradient()
+    if relative_error(subject.next_gradient(subject.batch), first) > subject.tolerance:
+        causes.append(
+            cause(
+                Kind.BUFFER,
+                "a second run of the same batch differs from the first: a forward pass changes a buffer "
+                "that the next one reads.",
+            )
+        )
+    return causes
+
+
+def _loss_causes(subject: Subject, sizes: list[int], weight: WeightFn | None) -> list[Cause]:
+    """Causes that lie in how the loss divides, on a subject whose state disturbs nothing any more."""
+    pieces = split_by(subject.batch, sizes)
+    full, parts = subject.gradient(), [subject.gradient(piece) for piece in pieces]
+    shares = _shares(pieces, weight)
+
+    def explains(coefficients: Sequence[float]) -> bool:
+        return relative_error(combine(parts, coefficients), full) <= subject.tolerance
+
+    if explains(shares):
+        return []
+    by_items = [size / sum(sizes) for size in sizes]
+    if explains([1.0] * len(sizes)):
+        return [cause(Kind.SUM_LOSS, "the loss of the whole is the sum of the losses of its parts, not their mean.")]
+    if explains(by_items) and close(shares, [1 / len(sizes)] * len(sizes), 1e-9):
+        return [
+            cause(
+                Kind.MEAN_OF_MEANS,
+                f"micro-batches of {_list(sizes)} items all got the same weight; right are "
+                f"shares of {_list(by_items)}.",
+            )
+        ]
+    with DtypeRecorder() as recorder:
+        subject.gradient()
+    try:
+        found, rest = fit_finite(parts, full, subject.parameters)
+    except ConfigError:
+        found, rest = [], 1.0
+    if rest <= 10 * subject.tolerance:
+        return [
+            cause(
+                Kind.WRONG_DENOMINATOR,
+                f"the shares of the micro-batches are {_list(found)}, but their weights give "
+                f"{_list(shares)}: the loss divides by something else.",
+            )
+        ]
+    if recorder.low and relative_error(combine(parts, shares), full) < 0.1:
+        return [cause(Kind.LOW_PRECISION, "the loss is computed in 16 bits, so sums differ by their rounding.")]
+    return [
+        cause(
+            Kind.COUPLED,
+            "no weights make the gradient of the whole from the gradients of the parts: the loss of an "
+            "item depends on the other items of its batch.",
+        )
+    ]
+
+
+def _freeze(module: nn.Module) -> None:
+    """Put a module of the copy into eval mode, where a ``model.train()`` inside a loop cannot reach it."""
+    module.eval()
+    for part in module.modules():
+        object.__setattr__(part, "train", lambda mode=True, part=part: part)
+
+
+def fit_finite(parts: Sequence[Gradients], full: Gradients, parameters: Sequence[Tensor]) -> tuple[list[float], float]:
+    """Coefficients of ``parts`` in ``full``, 0 for a part that is not finite, and the relative rest.
+
+    Raises:
+        ConfigError: the parts cannot be told apart.
+    """
+    # A micro-batch in which nothing counts has a gradient of nan or zero: it can have no weight.
+    finite = [i for i, part in enumerate(parts) if 0 < float(torch.linalg.vector_norm(flatten(part, parameters))) < inf]
+    if not finite:
+        return [0.0] * len(parts), 1.0
+    found, rest = Basis([parts[i] for i in finite], parameters).coefficients(full)
+    coefficients = [0.0] * len(parts)
+    for index, value in zip(finite, found, strict=True):
+        coefficients[index] = value
+    return coefficients, rest
+
+
+def _accumulated(subject: Subject, sizes: list[int], weight: WeightFn | None) -> Gradients:
+    pieces = split_by(subject.batch, sizes)
+    subject.reset()
+    gradients = []
+    for seed, piece in enumerate(pieces):
+        torch.manual_seed(seed)  # no piece draws what the full batch drew there, not even by the order of the draws
+        gradients.append(subject.next_gradient(piece))
+    return combine(gradients, _shares(pieces, weight))
+
+
+def _shares(pieces: Sequence[Any], weight: WeightFn | None) -> list[float]:
+    weights = [_weight_of(piece, weight) for piece in pieces]
+    total = sum(weights)
+    if not total:
+        raise ConfigError("the weights of all micro-batches are 0: check with a batch that has items to count.")
+    return [w / total for w in weights]
+
+
+def _weight_of(piece: Any, weight: WeightFn | None) -> float:
+    if weight is None:
+        return float(count_items(piece))
+    return next(iter(check_weights(weight(piece), "weight(micro_batch)").values()))
+
+
+def split_by(batch: Any, sizes: Sequence[int]) -> list[Any]:
+    """Micro-batches of the given sizes, in order."""
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    return [slice_batch(batch, end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _check_splits(splits: Sequence[Sequence[int]] | None, num_items: int) -> list[list[int]]:
+    if num_items < 2:
+        raise ConfigError(f"the batch has {num_items} item: give at least 2, so that there is something to split.")
+    if splits is None:
+        halves = [num_items - num_items // 2, num_items // 2]
+        # Ragged, but with two items or more where there are enough: BatchNorm cannot normalise one.
+        least = 2 if num_items >= 8 else 1
+        rest = num_items - least - num_items // 3
+        return [halves, [least, num_items // 3, rest]] if num_items >= 5 else [halves, [1, num_items - 1]]
+    for sizes in splits:
+        if sum(sizes) != num_items or min(sizes, default=0) < 1:
+            raise ConfigError(
+                f"splits must be lists of positive sizes that add up to the {num_items} items of the batch, got "
+                f"{list(sizes)}, which add up to {sum(sizes)}."
+            )
+    return [list(sizes) for sizes in splits]
+
+
+def _list(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:.4g}" for number in numbers)

@@ -1,0 +1,88 @@
+"""Updates by optimizers that compute the loss themselves, several times per step: LBFGS, SAM."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from dagnn.accumulation.norms import clip_factor, total_norm
+from dagnn.accumulation.snapshot import RandomState
+from dagnn.accumulation.stepping import Finisher, Stepped
+from dagnn.accumulation.window import Window
+from dagnn.errors import AccumulationError, ConfigError
+
+
+class WindowClosure:
+    """A closure over a whole window, with the same random numbers at every call.
+
+    The first evaluation is made before the step (SAM expects its gradient to be there), and handed out again if the
+    first call comes while nothing has changed (LBFGS).
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], max_norm: float | None, run: Callable[[], Window]) -> None:
+        self._parameters = parameters
+        self._max_norm = max_norm
+        self._run = run
+        self._random = RandomState()
+        self.first = self._evaluate()
+        self._random_after = RandomState()
+        self._seen: list[tuple[int, int]] | None = self._identity()
+
+    def __call__(self) -> float:
+        if self._seen is not None and self._seen == self._identity():
+            self._seen = None
+            return self.first[0].joined.loss
+        self._seen = None
+        self._random.restore()
+        window, norm = self._evaluate()
+        self._random_after.restore()
+        if not norm < float("inf"):
+            raise AccumulationError(
+                "the gradient became inf or nan inside one optimizer step: the parameters are those of the last "
+                "evaluation. Lower the learning rate, or give LBFGS line_search_fn='strong_wolfe'."
+            )
+        return window.joined.loss
+
+    def _evaluate(self) -> tuple[Window, float]:
+        with torch.enable_grad():  # optimizers step under no_grad
+            window = self._run()
+        window.finish_gradients()
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = total_norm(gradients)
+        if self._max_norm is not None and norm < float("inf"):
+            for gradient in gradients:
+                gradient.mul_(clip_factor(norm, self._max_norm))
+        return window, norm
+
+    def _identity(self) -> list[tuple[int, int]]:
+        return [(id(p.grad), p._version) for p in self._parameters]
+
+
+def step_with_closure(finisher: Finisher, run: Callable[[], Window]) -> tuple[Window, Stepped]:
+    """Step the one optimizer of ``finisher``; ``run`` makes a settled window at the parameters of the moment.
+
+    Returns:
+        the window of the first evaluation, at the parameters before the step, and what happened.
+
+    Raises:
+        ConfigError: there are several optimizers or a loss scaler, which a closure cannot serve.
+        AccumulationError: the gradient stopped being finite after the first evaluation.
+    """
+    if len(finisher.optimizers) > 1 or finisher.scaler is not None:
+        raise ConfigError(
+            f"an update by closure needs one optimizer and no scaler, got {len(finisher.optimizers)} optimizers and "
+            f"scaler={'None' if finisher.scaler is None else 'a GradScaler'}."
+        )
+    (optimizer,) = finisher.optimizers
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    lr = finisher.lr
+    closure = WindowClosure(parameters, finisher.max_norm, run)
+    window, norm = closure.first
+    if window.joined.empty:
+        return window, Stepped(float("nan"), lr, "empty")
+    if not norm < float("inf"):
+        finisher.refuse_nonfinite([(f"parameter {i}", p.grad) for i, p in enumerate(parameters) if p.grad is not None])
+        return window, Stepped(norm, lr, "non-finite")
+    optimizer.step(closure)
+    finisher.after_step()
+    return window, Stepped(norm, lr, None)

@@ -1,0 +1,145 @@
+"""Losses that couple the items of a window (contrastive losses), exact with the memory of one micro-batch.
+
+The loss sees the representations of the whole batch. First they are computed piece by piece without a graph; then the
+loss gives the gradient of each representation; then each piece runs again with a graph, with the same random numbers,
+and is sent back from that gradient. One extra forward pass; memory of one piece plus the representations.
+Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from dagnn.accumulation.items import count_items
+from dagnn.accumulation.snapshot import RandomState
+from dagnn.accumulation.splitting import join_batches, slice_batch
+from dagnn.errors import AccumulationError
+
+Backward = Callable[[Sequence[Tensor], Sequence[Tensor], bool], None]  # roots, their gradients, retain_graph
+
+
+@dataclass
+class _Call:
+    """One call of the model over the whole batch."""
+
+    function: Callable[..., Any]
+    arguments: Any  # (args, kwargs), with detached leaves in place of tensors that have a graph
+    originals: list[tuple[Tensor, Tensor]]  # (tensor with a graph, its detached leaf)
+    pieces: list[tuple[int, int, RandomState]]
+    outputs: list[Tensor | None]  # leaves, flattened; None where an output is no tensor with a gradient
+    autocast: list[tuple[str, bool, torch.dtype]]
+
+
+class CachedModel:
+    """Stands for the model inside ``loss_fn``: calls run piece by piece, attributes are the model's own.
+
+    Sub-modules reached as attributes (``model.text_encoder(tokens)``) are cached as well; other methods run as they
+    are, exact but with a graph of the whole batch.
+    """
+
+    def __init__(self, module: nn.Module, micro_batch_size: int, calls: list[_Call]) -> None:
+        self._module = module
+        self._micro_batch_size = micro_batch_size
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        return CachedModel(value, self._micro_batch_size, self._calls) if isinstance(value, nn.Module) else value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _run_pieces(self._module, args, kwargs, self._micro_batch_size, self._calls)
+
+
+def cached_loss(
+    model: nn.Module, loss_fn: Callable[[Any, Any], Any], batch: Any, micro_batch_size: int
+) -> tuple[Any, Callable[[Backward], None]]:
+    """The loss of the whole batch, and a function that carries its gradient through the model.
+
+    Run backward on the loss first, then call the function with a backward that sums into the parameters' gradients.
+    """
+    calls: list[_Call] = []
+    loss = loss_fn(CachedModel(model, micro_batch_size, calls), batch)
+
+    def finish(backward: Backward) -> None:
+        while calls:
+            _replay(calls.pop(), backward)  # last call first: its inputs may be outputs of an earlier one
+
+    return loss, finish
+
+
+def _run_pieces(function: Callable[..., Any], args: Any, kwargs: Any, size: int, calls: list[_Call]) -> Any:
+    num_items = count_items((args, kwargs))
+    with_gradient = torch.is_grad_enabled()
+    flat, spec = tree_flatten((args, kwargs))
+    originals: list[tuple[Tensor, Tensor]] = []
+    for index, value in enumerate(flat):
+        if isinstance(value, Tensor) and value.requires_grad and with_gradient:
+            leaf = value.detach().requires_grad_()
+            originals.append((value, leaf))
+            flat[index] = leaf
+    arguments = tree_unflatten(flat, spec)
+
+    pieces, outputs = [], []
+    with torch.no_grad():
+        for start in range(0, num_items, size):
+            stop = min(start + size, num_items)
+            pieces.append((start, stop, RandomState()))
+            piece_args, piece_kwargs = slice_batch(arguments, start, stop)
+            output = function(*piece_args, **piece_kwargs)
+            _check_separable(output, stop - start)
+            outputs.append(output)
+    joined = join_batches(outputs)
+    if not with_gradient:
+        return joined
+    flat_outputs, output_spec = tree_flatten(joined)
+    leaves = [v.requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else None for v in flat_outputs]
+    calls.append(_Call(function, arguments, originals, pieces, leaves, _autocast_state()))
+    return tree_unflatten(flat_outputs, output_spec)
+
+
+def _replay(call: _Call, backward: Backward) -> None:
+    if all(leaf is None or leaf.grad is None for leaf in call.outputs):
+        return  # the loss does not use this call
+    now = RandomState()
+    for start, stop, state in call.pieces:
+        state.restore()
+        args, kwargs = slice_batch(call.arguments, start, stop)
+        with ExitStack() as stack:
+            for device, enabled, dtype in call.autocast:
+                stack.enter_context(torch.autocast(device, dtype, enabled))
+            outputs = tree_flatten(call.function(*args, **kwargs))[0]
+        roots, gradients = [], []
+        for output, leaf in zip(outputs, call.outputs, strict=True):
+            if leaf is not None and leaf.grad is not None and output.requires_grad:
+                roots.append(output)
+                gradients.append(leaf.grad[start:stop])
+        if roots:
+            backward(roots, gradients, False)
+    now.restore()
+    tensors = [original for original, leaf in call.originals if leaf.grad is not None]
+    if tensors:
+        # Kept: two calls may share the graph between the earlier outputs and their inputs.
+        backward(tensors, [leaf.grad for _, leaf in call.originals if leaf.grad is not None], True)
+
+
+def _autocast_state() -> list[tuple[str, bool, torch.dtype]]:
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in devices
+        if torch.is_autocast_enabled(device)
+    ]
+
+
+def _check_separable(output: Any, num_items: int) -> None:
+    for value in tree_flatten(output)[0]:
+        if isinstance(value, Tensor) and (value.ndim == 0 or value.shape[0] != num_items):
+            raise AccumulationError(
+                f"with coupled=True the model must return one row per item, but for {num_items} items it returned the "
+                f"shape {list(value.shape)}: let loss_fn compute the loss from the model's representations."
+            )

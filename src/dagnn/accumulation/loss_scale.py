@@ -1,0 +1,54 @@
+"""What losses are multiplied by before backward: their share of the window, times the loss scale."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from dagnn.accumulation.losses import is_low_precision
+from dagnn.accumulation.sums import Sums
+
+
+class LossScale:
+    """Scales the losses of one window, and keeps what could not be put into them.
+
+    bfloat16 keeps 8 bits of ``w / N``, an error of up to 0.4 % on all of a micro-batch. So a single 16-bit loss is
+    multiplied by a power of two, and the rest of the factor, between 1 and 2, is applied to the 32-bit sums.
+    """
+
+    def __init__(self, sums: Sums, scale: float) -> None:
+        self._sums = sums
+        self._scale = scale  # read once: one loss scale per window
+        self._residual = 1.0
+
+    def apply(self, losses: Sequence[Tensor], coefficients: Sequence[float]) -> list[Tensor]:
+        """``coefficient * scale * loss`` for each, up to the factor that ``leftover`` still holds."""
+        if self._sums.all_wide and len(losses) == 1 and is_low_precision(losses[0].dtype):
+            mantissa, exponent = math.frexp(coefficients[0] * self._scale)
+            rest = 2 * mantissa  # at least 1: the 16-bit gradients are never larger than they would be otherwise
+            if rest != self._residual:
+                self._sums.scale_(self._residual / rest)
+                self._residual = rest
+            return [_total(losses[0]) * math.ldexp(1.0, exponent - 1)]
+        factor = self._scale / self._residual
+        return [_total(loss) * (c * factor) for loss, c in zip(losses, coefficients, strict=True)]
+
+    @property
+    def leftover(self) -> float:
+        """What the sums of this process are still to be multiplied by, before they are joined."""
+        return self._residual / self._scale
+
+    def state(self) -> dict[str, float]:
+        """What a window that is half done needs of it."""
+        return {"scale": self._scale, "residual": self._residual}
+
+    @classmethod
+    def from_state(cls, sums: Sums, state: dict[str, float]) -> "LossScale":
+        """Inverse of ``state``."""
+        loss_scale = cls(sums, state["scale"])
+        loss_scale._residual = state["residual"]
+        return loss_scale
+
+
+def _total(loss: Tensor) -> Tensor:
+    return loss.sum() if loss.ndim else loss

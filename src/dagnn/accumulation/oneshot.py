@@ -1,0 +1,231 @@
+"""A whole batch in one call: split it, sum the exact gradient, and start again smaller when memory runs out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from dagnn.accumulation.batchnorm import BatchNormMode, BatchNorms
+from dagnn.accumulation.coupled import cached_loss
+from dagnn.accumulation.cutting import MicroBatch, WeightFn, counted
+from dagnn.accumulation.gradients import AccumulateDtype, GradientSums, check_accumulate_dtype
+from dagnn.accumulation.items import count_items, tensors_in
+from dagnn.accumulation.memory import activation_bytes, is_out_of_memory, largest_fitting, parse_memory
+from dagnn.accumulation.planning import Plan, join_plans
+from dagnn.accumulation.processes import Ranks
+from dagnn.accumulation.ranks import ranks_of
+from dagnn.accumulation.shares import Reduction
+from dagnn.accumulation.snapshot import Snapshot
+from dagnn.accumulation.splitting import slice_batch, split_batch
+from dagnn.accumulation.window import Engine, Window
+from dagnn.errors import AccumulationError, ConfigError
+
+LossFn = Callable[[Any, Any], Any]
+MicroBatchSize = int | Literal["auto"]
+
+
+class AccumulatedLoss(float):
+    """The mean loss over the batch, a plain number that also knows how it was made."""
+
+    weight: float  # total weight: what the mean was divided by
+    losses: Mapping[str, float]  # every named loss by itself
+    micro_batches: int
+    micro_batch_size: int  # that was used: smaller than asked for after running out of memory
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to run a batch."""
+
+    micro_batch_size: MicroBatchSize
+    weight: WeightFn | None = None
+    reduction: Reduction = "mean"
+    coupled: bool = False
+    memory: str | int | None = None
+    restore: Sequence[Any] = ()
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot work."""
+        size = self.micro_batch_size
+        if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ConfigError(f"micro_batch_size must be a positive whole number or 'auto', got {size!r}.")
+        if self.memory is not None:
+            parse_memory(self.memory)
+            if size != "auto":
+                raise ConfigError(f"memory= is the budget of micro_batch_size='auto', got micro_batch_size={size}.")
+
+
+def accumulate(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    *,
+    micro_batch_size: MicroBatchSize,
+    weight: WeightFn | None = None,
+    reduction: Reduction = "mean",
+    coupled: bool = False,
+    memory: str | int | None = None,
+    restore: Sequence[Any] = (),
+    batch_norm: BatchNormMode = "warn",
+    accumulate_dtype: AccumulateDtype = "auto",
+    process_group: Any = None,
+) -> AccumulatedLoss:
+    """The loss of ``batch``, with its gradient added to ``.grad``, computed in pieces.
+
+    Equals ``loss_fn(model, batch)`` and its ``backward()`` with the memory of one micro-batch.
+
+    >>> import torch, dagnn
+    >>> model = torch.nn.Linear(2, 1)
+    >>> batch = {"x": torch.randn(10, 2), "y": torch.randn(10, 1)}
+    >>> def loss_fn(model, batch):
+    ...     return torch.nn.functional.mse_loss(model(batch["x"]), batch["y"])
+    >>> loss = dagnn.accumulate(model, loss_fn, batch, micro_batch_size=4)
+    >>> loss.weight, loss.micro_batches
+    (10.0, 3)
+
+    Args:
+        model: any module; its parameters that require a gradient get one.
+        loss_fn: ``loss_fn(model, micro_batch)`` returns the loss, or a mapping of named losses, or ``(loss, weight)``
+            when what it divided by is known only there.
+        batch: tensors, arrays, lists, graph batches, and tuples, mappings and dataclasses of them.
+        micro_batch_size: items per piece, the last may be smaller. "auto" takes the largest that fits ``memory``, or
+            the whole batch without one. Running out of memory halves it, in either case: everything the failed
+            attempt did is undone first.
+        weight: weight of a micro-batch; default: its number of items.
+        reduction: what the loss is: "mean", "sum" or "none" (one loss per item).
+        coupled: the loss is not a mean over items (contrastive losses): ``loss_fn`` gets the whole batch, and a model
+            that computes representations piece by piece. Costs one more forward pass.
+        memory: budget for the activations of one piece, such as "2GiB", with ``micro_batch_size="auto"``.
+        restore: metrics and other objects that ``loss_fn`` changes, to be put back when an attempt fails.
+        batch_norm: "warn", "defer" (running statistics move once, by the whole batch) or "ignore".
+        accumulate_dtype, process_group: see ``GradientAccumulator``.
+
+    Raises:
+        ConfigError: an argument is out of range.
+        AccumulationError: the items cannot be counted, or one item does not fit into memory.
+    """
+    job = Job(micro_batch_size, weight, reduction, coupled, memory, restore)
+    job.check()
+    check_accumulate_dtype(accumulate_dtype)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    ranks = ranks_of([model], parameters, process_group=process_group)
+    before = [p.grad for p in parameters]
+    norms = BatchNorms([model], batch_norm)
+
+    def make_window(micros: list[MicroBatch], plans: list[Plan]) -> Window:
+        engine = Engine(
+            sums=GradientSums(parameters, None if ranks.every_backward else accumulate_dtype),
+            ranks=ranks,
+            finisher=None,
+            on_nonfinite="skip",
+            names=dict,
+            batch_norms=norms,
+            closed=lambda updated: 0,
+        )
+        ranks.open_window([plan.micro_batches for plan in plans])
+        return Window(engine, micros, join_plans(plans, micros))
+
+    try:
+        window, size = run_batch([model], model, loss_fn, batch, job, ranks, make_window)
+        window.finish_gradients()
+    except BaseException:
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
+        raise
+    for parameter, gradient in zip(parameters, before, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+    result = AccumulatedLoss(window.joined.loss)
+    result.weight, result.losses = window.joined.weight, window.joined.losses
+    result.micro_batches, result.micro_batch_size = window.num_run, size
+    return result
+
+
+def run_batch(
+    models: Sequence[nn.Module],
+    model: Any,
+    loss_fn: LossFn,
+    batch: Any,
+    job: Job,
+    ranks: Ranks,
+    make_window: Callable[[list[MicroBatch], list[Plan]], Window],
+) -> tuple[Window, int]:
+    """A settled window over ``batch``, and the micro-batch size that worked.
+
+    All processes use the same size: when memory runs out on one, all start again.
+    """
+    num_items = count_items(batch)
+    snapshot = Snapshot(models, job.restore)
+    size = num_items if job.micro_batch_size == "auto" else min(job.micro_batch_size, max(num_items, 1))
+    if job.memory is not None:
+        size = _size_for_memory(models, model, loss_fn, batch, num_items, parse_memory(job.memory), snapshot)
+    size = max(1, min(ranks.gather(size)))
+    while True:
+        pieces = [batch] if job.coupled else split_batch(batch, size)
+        micros = [counted(piece, job.weight) for piece in pieces]
+        window = make_window(micros, ranks.gather(Plan.of(micros, declared=job.weight is not None)))
+        failure = _run(window, model, loss_fn, job, size, models)
+        if not any(ranks.gather(failure is not None)):
+            window.settle()
+            return window, size
+        window.discard()
+        snapshot.restore()
+        if size == 1:
+            raise AccumulationError(
+                "one item does not fit into memory: free memory, or checkpoint parts of the model "
+                "(torch.utils.checkpoint)."
+            ) from failure
+        size = -(-size // 2)
+
+
+def _run(
+    window: Window, model: Any, loss_fn: LossFn, job: Job, size: int, models: Sequence[nn.Module]
+) -> BaseException | None:
+    """Run all micro-batches; the error if memory ran out."""
+    try:
+        for micro in window.run():
+            if job.coupled:
+                loss, finish = cached_loss(model, loss_fn, micro, size)
+                window.backward(*_loss_and_weight(loss), job.reduction, retain_graph=True)
+                after_first_pass = Snapshot(models)
+                finish(window.carry_back)
+                after_first_pass.restore_buffers()  # the second pass must not move running statistics again
+            else:
+                window.backward(*_loss_and_weight(loss_fn(model, micro)), job.reduction)
+    except BaseException as error:
+        if is_out_of_memory(error):
+            # Without its traceback, whose frames hold the tensors of the failed attempt.
+            return error.with_traceback(None)
+        window.discard()
+        raise
+    return None
+
+
+def _loss_and_weight(result: Any) -> tuple[Tensor | Mapping[str, Tensor], Any]:
+    if isinstance(result, tuple):
+        if len(result) != 2:
+            raise ConfigError(f"loss_fn must return a loss or (loss, weight), got a tuple of {len(result)}.")
+        return result[0], result[1]
+    return result, None
+
+
+def _size_for_memory(
+    models: Sequence[nn.Module],
+    model: Any,
+    loss_fn: LossFn,
+    batch: Any,
+    num_items: int,
+    budget: int,
+    snapshot: Snapshot,
+) -> int:
+    known = [tensor for m in models for tensor in (*m.parameters(), *m.buffers())]
+    known += tensors_in(batch)
+
+    def measure(items: int) -> int:
+        piece = slice_batch(batch, 0, items)
+        used = activation_bytes(lambda: loss_fn(model, piece), known)
+        snapshot.restore()
+        return used
+
+    return largest_fitting(measure, budget, num_items)

@@ -1,0 +1,251 @@
+"""The division by the window's total weight: done here, exactly once.
+
+Legend: ``w`` weight of one micro-batch (the number that its mean loss divided by), ``N`` total weight of the window
+over all micro-batches and processes. A mean loss must be multiplied by ``w / N``, a sum loss by ``1 / N``.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dagnn.errors import AccumulationError, ConfigError
+
+Reduction = Literal["mean", "sum", "none"]
+Weights = dict[str, float]
+SINGLE = "loss"  # the name of a loss, and of a denominator, that was given without one
+
+
+class Planned(NamedTuple):
+    """What is known of a window before it runs."""
+
+    weights: list[Weights]  # per micro-batch of this process: denominator name -> w
+    totals: Weights  # denominator name -> N, over all processes
+    declared: bool  # by the user, not taken from the first dimension
+
+
+class Tally(NamedTuple):
+    """What one process adds to the window: joined over processes with ``join_tallies``."""
+
+    used: Weights  # denominator name -> weight that went into the gradients
+    losses: dict[str, tuple[str, float]]  # loss name -> (denominator, sum of w * loss)
+    counted: bool  # weights came with backward, so the total was not known before
+    dropped: bool
+    overflowed: bool  # a micro-batch was dropped because it was not finite
+    reference: float | None  # what counted weights were divided by
+
+
+class _Record(NamedTuple):
+    micro: int
+    name: str
+    denominator: str
+    factor: float  # w for a mean, 1 for a sum
+    loss: Tensor
+
+
+class Shares:
+    """Coefficients of the losses of one window, and the record that turns them into exact means at its end.
+
+    With planned weights the coefficient is final (``w / N``). With weights that arrive only with the loss it is
+    provisional (``w / reference``), and ``correction`` gives the factor ``reference / N`` for the finished sum.
+    """
+
+    def __init__(self, planned: Planned | None, reference: float | None) -> None:
+        self._planned = planned
+        self._reference = reference
+        self._counted: bool | None = None  # None until the first backward decides
+        self._weights: dict[int, Weights] = {}  # micro-batch -> weights that were used
+        self._records: list[_Record] = []
+        self._dropped = self._overflowed = False
+
+    def coefficient(self, micro: int, name: str, weight: float | None, reduction: Reduction) -> float:
+        """Factor for the loss ``name`` of micro-batch ``micro``; 0.0 when it must not be run at all."""
+        denominator, own, total = self._weight_and_total(micro, name, weight)
+        self._weights.setdefault(micro, {})[denominator] = own
+        if own == 0.0:
+            return 0.0
+        return (own if reduction == "mean" else 1.0) / total
+
+    def record(self, micro: int, name: str, loss: Tensor, reduction: Reduction) -> None:
+        """Remember a detached loss (0-dimensional) for the reported mean."""
+        denominator = name if name in self._weights[micro] else SINGLE
+        own = self._weights[micro][denominator]
+        if own:
+            factor = own if reduction == "mean" else 1.0
+            self._records.append(_Record(micro, name, denominator, factor, loss))
+
+    def drop(self, micro: int, *, overflowed: bool) -> None:
+        """Take micro-batch ``micro`` out of the window: its weight leaves the denominator."""
+        self._dropped = True
+        self._overflowed |= overflowed
+        self._weights.pop(micro, None)
+        self._records = [record for record in self._records if record.micro != micro]
+
+    def tally(self) -> Tally:
+        """Everything this process contributes, as plain numbers (waits for the device once)."""
+        used: Weights = {}
+        for weights in self._weights.values():
+            for name, weight in weights.items():
+                used[name] = used.get(name, 0.0) + weight
+        losses: dict[str, tuple[str, float]] = {}
+        for record, loss in zip(self._records, self.loss_values(), strict=True):
+            previous = losses[record.name][1] if record.name in losses else 0.0
+            losses[record.name] = (record.denominator, previous + record.factor * loss)
+        return Tally(used, losses, bool(self._counted), self._dropped, self._overflowed, self._reference)
+
+    def loss_values(self) -> list[float]:
+        """The recorded losses as numbers, in the order of the backward calls."""
+        tensors = [record.loss for record in self._records]
+        if len({(loss.dtype, loss.device) for loss in tensors}) == 1:
+            # One transfer for the window, not one per micro-batch.
+            values: list[float] = torch.stack(tensors).tolist()
+            return values
+        return [float(loss) for loss in tensors]
+
+    def state(self) -> dict[str, Any]:
+        """The record so far, as plain values."""
+        return {
+            "counted": self._counted,
+            "reference": self._reference,
+            "dropped": self._dropped,
+            "overflowed": self._overflowed,
+            "weights": {micro: dict(weights) for micro, weights in self._weights.items()},
+            "records": [
+                [record.micro, record.name, record.denominator, record.factor, loss]
+                for record, loss in zip(self._records, self.loss_values(), strict=True)
+            ],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``."""
+        self._counted, self._reference = state["counted"], state["reference"]
+        self._dropped, self._overflowed = state["dropped"], state["overflowed"]
+        self._weights = {int(micro): dict(weights) for micro, weights in state["weights"].items()}
+        self._records = [
+            _Record(micro, name, denominator, factor, torch.tensor(loss, dtype=torch.float64))
+            for micro, name, denominator, factor, loss in state["records"]
+        ]
+
+    def _weight_and_total(self, micro: int, name: str, weight: float | None) -> tuple[str, float, float]:
+        if weight is None:
+            return self._planned_weight(micro, name)
+        weight = check_weight(weight, "weight")
+        if self._planned is not None and self._planned.declared:
+            denominator, own, total = self._planned_weight(micro, name)
+            if own != weight:
+                raise AccumulationError(
+                    f"micro-batch {micro} was counted as {own:g} by windows(weight=...), but backward got "
+                    f"weight={weight:g}: give the weight in one place only."
+                )
+            return denominator, own, total
+        self._decide(counted=True)
+        before = self._weights.get(micro, {}).get(SINGLE)
+        if before is not None and before != weight:
+            raise AccumulationError(
+                f"micro-batch {micro} got weight={before:g} and then weight={weight:g}: losses with different weights "
+                "need windows(weight=lambda micro: {'main': ..., 'aux': ...}) and window.backward({'main': ...})."
+            )
+        if self._reference is None and weight:
+            self._reference = weight
+        return SINGLE, weight, self._reference or 1.0
+
+    def _planned_weight(self, micro: int, name: str) -> tuple[str, float, float]:
+        if self._planned is None:
+            raise AccumulationError(
+                "the weight of this micro-batch is not known: pass weight=... to backward (the number of items or "
+                "tokens that the loss is the mean of; weight=1 if all micro-batches count the same)."
+            )
+        self._decide(counted=False)
+        weights, totals = self._planned.weights[micro], self._planned.totals
+        denominator = name if name in totals else SINGLE
+        if denominator not in totals:
+            raise AccumulationError(
+                f"loss {name!r} has no weight: windows(weight=...) gave weights for {', '.join(sorted(totals))}. Call "
+                "window.backward({name: loss}) with those names, or add the name there."
+            )
+        return denominator, weights.get(denominator, 0.0), totals[denominator] or 1.0
+
+    def _decide(self, *, counted: bool) -> None:
+        if self._counted is None:
+            self._counted = counted
+        elif self._counted != counted:
+            raise AccumulationError(
+                "some micro-batches of this window got weight=... in backward and some did not: give it to all of "
+                "them, or to none."
+            )
+
+
+class Joined(NamedTuple):
+    """The whole window over all processes."""
+
+    weight: float  # total of the first denominator
+    loss: float  # sum over losses of their means over the window; nan if nothing was counted
+    losses: dict[str, float]
+    correction: float  # factor that makes the summed gradients exact means
+    overflowed: bool  # a micro-batch of some process was dropped because it was not finite
+    empty: bool  # nothing had weight: no gradient, no update
+
+
+def join_tallies(tallies: list[Tally], totals: Mapping[str, float] | None) -> Joined:
+    """Join what all processes added; ``totals`` are the planned totals.
+
+    Raises:
+        AccumulationError: the processes disagree on how weights were given, or a micro-batch was dropped while
+            several denominators shrank by different ratios (one factor cannot repair that).
+    """
+    used: Weights = {}
+    sums: dict[str, tuple[str, float]] = {}
+    for tally in tallies:
+        for name, weight in tally.used.items():
+            used[name] = used.get(name, 0.0) + weight
+        for name, (denominator, value) in tally.losses.items():
+            sums[name] = (denominator, (sums[name][1] if name in sums else 0.0) + value)
+    running = [tally for tally in tallies if tally.used]
+    if len({tally.counted for tally in running}) > 1:
+        raise AccumulationError(
+            "some processes gave weight=... in backward and others did not: do the same on every process."
+        )
+
+    correction = 1.0
+    if any(tally.counted for tally in running):
+        correction = (running[0].reference or 1.0) / (used.get(SINGLE) or 1.0)
+    elif totals is not None and any(tally.dropped for tally in tallies):
+        ratios = {total / used[name] for name, total in totals.items() if used.get(name)}
+        if len(ratios) > 1 and max(ratios) / min(ratios) > 1 + 1e-12:
+            raise AccumulationError(
+                "a micro-batch was dropped from a window whose losses have different denominators, which shrank by "
+                "different ratios: use on_nonfinite='skip', or one denominator."
+            )
+        correction = ratios.pop() if ratios else 1.0
+    losses = {name: value / used[den] for name, (den, value) in sums.items() if used.get(den)}
+    first = next(iter(totals), SINGLE) if totals else SINGLE
+    return Joined(
+        weight=used.get(first, 0.0),
+        loss=sum(losses.values()) if losses else math.nan,
+        losses=losses,
+        correction=correction,
+        overflowed=any(tally.overflowed for tally in tallies),
+        empty=not any(used.values()),
+    )
+
+
+def check_weight(value: Any, where: str) -> float:
+    """``value`` as a float; a number or a one-element tensor, finite and at least 0."""
+    try:
+        weight = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{where} must be a number of items, got {type(value).__name__}: {value!r}.") from error
+    if not math.isfinite(weight) or weight < 0:
+        raise ConfigError(f"{where} must be finite and at least 0, got {weight}: return the number of items or tokens.")
+    return weight
+
+
+def check_weights(value: Any, where: str) -> Weights:
+    """A number, or a mapping from loss names to numbers, as named weights."""
+    if isinstance(value, Mapping):
+        if not value:
+            raise ConfigError(f"{where} returned an empty mapping: return a weight for every loss name.")
+        return {str(name): check_weight(weight, f"{where}[{name!r}]") for name, weight in value.items()}
+    return {SINGLE: check_weight(value, where)}

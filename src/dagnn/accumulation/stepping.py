@@ -1,0 +1,192 @@
+"""The end of a window, in the one order that is right.
+
+check finite -> clip -> optimizer step -> scaler update -> scheduler -> EMA. Before it come the sum over processes,
+the unscaling and the division (``window.py``); after it gradients are dropped. Clipping sees the true mean gradient.
+The schedule moves once per update, and not at all when an update was skipped.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from dagnn.accumulation.norms import clip_factor, first_nonfinite
+from dagnn.accumulation.sums import Sums
+from dagnn.errors import AccumulationError, ConfigError
+
+
+class Stepped(NamedTuple):
+    """What happened at the end of a window."""
+
+    grad_norm: float
+    lr: float
+    skipped: str | None
+
+
+class Finisher:
+    """Runs the end of a window over the user's own objects, which stay unwrapped and unpatched."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        *,
+        max_norm: float | None,
+        schedulers: Sequence[Any],
+        scaler: torch.amp.GradScaler | None,
+        ema: Any,
+        raise_on_nonfinite: bool,
+    ) -> None:
+        self._models = list(models)
+        self.optimizers = list(optimizers)
+        self.max_norm = check_max_norm(max_norm)
+        self._schedulers = [check_scheduler(scheduler) for scheduler in schedulers]
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._update_ema = ema_function(ema)
+        self._raise_on_nonfinite = raise_on_nonfinite
+        self._scaler_probe: Optimizer | None = None
+        self._needs_closure = {id(optimizer) for optimizer in optimizers if needs_closure(optimizer)}
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first parameter group."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    @property
+    def needs_closure(self) -> bool:
+        """An optimizer cannot step without a function that computes the loss."""
+        return bool(self._needs_closure)
+
+    def scale(self) -> float:
+        """The loss scale of this window: 1.0 without a scaler."""
+        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
+
+    def finish(
+        self,
+        sums: Sums,
+        names: Callable[[], dict[int, str]],
+        sum_parts: Callable[[float], float],
+        *,
+        overflowed: bool = False,
+    ) -> Stepped:
+        """Update the parameters from the exposed mean gradients, or skip when one of them is not finite.
+
+        Args:
+            overflowed: a micro-batch was dropped for overflow: the step is done, but the scale still goes down.
+        """
+        self._check_can_step()
+        (finite, norm), lr = sums.norm(sum_parts), self.lr
+        if finite:
+            if self.max_norm is not None:
+                sums.scale_(clip_factor(norm, self.max_norm))
+            sums.apply(self.optimizers)
+        self._update_scaler(found_inf=overflowed or not finite)
+        if not finite:
+            if self._raise_on_nonfinite:
+                self.refuse_nonfinite(sums.named(names()))
+            return Stepped(norm, lr, "non-finite")
+        self.after_step()
+        return Stepped(norm, lr, None)
+
+    def refuse_nonfinite(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
+        """Raise under ``on_nonfinite="raise"``, naming the first of ``gradients`` that is not finite."""
+        if self._raise_on_nonfinite:
+            raise AccumulationError(_nonfinite_message(first_nonfinite(gradients)))
+
+    def after_step(self) -> None:
+        """Scheduler, then EMA."""
+        for scheduler in self._schedulers:
+            scheduler.step()
+        if self._update_ema is not None:
+            for model in self._models:
+                self._update_ema(model)
+
+    def _update_scaler(self, *, found_inf: bool) -> None:
+        """Tell the scaler about this window through its public methods, with a parameter of our own.
+
+        Its ``unscale_`` refuses 16-bit gradients and sees one process only; ours are already unscaled and checked.
+        """
+        if self.scaler is None:
+            return
+        if self._scaler_probe is None:
+            device = self.optimizers[0].param_groups[0]["params"][0].device
+            self._scaler_probe = torch.optim.SGD([nn.Parameter(torch.zeros(1, device=device))], lr=0.0)
+        (probe,) = self._scaler_probe.param_groups[0]["params"]
+        probe.grad = torch.full_like(probe, float("inf") if found_inf else 0.0)
+        self.scaler.scale(probe.detach())  # creates the scale on first use
+        self.scaler.unscale_(self._scaler_probe)
+        self.scaler.step(self._scaler_probe)
+        self.scaler.update()
+
+    def _check_can_step(self) -> None:
+        for optimizer in self.optimizers:
+            if id(optimizer) in self._needs_closure:
+                raise AccumulationError(
+                    f"{type(optimizer).__name__} computes the loss several times per step, so it needs the whole "
+                    "window as a function: use accumulator.update(batch, loss_fn, micro_batch_size=...) in place of "
+                    "window.step()."
+                )
+        if self.scaler is None:
+            return
+        # No public way to ask; without the attribute the check is left out.
+        states = getattr(self.scaler, "_per_optimizer_states", {})
+        for optimizer in self.optimizers:
+            if id(optimizer) in states and states[id(optimizer)].get("found_inf_per_device"):
+                raise AccumulationError(
+                    "scaler.unscale_(optimizer) was called inside a window, which unscales by itself: remove that call "
+                    "(clipping belongs into max_norm=...)."
+                )
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """True where ``optimizer.step`` cannot be called without a function that computes the loss (LBFGS)."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def check_max_norm(max_norm: float | None) -> float | None:
+    """``max_norm`` itself; a positive number, or None for no clipping."""
+    if max_norm is None:
+        return None
+    if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
+        raise ConfigError(f"max_norm must be a positive number, or None for no clipping, got {max_norm!r}.")
+    return float(max_norm)
+
+
+def check_scheduler(scheduler: Any) -> Any:
+    """``scheduler`` itself, if it can be moved by ``step()`` once per update."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(
+            "ReduceLROnPlateau follows a metric, not the updates: leave it out of scheduler= and call its step(metric) "
+            "yourself after each evaluation."
+        )
+    if not isinstance(scheduler, LRScheduler) and not callable(getattr(scheduler, "step", None)):
+        raise ConfigError(f"scheduler must have a step() method, got {type(scheduler).__name__}.")
+    return scheduler
+
+
+def ema_function(ema: Any) -> Callable[[nn.Module], Any] | None:
+    """What to call with the model after an update."""
+    if ema is None:
+        return None
+    update = getattr(ema, "update_parameters", None)  # torch.optim.swa_utils.AveragedModel
+    if callable(update):
+        return update  # type: ignore[no-any-return]
+    if callable(ema) and not isinstance(ema, nn.Module):
+        return ema  # type: ignore[no-any-return]
+    raise ConfigError(
+        "ema must have update_parameters(model), as torch.optim.swa_utils.AveragedModel has, or be a function of the "
+        f"model, got {type(ema).__name__}."
+    )
+
+
+def _nonfinite_message(name: str | None) -> str:
+    where = f" of {name}" if name else ""
+    return (
+        f"the gradient{where} is not finite, and on_nonfinite='raise': parameters were left as they were. Look for inf "
+        "or nan in the loss, or use on_nonfinite='skip' (leave the window out) or 'drop' (leave the micro-batch out)."
+    )

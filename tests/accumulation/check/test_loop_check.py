@@ -1,0 +1,95 @@
+"""check_loop: what it leaves alone, what it refuses, what it shows."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from dagnn.accumulation.check import check_loop
+from dagnn.errors import AccumulationError, ConfigError
+
+
+def loss_fn(model, batch):
+    return mse_loss(model(batch[0]), batch[1])
+
+
+def not_scaled(model, optimizer, micro_batches):
+    for i, (x, y) in enumerate(micro_batches):
+        mse_loss(model(x), y).backward()
+        if (i + 1) % 4 == 0 or i + 1 == len(micro_batches):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_nothing_of_the_users_changes(subject):
+    model, batch = subject
+    loss_fn(model, batch).backward()
+    before, gradients = copy.deepcopy(model.state_dict()), [p.grad.clone() for p in model.parameters()]
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    check_loop(not_scaled, model, batch, loss_fn=loss_fn)
+    assert torch.equal(torch.rand(2), expected)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+def test_report_points_at_the_line_and_shows_the_ratio(subject):
+    model, batch = subject
+    report = check_loop(not_scaled, model, batch, loss_fn=loss_fn)
+    (cause,) = report.causes
+    line = not_scaled.__code__.co_firstlineno + 2
+    assert cause.line == f"test_loop_check.py:{line}: mse_loss(model(x), y).backward()"
+    assert cause.explanation == "the gradient is 4 times too large: losses are added, not averaged."
+    assert all(row.ratio == pytest.approx(4.0) for row in report.table)
+    assert "4 times too large" in str(report)
+
+
+def test_causes_of_the_model_are_found_beside_those_of_the_loop(subject):
+    _, batch = subject
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+
+    def train_step(model, optimizer, micro_batches):
+        model.train()  # must not bring BatchNorm back while the loop is examined
+        not_scaled(model, optimizer, micro_batches)
+
+    report = check_loop(train_step, model, batch, loss_fn=loss_fn)
+    assert [str(cause.kind) for cause in report.causes] == ["BatchNorm", "not scaled"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"micro_batches": 1}, "micro_batches must be a whole number of at least 2"),
+        ({"micro_batches": 9}, "the batch has 32 items, too few"),
+        ({"each_call": "day"}, "each_call must be 'epoch' or 'window'"),
+        ({"train_step": lambda model: None}, "train_step must take"),
+        ({"model": nn.Tanh()}, "no parameter that requires a gradient"),
+    ],
+)
+def test_check_that_cannot_run(subject, arguments, message):
+    model, batch = subject
+    arguments = {"train_step": not_scaled, "model": model, "batch": batch, "loss_fn": loss_fn} | arguments
+    with pytest.raises(ConfigError, match=message):
+        check_loop(arguments.pop("train_step"), arguments.pop("model"), arguments.pop("batch"), **arguments)
+
+
+def test_too_few_parameters_to_tell_micro_batches_apart(subject):
+    def tiny_loss(model, batch):
+        return (model(batch[0][:, :1]) - batch[1][:, :1]).square().mean()
+
+    def train_step(model, optimizer, micro_batches):
+        for batch in micro_batches:
+            tiny_loss(model, batch).backward()
+        optimizer.step()
+
+    with pytest.raises(ConfigError, match="cannot be told apart in 2 parameters"):
+        check_loop(train_step, nn.Linear(1, 1), subject[1], loss_fn=tiny_loss)
+
+
+def test_loop_that_raises(subject):
+    model, batch = subject
+    with pytest.raises(AccumulationError, match="it raised ZeroDivisionError"):
+        check_loop(lambda m, o, b: 1 / 0, model, batch, loss_fn=loss_fn)

@@ -1,0 +1,82 @@
+"""BatchNorm inside a window: the warning, and running statistics that move once."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from dagnn.accumulation import AccumulationWarning, GradientAccumulator
+
+
+def accumulator_for(model, **options):
+    return GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.0), **options)
+
+
+def run(accumulator, model, loader, micro_batches):
+    for window in accumulator.windows(loader, micro_batches=micro_batches):
+        for inputs in window:
+            window.backward(model(inputs).square().mean())
+        window.step()
+
+
+def test_warning_names_the_layers_once():
+    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    accumulator = accumulator_for(model)
+    with pytest.warns(AccumulationWarning, match=r"BatchNorm layers in training mode \(1\)") as caught:
+        run(accumulator, model, [torch.randn(2, 1) for _ in range(4)], micro_batches=2)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("case", ["eval", "one micro-batch", "ignore"])
+def test_no_warning_where_nothing_differs_or_it_was_accepted(case):
+    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)).train(case != "eval")
+    accumulator = accumulator_for(model, batch_norm="ignore" if case == "ignore" else "warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(accumulator, model, [torch.randn(2, 1)] * 2, micro_batches=1 if case == "one micro-batch" else 2)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_deferred_statistics_are_those_of_the_full_batch(momentum):
+    torch.manual_seed(0)
+    sizes = (4, 2, 5)
+    inputs = [torch.randn(n, 3, 4, dtype=torch.float64) for n in sizes]
+    deferred, full = (nn.BatchNorm1d(3, momentum=momentum).double() for _ in range(2))
+    accumulator = accumulator_for(deferred, batch_norm="defer")
+    with pytest.warns(AccumulationWarning):
+        for _ in range(2):
+            run(accumulator, deferred, inputs, micro_batches=3)
+            full(torch.cat(inputs))
+    assert torch.allclose(deferred.running_mean, full.running_mean, rtol=1e-12)
+    assert torch.allclose(deferred.running_var, full.running_var, rtol=1e-12)
+    assert int(deferred.num_batches_tracked) == 2
+
+
+def test_an_evaluation_inside_a_window_is_not_collected():
+    model = nn.BatchNorm1d(1).double()
+    accumulator = accumulator_for(model, batch_norm="defer")
+    with pytest.warns(AccumulationWarning):
+        for window in accumulator.windows([torch.zeros(2, 1), torch.full((2, 1), 4.0)], micro_batches=2):
+            for inputs in window:
+                window.backward(model(inputs.double()).square().mean())
+                model.eval()
+                model(torch.full((9, 1), 100.0).double())
+                model.train()
+            window.step()
+    assert float(model.running_mean) == pytest.approx(0.2, rel=1e-12)
+
+
+def test_a_discarded_window_leaves_the_statistics_alone():
+    model = nn.BatchNorm1d(1)
+    accumulator = accumulator_for(model, batch_norm="defer")
+    with pytest.warns(AccumulationWarning):
+        window = next(accumulator.windows([torch.ones(2, 1), torch.ones(2, 1)], micro_batches=2))
+    for inputs in window:
+        window.backward(model(inputs).square().mean())
+        break
+    window.discard()
+    assert float(model.running_mean) == 0.0
+    model(torch.ones(2, 1))  # the hooks are gone: a plain forward pass moves them again
+    assert float(model.running_mean) == pytest.approx(0.1)

@@ -1,0 +1,215 @@
+"""16-bit gradients, loss scaling, autocast, norms."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dagnn.accumulation import GradientAccumulator, accumulate
+from dagnn.errors import AccumulationError
+
+
+def one_weight(dtype, value=1.0):
+    model = nn.Linear(1, 1, bias=False).to(dtype)
+    with torch.no_grad():
+        model.weight.fill_(value)
+    return model
+
+
+def gradient_of(model, inputs, accumulate_dtype="auto", reduction="sum"):
+    """Gradient of the summed loss w * x over micro-batches of one item each, times the number of items."""
+    accumulator = GradientAccumulator(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), accumulate_dtype=accumulate_dtype
+    )
+    window = next(accumulator.windows(inputs, micro_batches=len(inputs)))
+    for x in window:
+        window.backward(model(x).sum(), reduction=reduction)
+    return model.weight.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_4096_gradients_of_one_sum_to_4096(dtype):
+    model = one_weight(dtype)
+    window_of_4096 = [torch.ones(1, 1, dtype=dtype)] * 4096
+    gradient = gradient_of(model, window_of_4096)
+    assert gradient.dtype == torch.float32
+    assert float(gradient) * 4096 == 4096.0
+
+
+def test_a_16_bit_loss_keeps_its_exact_share():
+    # 1/3 in bfloat16 is 0.3340: without care each gradient would be off by 0.2 %.
+    for sizes in ([1, 1, 1], [1, 2, 4]):
+        model = one_weight(torch.bfloat16)
+        gradient = gradient_of(model, [torch.ones(n, 1, dtype=torch.bfloat16) for n in sizes])
+        assert float(gradient) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_float32_sums_are_as_good_as_the_full_batch_and_bfloat16_sums_are_not():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8)).bfloat16()
+    inputs = torch.randn(256, 32).bfloat16()
+
+    def loss_fn(model, x):
+        return model(x).float().square().mean()
+
+    exact = copy.deepcopy(model).double()
+    loss_fn_64 = lambda m, x: m(x).square().mean()  # noqa: E731
+    loss_fn_64(exact, inputs.double()).backward()
+
+    def error(accumulate_dtype, size):
+        copied = copy.deepcopy(model)
+        accumulate(copied, loss_fn, inputs, micro_batch_size=size, accumulate_dtype=accumulate_dtype)
+        pairs = [(p.grad.double(), e.grad) for p, e in zip(copied.parameters(), exact.parameters(), strict=True)]
+        return float(
+            torch.stack([(p - e).norm() for p, e in pairs]).norm() / torch.stack([e.norm() for _, e in pairs]).norm()
+        )
+
+    full = error("auto", 256)
+    assert error("auto", 1) <= 2 * full
+    assert error(None, 1) >= 3 * full
+
+
+def test_gradients_return_to_the_dtype_of_the_parameter_for_the_optimizer():
+    model = nn.Linear(4, 4).bfloat16()
+    seen = []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.dtype for p in model.parameters()))
+    accumulator = GradientAccumulator(model, optimizer)
+    for window in accumulator.windows([torch.ones(2, 4).bfloat16()] * 2, micro_batches=2):
+        for x in window:
+            window.backward(model(x).float().square().mean())
+        window.step()
+    assert seen == [torch.bfloat16] * 2
+    # After the window the parameters take plain gradients again.
+    model(torch.ones(2, 4).bfloat16()).sum().backward()
+    assert model.weight.grad.dtype == torch.bfloat16
+
+
+def test_accumulate_in_float64_or_as_they_come():
+    for accumulate_dtype, dtype in ((torch.float64, torch.float64), (None, torch.float16)):
+        model = one_weight(torch.float16)
+        assert gradient_of(model, [torch.ones(1, 1).half()] * 2, accumulate_dtype).dtype == dtype
+
+
+def test_bfloat16_autocast_equals_the_same_micro_batches_by_hand():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    loader = [torch.randn(n, 8) for n in (4, 2, 3)]
+    by_hand = copy.deepcopy(model)
+    for x in loader:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = by_hand(x).float().square().mean()
+        (loss * len(x) / 9).backward()
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    window = next(accumulator.windows(loader, micro_batches=3))
+    for x in window:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().mean()
+        window.backward(loss)
+    for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
+        assert ours.grad.dtype == torch.float32
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-2, atol=1e-5)
+
+
+class TestLossScaling:
+    def train(self, losses, scaler, *, max_norm=None, parameter=0.0, **options):
+        """One window per list in ``losses``, micro-batch gradients as given; returns parameter and updates."""
+        weight = nn.Parameter(torch.full((), parameter))
+        model = nn.Module()
+        model.weight = weight
+        accumulator = GradientAccumulator(
+            model, torch.optim.SGD([weight], lr=1.0), scaler=scaler, max_norm=max_norm, **options
+        )
+        updates = []
+        for window_losses in losses:
+            for window in accumulator.windows(torch.tensor(window_losses)[:, None], micro_batches=len(window_losses)):
+                for x in window:
+                    window.backward(weight * x.squeeze())
+                updates.append(window.step())
+        return weight.detach(), updates
+
+    def scaler(self, scale=65536.0):
+        return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+
+    def test_norm_and_clipping_see_unscaled_gradients(self):
+        weight, (update,) = self.train([[1.0, 3.0]], self.scaler(), max_norm=1.0)
+        assert update.grad_norm == pytest.approx(2.0)
+        assert float(weight) == pytest.approx(-1.0, rel=1e-5)
+
+    def test_scale_grows_and_shrinks_as_with_the_scaler_alone(self):
+        scaler = self.scaler(4.0)
+        self.train([[1.0], [1.0]], scaler)
+        assert scaler.get_scale() == 8.0
+        weight, updates = self.train([[1.0, float("inf"), 1.0], [2.0, 4.0]], scaler, parameter=5.0)
+        assert scaler.get_scale() == 4.0
+        assert [u.skipped for u in updates] == ["non-finite", None]
+        assert float(weight) == pytest.approx(5.0 - 3.0)
+
+    def test_float16_parameters_which_the_scaler_alone_refuses(self):
+        model = one_weight(torch.float16)
+        scaler = self.scaler(1024.0)
+        accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0), scaler=scaler)
+        for window in accumulator.windows([torch.full((1, 1), 2.0**-20).half()] * 2, micro_batches=2):
+            for x in window:
+                window.backward(model(x).float().sum() * 2.0**-6)  # vanishes in float16 without the scale
+            update = window.step()
+        assert update.grad_norm == pytest.approx(2.0**-26, rel=1e-3)
+
+    def test_disabled_scaler_changes_nothing(self):
+        weight, _ = self.train([[1.0, 3.0]], torch.amp.GradScaler("cpu", enabled=False))
+        assert float(weight) == -2.0
+
+    def test_empty_window_leaves_the_scale_alone(self):
+        scaler = self.scaler(4.0)
+        weight = nn.Parameter(torch.ones(()))
+        model = nn.Module()
+        model.weight = weight
+        accumulator = GradientAccumulator(model, torch.optim.SGD([weight], lr=1.0), scaler=scaler)
+        for window in accumulator.windows([torch.ones(1)] * 4, micro_batches=1, weight=lambda x: 0):
+            for x in window:
+                window.backward(weight * x.mean())
+            assert window.step().skipped == "empty"
+        assert scaler.get_scale() == 4.0
+
+    def test_unscaling_by_hand_is_a_named_error(self):
+        model, scaler = one_weight(torch.float32), self.scaler()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        window = next(GradientAccumulator(model, optimizer, scaler=scaler).windows([torch.ones(1, 1)], micro_batches=1))
+        for x in window:
+            window.backward(model(x).mean())
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(optimizer)
+        with pytest.raises(AccumulationError, match=r"scaler.unscale_\(optimizer\) was called inside a window"):
+            window.step()
+
+
+class TestNorm:
+    def stepped(self, gradients, dtype, max_norm, accumulate_dtype="auto"):
+        parameters = [nn.Parameter(torch.zeros(len(g), dtype=dtype)) for g in gradients]
+        model = nn.Module()
+        model.parameters_ = nn.ParameterList(parameters)
+        optimizer = torch.optim.SGD(parameters, lr=1.0)
+        accumulator = GradientAccumulator(model, optimizer, max_norm=max_norm, accumulate_dtype=accumulate_dtype)
+        window = next(accumulator.windows([torch.ones(1)], micro_batches=1))
+        for _ in window:
+            terms = [(p * torch.tensor(g, dtype=dtype)).sum() for p, g in zip(parameters, gradients, strict=True)]
+            window.backward(sum(terms[1:], terms[0]))
+        update = window.step()
+        return update, [(-p.detach()).tolist() for p in parameters]
+
+    @pytest.mark.parametrize("accumulate_dtype", ["auto", None])
+    def test_float16_norm_does_not_overflow(self, accumulate_dtype):
+        update, moved = self.stepped([[60000.0, 60000.0]], torch.float16, 1.0, accumulate_dtype)
+        assert update.grad_norm == pytest.approx(84852.8, rel=1e-3)
+        assert moved[0] == pytest.approx([0.7071, 0.7071], abs=1e-3)
+
+    def test_float32_norm_does_not_overflow(self):
+        update, moved = self.stepped([[3e30, 4e30]], torch.float32, 1.0)
+        assert update.grad_norm == pytest.approx(5e30)
+        assert moved[0] == pytest.approx([0.6, 0.8])
+
+    @pytest.mark.parametrize("accumulate_dtype", ["auto", None])
+    def test_bfloat16_norm_is_summed_in_float32(self, accumulate_dtype):
+        update, _ = self.stepped([[1.0] * 1003], torch.bfloat16, None, accumulate_dtype)
+        assert update.grad_norm == pytest.approx(31.670, abs=1e-3)
