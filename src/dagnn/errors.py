@@ -1,15 +1,15 @@
 """Every error a user can cause: each says what was given, what was expected and what to do.
 
-    DagnnError
-    ├── GraphError (ValueError)         a graph that cannot be built, or a node that is not in it
-    │   └── CycleError                  the edges form a cycle; the message names it
-    ├── DtypeError (TypeError)          a tensor or array of the wrong dtype
-    ├── ExpressionError (ValueError)    text that is not an expression, or one without an answer
-    ├── ConfigError (ValueError)        a setting that is unknown or out of range
-    ├── DataError (ValueError)          a dataset that cannot be read; names file and line
-    ├── CheckpointError (ValueError)    a checkpoint that is damaged, foreign or newer than this version
-    ├── RunError (RuntimeError)         a run directory that cannot be used or written
-    └── AccumulationError (RuntimeError) a window used out of order, or weights left undeclared
+DagnnError
+├── GraphError (ValueError)         a graph that cannot be built, or a node that is not in it
+│   └── CycleError                  the edges form a cycle; the message names it
+├── DtypeError (TypeError)          a tensor or array of the wrong dtype
+├── ExpressionError (ValueError)    text that is not an expression, or one without an answer
+├── ConfigError (ValueError)        a setting that is unknown or out of range
+├── DataError (ValueError)          a dataset that cannot be read; names file and line
+├── CheckpointError (ValueError)    a checkpoint that is damaged, foreign or newer than this version
+├── RunError (RuntimeError)         a run directory that cannot be used or written
+└── AccumulationError (RuntimeError) a window used out of order, or weights left undeclared
 """
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import decimal_addition
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,8 @@ CELLS = {
     "GRUCell max": (lambda: dnn.GRUCell(D, 3, "max"), 1),
     "AttentionCell": (lambda: dnn.AttentionCell(D, 3), 1),
 }
+# (+ 12 3), (+ 5 5) with one shared number, and a sum of digits.
+WINDOWS = [(14, 17, 20, 17, 20), (14, 17, 20, 22), (12, 3, 20, 5, 23)]
 SYMBOLS = torch.arange(N) % 5
 CASES = [
     Case("DagNN", lambda: dnn.DagNN(NETWORK), lambda net, x: net(x), (features(3, 2),)),
@@ -111,6 +114,14 @@ CASES = [
             5, 3, 2, D, message_layers=1, attention_heads=2, edge_types=2, decoder_layers=1, decoder_heads=2
         ),
         lambda net: net(SYMBOLS, GRAPHS),
+        twice=False,
+    ),
+    Case(
+        "GraphRewriter",
+        lambda: dnn.GraphRewriter.from_windows(
+            decimal_addition.SIGNATURE, WINDOWS, width=5, blocks=1, slot_width=3, num_slots=2
+        ),
+        lambda net: net(net.features.encode(WINDOWS)),
         twice=False,
     ),
 ]

@@ -41,7 +41,7 @@ def run(tmp_path):
 def test_run_is_described_by_its_newest_checkpoint(run):
     assert info(run.path).splitlines() == [
         f"run {run.run_id} in {run.path}",
-        f"step 1,500 of 4,500, in {run.checkpoints_path / 'step-00001500'}",
+        f"step 1,500 of 3,000, in {run.checkpoints_path / 'step-00001500'}",
         "checkpoints of the steps 500, 1,500",
         "level 2 of 3 (progressive)",
         "score 0.5000",
@@ -58,7 +58,7 @@ def test_run_is_described_by_its_newest_checkpoint(run):
 def test_one_checkpoint_is_described(run):
     lines = info(run.checkpoints_path / "step-00000500").splitlines()
 
-    assert lines[1].startswith("step 500 of 4,500")
+    assert lines[1].startswith("step 500 of 3,000")
     assert lines[2] == "level 2 of 3 (progressive)"
 
 
