@@ -73,13 +73,20 @@ class Row:
     threads: int
 
 
-def main(claim: str | None, cases: Callable[[bool], Iterable[Case]], argv: Sequence[str] | None = None) -> int:
+def main(
+    claim: str | None,
+    cases: Callable[[bool], Iterable[Case]],
+    argv: Sequence[str] | None = None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> int:
     """Runs a benchmark from the command line.
 
     Args:
         claim: the module's docstring; its first line is the headline.
         cases: the cases, given whether the run is a quick one.
         argv: arguments; None reads the command line.
+        clock: ``time.process_time`` for a claim about CPU time.
 
     Returns:
         The exit code: 0, or 1 when a required ratio was missed or contestants disagree.
@@ -95,7 +102,7 @@ def main(claim: str | None, cases: Callable[[bool], Iterable[Case]], argv: Seque
     disagreements = 0
     for case in cases(arguments.quick):
         try:
-            rows += measure(case, rounds=QUICK_ROUNDS if arguments.quick else ROUNDS)
+            rows += measure(case, rounds=QUICK_ROUNDS if arguments.quick else ROUNDS, clock=clock)
         except AssertionError as error:
             disagreements += 1
             print(f"{case.name}: ours and the peers disagree: {error}", file=sys.stderr)

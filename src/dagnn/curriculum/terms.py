@@ -1,11 +1,12 @@
 """Expressions as terms of the rewriting system, and normal forms back as answers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from dagnn.curriculum.decimals import decimal_leaf
-from dagnn.curriculum.expression import CONSTANTS, Expr, from_fraction, is_decimal, symbols_of, to_binary
-from dagnn.curriculum.levels import LEVELS
+from dagnn.curriculum.expression import ARITY, CONSTANTS, MAX_DIGITS, Expr, from_fraction, is_decimal, symbols_of
+from dagnn.curriculum.levels import level_spec
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.fixed_point import DECIMALS
 from dagnn.errors import ExpressionError
@@ -17,6 +18,9 @@ _LETTERS = (*_FAMILIAR, *"abcdfghijklmnopqrstuvw")
 _ID = SIGNATURE.id_of
 _POSITIVE, _NEGATIVE, _END = _ID["positive"], _ID["negative"], _ID["end"]
 _DIGIT = [_ID[f"d{digit}"] for digit in range(10)]
+_VALUE_OF_DIGIT = {f"d{digit}": digit for digit in range(10)}
+_LARGEST_REST = 10 ** (MAX_DIGITS - 1)
+_FOLDED = ("+", "-", "*", "/")
 _NAMES = tuple(label.name for label in SIGNATURE.labels)
 _ARITY = tuple(label.arity for label in SIGNATURE.labels)
 
@@ -29,14 +33,15 @@ def to_term(expression: Expr, level: int | None = None) -> tuple[list[int], dict
         level: a numeric level reads the expression as ``(approx ...)``.
 
     Raises:
-        ExpressionError: more different symbols than the rewriting system has letters, or ``roots`` of another
-            number of values than two.
+        ConfigError: there is no such level.
+        ExpressionError: more different symbols than the rewriting system has letters, ``roots`` of another
+            number of values than two, or an operator that is none of the language.
     """
     letters = _letters_for(expression)
     tokens: list[int] = []
-    if level is not None and LEVELS[level].numeric:
+    if level is not None and level_spec(level).numeric:
         tokens.append(_ID["approx"])
-    _write(to_binary(expression), letters, tokens)
+    _write(expression, letters, tokens)
     return tokens, {letter: name for name, letter in letters.items() if letter != name}
 
 
@@ -44,9 +49,22 @@ def from_term(tokens: Sequence[int], names: Mapping[str, str] | None = None) -> 
     """The expression that a term writes; digit chains become numbers.
 
     A label of the system that is no operator of the language, such as a half-finished sum, stays in the
-    result under its own name, so a stuck term can be shown.
+    result under its own name, so a stuck term can be shown; so does a number of more than 4,000 digits.
     """
-    return _read(iter(tokens), names or {})
+    known = names or {}
+    parts: list[_Part] = []
+    # From the last label back, so that a node's children are there before it: no recursion, whatever the depth.
+    for token in reversed(tokens):
+        children = [parts.pop() for _ in range(_ARITY[token])]
+        parts.append(_part(_NAMES[token], children, known))
+    return parts.pop().expression
+
+
+class _Part(NamedTuple):
+    """A sub-term: as an expression, and as a natural number where it is a closed digit chain."""
+
+    expression: Expr
+    natural: int | None = None
 
 
 def _letters_for(expression: Expr) -> dict[str, str]:
@@ -56,25 +74,35 @@ def _letters_for(expression: Expr) -> dict[str, str]:
     free = [letter for letter in _LETTERS if letter not in letters]
     strangers = sorted(symbols - set(letters))
     if len(strangers) > len(free):
-        raise ExpressionError(f"the expression has {len(symbols)} symbols, the rewriting system takes {len(_LETTERS)}.")
+        raise ExpressionError(
+            f"the expression has {len(symbols)} symbols, the rewriting system takes {len(_LETTERS)}: "
+            "give some of them values first."
+        )
     return letters | dict(zip(strangers, free, strict=False))
 
 
 def _write(expression: Expr, letters: Mapping[str, str], tokens: list[int]) -> None:
-    if isinstance(expression, int):
-        _write_integer(expression, tokens)
-    elif isinstance(expression, str):
-        if is_decimal(expression):
-            _write(from_fraction(Fraction(expression)), letters, tokens)
+    """Appends the term; a loop, because 1,000 operands are folded 1,000 deep."""
+    waiting = [expression]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, int):
+            _write_integer(item, tokens)
+        elif isinstance(item, str):
+            if is_decimal(item):
+                waiting.append(from_fraction(Fraction(item)))
+            else:
+                tokens.append(_ID[item if item in CONSTANTS else letters[item]])
         else:
-            tokens.append(_ID[expression if expression in CONSTANTS else letters[expression]])
-    else:
-        head = "definite" if expression[0] == "integrate" and len(expression) == 5 else expression[0]
-        if len(expression) - 1 != _ARITY[_ID[head]]:
-            raise ExpressionError(f"{head} with {len(expression) - 1} operands has no rewrite rule.")
-        tokens.append(_ID[head])
-        for operand in expression[1:]:
-            _write(operand, letters, tokens)
+            head, *operands = item
+            if head == "-" and len(operands) == 1:
+                operands = [0, *operands]
+            folded = len(operands) - 1 if head in _FOLDED and len(operands) > 2 else 1
+            name = "definite" if head == "integrate" and len(operands) == 4 else head
+            if head not in ARITY or len(operands) - folded + 1 != _ARITY[_ID[name]]:
+                raise ExpressionError(f"{head} with {len(operands)} operands has no rewrite rule.")
+            tokens.extend([_ID[name]] * folded)
+            waiting.extend(reversed(operands))
 
 
 def _write_integer(value: int, tokens: list[int]) -> None:
@@ -86,42 +114,22 @@ def _write_integer(value: int, tokens: list[int]) -> None:
     tokens.append(_END)
 
 
-def _read(tokens: Iterator[int], names: Mapping[str, str]) -> Expr:
-    token = next(tokens)
-    name = _NAMES[token]
-    if name in ("positive", "negative"):
-        value = _read_chain(tokens)
-        if isinstance(value, int):
-            return -value if name == "negative" else value
-        return (name, value)
+def _part(name: str, children: Sequence[_Part], names: Mapping[str, str]) -> _Part:
+    if name == "end":
+        return _Part(name, 0)
+    inner = [child.expression for child in children]
+    natural = children[0].natural if children else None
+    if name in _VALUE_OF_DIGIT:
+        if natural is None or natural >= _LARGEST_REST:
+            return _Part((name, *inner))
+        return _Part((name, *inner), 10 * natural + _VALUE_OF_DIGIT[name])
+    if name in ("positive", "negative") and natural is not None:
+        return _Part(natural if name == "positive" else -natural)
     if name == "fraction":
-        numerator, denominator = _read(tokens, names), _read_chain(tokens)
-        return ("/", numerator, denominator)
-    if name == "decimal":
-        value = _read(tokens, names)
-        return decimal_leaf(Fraction(value, 10**DECIMALS)) if isinstance(value, int) else (name, value)
-    if _ARITY[token] == 0:
-        return names.get(name, name)
-    children = [_read(tokens, names) for _ in range(_ARITY[token])]
-    return ("integrate" if name == "definite" else name, *children)
-
-
-def _read_chain(tokens: Iterator[int]) -> Expr:
-    """A closed digit chain as an integer; anything else (a sum still to be done) as it stands."""
-    value, scale = 0, 1
-    open_digits: list[str] = []
-    for token in tokens:
-        name = _NAMES[token]
-        if name == "end":
-            return value
-        if name[0] == "d" and name[1:].isdigit():
-            value += scale * int(name[1:])
-            scale *= 10
-            open_digits.append(name)
-            continue
-        children = [_read(tokens, {}) for _ in range(_ARITY[token])]
-        inner: Expr = (name, *children) if children else name
-        for digit in reversed(open_digits):
-            inner = (digit, inner)
-        return inner
-    raise AssertionError("a digit chain without its end")
+        denominator = children[1].expression if children[1].natural is None else children[1].natural
+        return _Part(("/", inner[0], denominator))
+    if name == "decimal" and isinstance(inner[0], int):
+        return _Part(decimal_leaf(Fraction(inner[0], 10**DECIMALS)))
+    if not children:
+        return _Part(names.get(name, name))
+    return _Part(("integrate" if name == "definite" else name, *inner))

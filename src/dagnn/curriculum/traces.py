@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.expression import Expr
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS, level_spec
 from dagnn.curriculum.rules import SIGNATURE
@@ -21,8 +22,8 @@ from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens, encode
 
 # Samples traced before the shared stack is unwound; enough to make the cost of one call small.
 _CHUNK = 500
-# How often each constant of level 4 counts beside the drawn samples.
-_CONSTANT_COUNT = 25
+# How often each drilled term counts beside the drawn samples.
+_DRILL_COUNT = 25
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ def _trace_share(samples: Mapping[int, int], seed: int, preset: str, number: int
     counted: dict[int, Counter[WindowTokens]] = {}
     for level, count in sorted(samples.items()):
         counter = counted[level] = Counter()
-        if LEVELS[level].numeric and number == 0:
-            constants = [encode_replacement(term, SIGNATURE) for term in constant_terms()]
-            for window, times in _counted(machine, [constants]).items():
-                counter[window] = times * _CONSTANT_COUNT
+        drilled = _drilled_terms(level)
+        if drilled and number == 0:
+            for window, times in _counted(machine, [drilled]).items():
+                counter[window] = times * _DRILL_COUNT
         chunks = (
             [
                 to_term(make_sample(level, seed=seed, index=index, preset=preset).input, level)[0]
@@ -118,6 +119,22 @@ def _trace_share(samples: Mapping[int, int], seed: int, preset: str, number: int
         counter.update(_counted(machine, chunks))
     known = {machine.window(w): machine.replacement(w) or () for w in range(machine.num_windows)}
     return known, counted
+
+
+def _drilled_terms(level: int) -> list[LabelTokens]:
+    """What drawn samples never or hardly ever hold: every constant of level 4, and operations without a value."""
+    numbers: list[Expr] = [0, 1, 2, 3, 12, -1, -2, -3, -12, ("/", 1, 2), ("/", -1, 2)]
+    divisions: list[Expr] = [("/", a, 0) for a in numbers]
+    undefined: dict[int, list[Expr]] = {
+        1: divisions,
+        3: [("^", 0, exponent) for exponent in (-1, -2, -3, -12)],
+        4: divisions + [(f, a) for f in ("log", "sqrt") for a in (0, -1, -2, -3, -12, ("/", -1, 2))],
+        5: [("log", 0), ("/", "x", 0)],
+    }
+    terms: list[LabelTokens] = [to_term(expression, level)[0] for expression in undefined.get(level, [])]
+    if LEVELS[level].numeric:
+        terms += [encode_replacement(term, SIGNATURE) for term in constant_terms()]
+    return terms
 
 
 def _counted(machine: RewritingMachine, chunks: Iterable[Sequence[LabelTokens]]) -> Counter[WindowTokens]:

@@ -5,6 +5,9 @@ from dagnn.curriculum.rules.rationals import arithmetic
 from dagnn.curriculum.rules.registry import constructor, rule
 from dagnn.graph.rewriting.window import Replacement, Window
 
+# Operators whose operands may be exchanged.
+COMMUTATIVE = ("+", "*")
+
 constructor("e", "pi", *"abcdfghijklmnopqrstuvwxyz")
 
 
@@ -90,7 +93,8 @@ def power(a: Window, b: Window) -> Replacement | None:
         return integer(1)
     if b.label == ONE:
         return a
-    if is_number(b) and a.kind == "^" and is_number(a[1]):
+    if b.kind in ("positive", "negative") and a.kind == "^" and is_number(a[1]):
+        # Only for a whole b: (x^2)^(1/2) is not x where x is negative.
         return ("^", a[0], ("*", a[1], b))
     return None
 

@@ -98,8 +98,6 @@ def multiply(a: Window, b: Window) -> Replacement:
 
 def _drop(count: int) -> Rule:
     def drop(number: Window) -> Replacement:
-        if count == 0:
-            return number
         if number.kind == "end":
             return "end"
         return number[0] if count == 1 else (f"drop{count - 1}", number[0])
@@ -108,7 +106,7 @@ def _drop(count: int) -> Rule:
 
 
 # drop3 forgets the three least significant digits: division by 1000.
-family([f"drop{count}" for count in range(9)], _drop, depth=1)
+family([f"drop{count}" for count in range(1, 9)], lambda i: _drop(i + 1), depth=1)
 
 
 def _longer_than(count: int) -> Rule:

@@ -73,11 +73,17 @@ def square_root(number: Window) -> Replacement | None:
     if number.kind == "negative":
         return "irrational"
     if number.kind == "fraction":
-        return ("/", ("square_root", number[0]), ("square_root", ("positive", number[1])))
+        return ("root_over", ("square_root", number[0]), ("square_root", ("positive", number[1])))
     return None
 
 
 constructor("irrational")
+
+
+@rule("root_over", depth=1)
+def root_over(a: Window, b: Window) -> Replacement:
+    """a / b for the roots of a numerator and a denominator in lowest terms: both are needed."""
+    return "irrational" if "irrational" in (a.kind, b.kind) else ("/", a, b)
 
 
 @rule("count_odds", depth=1)

@@ -12,7 +12,8 @@ from dagnn.curriculum.rules.registry import Rule, rule
 from dagnn.graph.rewriting.window import Replacement, Window
 
 ONE_DIGITS = chain(10**DECIMALS)
-_POSITIONS = 12  # digits of an argument: 8 decimals and 4 before the point
+_ANGLE_DIGITS = DECIMALS + 4  # angles below 10,000
+_EXPONENT_DIGITS = DECIMALS + 2
 _LARGEST_EXPONENT = 25.0  # beyond it exp(x), or 1 / exp(x), has no three digits left
 _LOG_STEPS = 6
 
@@ -30,8 +31,10 @@ def _exp_digit(position: int) -> Rule:
     def exp_digit(digits: Window) -> Replacement | None:
         if digits.kind == "end":
             return fixed(1)
+        if position == _EXPONENT_DIGITS:
+            return None
         value = digit_of(digits) * 10.0 ** (position - DECIMALS)
-        following = (f"exp{min(_POSITIONS - 1, position + 1)}", digits[0])
+        following = (f"exp{position + 1}", digits[0])
         if value == 0:
             return following
         return ("fixed*", fixed(math.exp(value)), following) if value < _LARGEST_EXPONENT else None
@@ -39,7 +42,7 @@ def _exp_digit(position: int) -> Rule:
     return exp_digit
 
 
-family([f"exp{i}" for i in range(_POSITIONS)], _exp_digit, depth=1)
+family([f"exp{i}" for i in range(_EXPONENT_DIGITS + 1)], _exp_digit, depth=1)
 
 
 @rule("fixed_sin", depth=2)
@@ -64,18 +67,20 @@ def fixed_tan(a: Window) -> Replacement | None:
 
 
 def _circle_digit(position: int) -> Rule:
-    def circle_digit(digits: Window) -> Replacement:
+    def circle_digit(digits: Window) -> Replacement | None:
         """The pair (cos, sin) of an angle: that of its lowest digit, turned by all the others."""
         if digits.kind == "end":
             return ("pair", fixed(1), fixed(0))
+        if position == _ANGLE_DIGITS:
+            return None
         angle = digit_of(digits) * 10.0 ** (position - DECIMALS)
-        following = (f"circle{min(_POSITIONS - 1, position + 1)}", digits[0])
+        following = (f"circle{position + 1}", digits[0])
         return following if angle == 0 else ("turn", following, fixed(math.cos(angle)), fixed(math.sin(angle)))
 
     return circle_digit
 
 
-family([f"circle{i}" for i in range(_POSITIONS)], _circle_digit, depth=1)
+family([f"circle{i}" for i in range(_ANGLE_DIGITS + 1)], _circle_digit, depth=1)
 
 
 @rule("turn", depth=1)
@@ -165,7 +170,7 @@ def constant_terms() -> list[Replacement]:
     Angles in the thousands are rare in drawn expressions, and a constant can only be learned by seeing it.
     """
     terms: list[Replacement] = []
-    for position in range(_POSITIONS):
+    for position in range(_ANGLE_DIGITS):
         for digit in range(1, 10):
             argument = ("fixed", ("positive", chain(digit * 10**position)))
             terms.append(("fixed_sin", argument))

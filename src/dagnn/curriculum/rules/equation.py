@@ -46,8 +46,17 @@ _termwise("polynomial_minus", "-")
 
 @rule("polynomial_times", depth=1)
 def polynomial_times(p: Window, q: Window) -> Replacement | None:
-    """The product up to x^2; the generator draws no equation of a higher degree."""
     if not p.kind == q.kind == "polynomial":
+        return None
+    _, a1, a2 = p.children
+    _, b1, b2 = q.children
+    return ("product_up_to_square", ("+", ("*", a1, b2), ("*", a2, b1)), ("*", a2, b2), p, q)
+
+
+@rule("product_up_to_square", depth=1)
+def product_up_to_square(c3: Window, c4: Window, p: Window, q: Window) -> Replacement | None:
+    """p q, whose coefficients of x^3 and x^4 are c3 and c4: no rule solves an equation of a higher degree."""
+    if not c3.label == c4.label == ZERO or not p.kind == q.kind == "polynomial":
         return None
     a0, a1, a2 = p.children
     b0, b1, b2 = q.children

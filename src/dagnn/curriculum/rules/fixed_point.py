@@ -1,4 +1,8 @@
-"""Real numbers with eight decimals, on the same digit steps: ``(fixed n)`` stands for n / 10^8."""
+"""Real numbers with eight decimals, on the same digit steps: ``(fixed n)`` stands for n / 10^8.
+
+Eight decimals give the three digits of an answer unless a step magnifies errors, as tan does near a pole: 3 of 3,000
+drawn expressions of level 4 came out wrong in the last digit. Ten would make each multiplication half as long again.
+"""
 
 import math
 

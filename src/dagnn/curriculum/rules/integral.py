@@ -14,7 +14,7 @@ def integrate(f: Window, x: Window) -> Replacement | None:
     if is_number(f) or not f.children:
         return ("*", f, x)
     if f.kind in _INTEGRABLE:
-        return ("/", _antiderivative(f.kind, f[0]), ("derive", f[0], x))
+        return _by_slope(_antiderivative(f.kind, f[0]), ("derive", f[0], x), x)
     if f.kind in ("+", "-"):
         return (f.kind, ("integrate", f[0], x), ("integrate", f[1], x))
     if f.kind == "*":
@@ -24,6 +24,18 @@ def integrate(f: Window, x: Window) -> Replacement | None:
     if f.kind == "^" and is_number(f[1]):
         return _power(f[0], f[1], x)
     return None
+
+
+def _by_slope(f: Replacement, slope: Replacement, x: Window) -> Replacement:
+    """f / slope, as far as the slope is constant: only then is it the integral over x."""
+    return ("times_constant", ("/", integer(1), slope), f, x)
+
+
+@rule("times_constant", depth=2)
+def times_constant(factor: Window, f: Window, x: Window) -> Replacement | None:
+    """factor * f where x is not in the factor: a number, a symbol or one over a symbol."""
+    base = factor[1] if factor.kind == "/" and factor[0].label == ONE else factor
+    return ("*", factor, f) if is_number(factor) or not (base.children or base is x) else None
 
 
 def _antiderivative(function: str, inner: Window) -> Replacement:
@@ -37,20 +49,25 @@ def _product(a: Window, b: Window, x: Window) -> Replacement | None:
     if is_number(a):
         return ("*", a, ("integrate", b, x))
     if a.kind in _INTEGRABLE:
-        # Substitution: f(u) times a multiple of u'. What is left of b / u' is a number then.
-        return ("*", ("/", b, ("derive", a[0], x)), _antiderivative(a.kind, a[0]))
+        # Substitution: f(u) times a multiple of u'.
+        return ("times_constant", ("/", b, ("derive", a[0], x)), _antiderivative(a.kind, a[0]), x)
     if a is x and b.kind in _INTEGRABLE:
         # By parts: x g(u) with u linear.
-        inner = ("/", _antiderivative(b.kind, b[0]), ("derive", b[0], x))
-        return ("-", ("*", x, inner), ("integrate", inner, x))
+        return ("by_parts", _by_slope(_antiderivative(b.kind, b[0]), ("derive", b[0], x), x), x)
     return None
+
+
+@rule("by_parts", depth=0)
+def by_parts(g: Window, x: Window) -> Replacement:
+    """The integral of x g' over x."""
+    return ("-", ("*", x, g), ("integrate", g, x))
 
 
 def _power(base: Window, exponent: Window, x: Window) -> Replacement:
     if exponent.label == MINUS_ONE:
-        return ("/", ("log", base), ("derive", base, x))
+        return _by_slope(("log", base), ("derive", base, x), x)
     raised = ("+", exponent, integer(1))
-    return ("/", ("^", base, raised), ("*", raised, ("derive", base, x)))
+    return _by_slope(("^", base, raised), ("*", raised, ("derive", base, x)), x)
 
 
 @rule("definite", depth=0)

@@ -1,4 +1,8 @@
-"""(approx E): the value rounded to three significant digits, as ``(decimal n)`` for n / 10^8."""
+"""(approx E): the value rounded to three significant digits, as ``(decimal n)`` for n / 10^8.
+
+A tie goes away from 0, where `dagnn.curriculum.exact` takes the even digit; and of a value below 10^-4 the eight
+decimals leave fewer than three sure digits. The generator draws neither.
+"""
 
 from dagnn.curriculum.rules.numbers import digit_of
 from dagnn.curriculum.rules.registry import constructor, rule
