@@ -39,7 +39,8 @@ def to_term(expression: Expr, level: int | None = None) -> tuple[list[int], dict
     """
     letters = _letters_for(expression)
     tokens: list[int] = []
-    if level is not None and level_spec(level).numeric:
+    is_approximation = isinstance(expression, tuple) and expression[0] == "approx"
+    if level is not None and level_spec(level).numeric and not is_approximation:
         tokens.append(_ID["approx"])
     _write(expression, letters, tokens)
     return tokens, {letter: name for name, letter in letters.items() if letter != name}

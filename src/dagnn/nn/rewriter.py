@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dagnn.errors import ConfigError
 from dagnn.graph.rewriting.machine import LabelTokens, RewritingMachine, Rewritten
 from dagnn.graph.rewriting.signature import Signature
 from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens
@@ -33,6 +34,9 @@ class GraphRewriter(LearnableModule):
         slot_width: size of a slot's vector.
         num_slots: the longest replacement, in nodes.
 
+    Raises:
+        ConfigError: a size is below 1.
+
     Shapes: forward takes int64 ``[batch, max_features]`` and returns logits ``[batch, num_slots, num_classes]``.
     """
 
@@ -40,6 +44,9 @@ class GraphRewriter(LearnableModule):
         self, features: WindowFeatures, *, width: int = 512, blocks: int = 2, slot_width: int = 64, num_slots: int = 32
     ) -> None:
         super().__init__()
+        for name, value in (("width", width), ("slot_width", slot_width), ("num_slots", num_slots)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}.")
         self.features = features
         self.width, self.slot_width, self.num_slots = width, slot_width, num_slots
         self.embedding = nn.EmbeddingBag(features.num_rows, width, mode="sum", padding_idx=0)
@@ -124,7 +131,8 @@ class GraphRewriter(LearnableModule):
         replacements: list[ReplacementTokens] = []
         for first in range(0, len(windows), batch_size):
             part = windows[first : first + batch_size]
-            classes = self(self.features.encode(part)).argmax(-1).tolist()
+            rows = self.features.encode(part).to(self.embedding.weight.device)
+            classes = self(rows).argmax(-1).tolist()
             replacements += [self.features.decode(window, row) for window, row in zip(part, classes, strict=True)]
         return replacements
 

@@ -36,7 +36,7 @@ def target_orders(targets: Tensor, arity: Tensor, unordered: Collection[int]) ->
         for k in range(most):
             row = given[k if k < len(given) else 0]
             orders[i, k, : len(row)] = row
-    return torch.from_numpy(orders)
+    return torch.from_numpy(orders).to(targets.device)
 
 
 def cheapest_order(cost: Tensor) -> Tensor:

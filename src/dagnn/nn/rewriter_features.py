@@ -11,15 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dagnn.errors import ConfigError
 from dagnn.graph.rewriting.signature import MAX_ARITY, Signature
 from dagnn.graph.rewriting.window import LEAVE, ReplacementTokens, WindowTokens
 
 ROOT_ADDRESS = 0
-
-
-def child_address(address: int, position: int) -> int:
-    """Number of the address of a child: heap order with four children per node, the root is 0."""
-    return MAX_ARITY * address + position + 1
 
 
 class WindowFeatures:
@@ -38,6 +34,7 @@ class WindowFeatures:
     def __init__(self, signature: Signature, known: Iterable[int] = (), *, max_features: int = 48) -> None:
         self.signature = signature
         self.max_features = max_features
+        # One level more than is within sight: hidden nodes have addresses too, to be copied by.
         depth = max((label.window_depth or 0 for label in signature.labels), default=0) + 1
         self.num_addresses: int = (MAX_ARITY ** (depth + 1) - 1) // (MAX_ARITY - 1)
         self._num_shown = len(signature.shown)
@@ -76,7 +73,16 @@ class WindowFeatures:
     def encode_targets(
         self, windows: Sequence[WindowTokens], replacements: Sequence[ReplacementTokens], num_slots: int
     ) -> Tensor:
-        """Class of every slot: int64 ``[len(windows), num_slots]``, -1 behind the end of a replacement."""
+        """Class of every slot: int64 ``[len(windows), num_slots]``, -1 behind the end of a replacement.
+
+        Raises:
+            ConfigError: a replacement has more nodes than there are slots.
+        """
+        longest = max(map(len, replacements), default=0)
+        if longest > num_slots or num_slots < 1:
+            raise ConfigError(
+                f"num_slots = {num_slots}: the longest replacement has {longest} nodes, give as many slots."
+            )
         num_labels = len(self.signature.labels)
         targets = np.full((len(windows), num_slots), -1, np.int64)
         for i, (window, replacement) in enumerate(zip(windows, replacements, strict=True)):
@@ -96,7 +102,7 @@ class WindowFeatures:
         Reads as many slots as the labels' arities ask for.
         """
         num_labels = len(self.signature.labels)
-        index_of = {address: index for index, address in reversed(list(enumerate(self._read(window)[1])))}
+        index_of = {address: index for index, address in enumerate(self._read(window)[1])}
         tokens: list[int] = []
         missing = 1
         for cls in classes:
@@ -147,5 +153,6 @@ class WindowFeatures:
             _, _, arity, opaque, _ = shown[token]
             below = limit + 1 if depth and opaque else depth + 1
             for child in range(arity, 0, -1):
+                # Heap order with four children per node: child k of address a is 4 a + k + 1, the root is 0.
                 stack.append((MAX_ARITY * address + child, below))
         return features, addresses

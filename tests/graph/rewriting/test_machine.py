@@ -1,5 +1,7 @@
 """The rewriting machine against Python's own integers, at every limit it can run into."""
 
+import random
+
 import pytest
 from decimal_addition import SIGNATURE, number_tokens, replacement_of, sum_tokens, value_of
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from dagnn.errors import GraphError
 from dagnn.graph.rewriting import loop
 from dagnn.graph.rewriting.machine import RewritingMachine, RuleRewriter
+from dagnn.graph.rewriting.signature import Label, Signature
 from dagnn.graph.rewriting.window import LEAVE
 
 naturals = st.integers(min_value=0, max_value=10**30)
@@ -127,6 +130,59 @@ def test_trace_is_the_same_after_other_work():
     assert fresh.trace(sum_tokens([95, 17])) == used.trace(sum_tokens([95, 17]))
 
 
-def test_an_empty_term_is_refused():
-    with pytest.raises(GraphError, match="no tokens"):
-        machine().run([[]])
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        ([], "the term lacks 1 more sub-trees"),
+        ([14], "the term lacks 2 more sub-trees"),
+        ([0, 0], "the term ends before token 1"),
+        ([99], "token 0 of the term is 99, expected a label id below 17"),
+        ([-1], "token 0 of the term is -1"),
+    ],
+)
+def test_a_term_that_is_no_tree_is_refused(term, message):
+    with pytest.raises(GraphError, match=message):
+        machine().run([term])
+
+
+@pytest.mark.parametrize(
+    ("replacement", "message"),
+    [
+        ((1,), "the replacement lacks 1 more sub-trees"),
+        ((17, 17), "the replacement ends before token 1"),
+        ((17 + 5,), "token 0 of the replacement is 22, expected a label id below 17 or a pointer below 22"),
+        ((1,) * 128 + (0,), "the replacement has 129 tokens, the most is 128"),
+    ],
+)
+def test_a_replacement_that_is_no_tree_is_refused(replacement, message):
+    # The window (+ (number ?) (number ?)) has five distinct nodes.
+    wrong = RewritingMachine(SIGNATURE, RuleRewriter(lambda window: replacement))
+    with pytest.raises(GraphError, match=message):
+        wrong.run([sum_tokens([95, 17])])
+
+
+def test_the_longest_replacement_is_made_whole():
+    longest = (1,) * 127 + (0,)
+    asked = []
+
+    def rule(window):
+        asked.append(window)
+        return longest if len(asked) == 1 else ()
+
+    result = RewritingMachine(SIGNATURE, RuleRewriter(rule), eager=True).run([sum_tokens([95, 17])])[0]
+    assert result.tokens == list(longest)
+
+
+def test_the_widest_window_fits():
+    """Four children, each with four children: every node within sight and every hidden one is another."""
+    leaves = tuple(Label(f"n{i}", 0) for i in range(4))
+    signature = Signature((*leaves, Label("f", 4), Label("root", 4, window_depth=2)))
+    draw = random.Random(0)
+
+    def tree(depth):
+        return [draw.randrange(4)] if depth == 0 else [4, *(token for _ in range(4) for token in tree(depth - 1))]
+
+    term = [5, *(token for _ in range(4) for token in tree(4))]
+    idle = RewritingMachine(signature, RuleRewriter(lambda window: LEAVE))
+    assert idle.run([term])[0].tokens == term
+    assert 1 + 4 + 16 + 64 <= len(idle.window(0)) <= loop.MAX_WINDOW

@@ -101,6 +101,11 @@ def test_every_window_of_the_system_reads_back_to_distinct_nodes():
     [
         ((Label("a", 0), Label("a", 1)), {}, "'a' is declared twice"),
         ((Label("a", 5),), {}, "arity 5, expected 0 .. 4"),
+        ((Label("a", 1, window_depth=3),), {}, "window_depth 3, expected 0 .. 2 or None"),
+        ((Label("a", 1, window_depth=-1),), {}, "window_depth -1, expected 0 .. 2 or None"),
+        ((Label("a b", 0),), {}, "'a b' cannot be shown"),
+        ((Label("?", 0),), {}, "' cannot be shown"),
+        ((Label("a:b", 0),), {}, "'a:b' cannot be shown"),
         ((Label("a", 0),), {"opaque": frozenset({"b"})}, "'b', which is not a label"),
         ((Label("a", 0),), {"tags": {("c", ""): "1"}}, "'c', which is not a label"),
     ],

@@ -36,6 +36,8 @@ def numeric(f: Window) -> Replacement | None:
         return ("fixed", (f.kind, scaled_up(f[0])))
     if f.kind == "fraction":
         return ("fixed/", ("numeric", f[0]), ("numeric", ("positive", f[1])))
+    if f.kind == "decimal":
+        return ("fixed", f[0])
     if f.kind in ("e", "pi"):
         return fixed(math.e if f.kind == "e" else math.pi)
     if f.kind in ("+", "-", "*", "/"):

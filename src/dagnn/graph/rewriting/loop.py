@@ -27,6 +27,7 @@ class Memo(NamedTuple):
         offset: int64 ``[capacity + 1]``.
         slots: int32 hash table of window numbers.
         times: int64 ``[capacity]``, how often each window was rewritten.
+        nodes: int64 ``[capacity]``, distinct nodes of each window.
         replacement: int16, all replacements joined.
         start, stop: int64 ``[capacity]``, the replacement's place; `UNKNOWN` start where it is missing.
         size: int64 ``[2]``: windows, and replacement tokens in use.
@@ -36,6 +37,7 @@ class Memo(NamedTuple):
     offset: np.ndarray
     slots: np.ndarray
     times: np.ndarray
+    nodes: np.ndarray
     replacement: np.ndarray
     start: np.ndarray
     stop: np.ndarray
@@ -48,6 +50,7 @@ def new_memo(capacity: int) -> Memo:
         np.empty(24 * capacity, np.int16),
         np.zeros(capacity + 1, np.int64),
         np.full(2 * capacity, NO_NODE, np.int32),
+        np.zeros(capacity, np.int64),
         np.zeros(capacity, np.int64),
         np.empty(16 * capacity, np.int16),
         np.full(capacity, UNKNOWN, np.int64),
@@ -63,7 +66,12 @@ def grown_memo(memo: Memo) -> Memo:
     bigger.tokens[: memo.offset[windows]] = memo.tokens[: memo.offset[windows]]
     bigger.offset[: windows + 1] = memo.offset[: windows + 1]
     bigger.replacement[:used] = memo.replacement[:used]
-    for old, new in ((memo.times, bigger.times), (memo.start, bigger.start), (memo.stop, bigger.stop)):
+    for old, new in (
+        (memo.times, bigger.times),
+        (memo.nodes, bigger.nodes),
+        (memo.start, bigger.start),
+        (memo.stop, bigger.stop),
+    ):
         new[:windows] = old[:windows]
     bigger.size[:] = memo.size
     _rehash_memo(bigger)
@@ -183,7 +191,7 @@ def _write_window(store, tables, u, tokens, start, nodes, work):  # type: ignore
 
 
 @njit(cache=True)
-def _find_window(memo, end):  # type: ignore[no-untyped-def]
+def _find_window(memo, end, num_nodes):  # type: ignore[no-untyped-def]
     """The number of the window written behind the last one: an old one, or itself made permanent."""
     w = memo.size[0]
     start = memo.offset[w]
@@ -207,6 +215,7 @@ def _find_window(memo, end):  # type: ignore[no-untyped-def]
     memo.slots[slot] = w
     memo.offset[w + 1] = end
     memo.times[w] = 0
+    memo.nodes[w] = num_nodes
     memo.start[w] = UNKNOWN
     memo.size[0] = w + 1
     return w
@@ -277,8 +286,8 @@ def rewrite_loop(store, tables, memo, stack, log, budget):  # type: ignore[no-un
         start = memo.offset[memo.size[0]]
         if memo.size[0] + 2 > len(memo.times) or start + MAX_WINDOW > len(memo.tokens):
             return MEMO_FULL, UNKNOWN, steps
-        end, _ = _write_window(store, tables, u, memo.tokens, start, nodes, work)
-        w = _find_window(memo, end)
+        end, num_nodes = _write_window(store, tables, u, memo.tokens, start, nodes, work)
+        w = _find_window(memo, end, num_nodes)
         if memo.start[w] == UNKNOWN:
             return MISSING, w, steps
         steps += 1

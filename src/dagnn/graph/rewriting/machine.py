@@ -79,6 +79,7 @@ class RewritingMachine:
         self._eager = eager
         self._max_nodes = max_nodes
         self._tables = store.compiled_tables(signature.tables, len(signature.shown))
+        self._arity: list[int] = signature.tables.arity.tolist()
         self._store = store.new_store(1 << 14)
         self._memo = loop.new_memo(1 << 12)
         self._stack = loop.new_stack(1 << 10)
@@ -188,13 +189,26 @@ class RewritingMachine:
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _build(self, term: LabelTokens) -> int:
+        self._check_tree(term, "the term")
         tokens = np.asarray(term, np.int64)
-        if len(tokens) == 0:
-            raise GraphError("a term of no tokens cannot be rewritten: give at least one label.")
         while self._store.size[0] + len(tokens) + store.NODES_PER_STEP > len(self._store.label):
             self._store = store.grown(self._store)
         scratch = np.empty(len(tokens) + 1, np.int32)
         return int(store.build(self._store, self._tables, tokens, 0, len(tokens), scratch[:0], scratch))
+
+    def _check_tree(self, tokens: Sequence[int], what: str, *, num_pointers: int = 0) -> None:
+        """Refuses tokens that do not spell exactly one tree: the compiled loops would run past their arrays."""
+        arity = self._arity
+        missing = 1
+        for at, token in enumerate(tokens):
+            if not 0 <= token < len(arity) + num_pointers:
+                pointers = f" or a pointer below {len(arity) + num_pointers}" if num_pointers else ""
+                raise GraphError(f"token {at} of {what} is {token}, expected a label id below {len(arity)}{pointers}.")
+            if missing == 0:
+                raise GraphError(f"{what} ends before token {at}: it must be one tree in preorder.")
+            missing += (arity[token] if token < len(arity) else 0) - 1
+        if missing:
+            raise GraphError(f"{what} lacks {missing} more sub-trees: it must be one tree in preorder.")
 
     def _unfold(self, root: int, max_tokens: int) -> list[int] | None:
         out = np.empty(max_tokens, np.int64)
@@ -258,6 +272,12 @@ class RewritingMachine:
         """Asks the rewriter for the windows with these numbers and stores what it says."""
         unknown = [w for w in numbers if self._memo.start[w] == loop.UNKNOWN]
         for w, tokens in zip(unknown, self._rewriter.rewrite([self.window(w) for w in unknown]), strict=True):
+            if tokens:
+                self._check_tree(tokens, "the replacement", num_pointers=int(self._memo.nodes[w]))
+            if len(tokens) > store.MAX_REPLACEMENT:
+                raise GraphError(
+                    f"the replacement has {len(tokens)} tokens, the most is {store.MAX_REPLACEMENT}: take two steps."
+                )
             first = int(self._memo.size[1])
             while first + len(tokens) > len(self._memo.replacement):
                 self._memo = loop.grown_memo(self._memo)

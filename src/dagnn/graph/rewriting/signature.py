@@ -9,6 +9,8 @@ import numpy as np
 from dagnn.errors import GraphError
 
 MAX_ARITY = 4
+# A window of depth 2 has 1 + 4 + 16 nodes within sight and 64 hidden ones: what the compiled loop's buffers hold.
+MAX_WINDOW_DEPTH = 2
 
 
 @dataclass(frozen=True)
@@ -16,9 +18,9 @@ class Label:
     """A function symbol of the term graph.
 
     Attributes:
-        name: without blanks or parentheses; unique in its signature.
+        name: without blanks, parentheses or colons, and not ``?``; unique in its signature.
         arity: number of children, 0 .. 4.
-        window_depth: how many levels below a node of this label a rewrite step may look,
+        window_depth: how many levels below a node of this label a rewrite step may look, 0 .. 2,
             or None for a constructor, which is never rewritten.
     """
 
@@ -42,7 +44,8 @@ class Signature:
         tagged: labels that are shown together with their tag, as ``label:tag``.
 
     Raises:
-        GraphError: a name is used twice, an arity is out of range, or a tag names an unknown label.
+        GraphError: a name is used twice or cannot be shown, an arity or a window depth is out of range, or a tag names
+            an unknown label.
     """
 
     labels: tuple[Label, ...]
@@ -67,6 +70,16 @@ class Signature:
                 raise GraphError(
                     f"the label {label.name!r} has arity {label.arity}, expected 0 .. {MAX_ARITY}: "
                     "split it into a chain of labels with fewer children."
+                )
+            if label.window_depth is not None and not 0 <= label.window_depth <= MAX_WINDOW_DEPTH:
+                raise GraphError(
+                    f"the label {label.name!r} has window_depth {label.window_depth}, expected 0 .. {MAX_WINDOW_DEPTH} "
+                    "or None: let a step look less far and pass what it saw to the next one."
+                )
+            if label.name in ("", "?") or any(sign in ":()" or sign.isspace() for sign in label.name):
+                raise GraphError(
+                    f"the label {label.name!r} cannot be shown: use a name without blanks, parentheses or colons, "
+                    "other than '?'."
                 )
         unknown = ({name for name, _ in self.tags} | self.opaque | self.tagged) - set(names)
         if unknown:

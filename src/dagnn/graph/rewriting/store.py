@@ -11,8 +11,9 @@ from numba import njit
 from dagnn.graph.rewriting.signature import MAX_ARITY, SignatureTables
 
 NO_NODE = -1
-# One rewrite step makes at most this many nodes; the store asks to be grown before fewer are free.
-NODES_PER_STEP = 160
+# A replacement has at most this many tokens; the store asks to be grown before fewer nodes are free.
+MAX_REPLACEMENT = 128
+NODES_PER_STEP = MAX_REPLACEMENT + 32
 
 
 class Store(NamedTuple):
