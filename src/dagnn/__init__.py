@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dagnn.ged import ged_bounds as ged_bounds
     from dagnn.ged import ged_matrix as ged_matrix
     from dagnn.ged import graph_edit_distance as graph_edit_distance
+    from dagnn.ged import tree_edit_distance as tree_edit_distance
     from dagnn.graph import Dag as Dag
     from dagnn.graph import DagBatch as DagBatch
     from dagnn.graph import collate as collate
@@ -76,6 +77,7 @@ _MODULE_OF = {
     "ged_bounds": "dagnn.ged",
     "ged_matrix": "dagnn.ged",
     "graph_edit_distance": "dagnn.ged",
+    "tree_edit_distance": "dagnn.ged",
 }
 
 __all__ = ["__version__", *_MODULE_OF]

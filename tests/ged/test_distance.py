@@ -1,3 +1,4 @@
+import pickle
 import random
 import time
 from types import SimpleNamespace
@@ -349,3 +350,11 @@ def test_label_outside_a_cost_array_is_refused():
     a = Dag([], 1, node_attributes={"label": torch.tensor([3])})
     with pytest.raises(GraphError, match=r"the label 3 does not index node_insertion, which has the labels 0 \.\. 1"):
         graph_edit_distance(a, a, EditCosts(node_insertion=np.ones(2)))
+
+
+def test_result_can_be_sent_to_another_process():
+    result = graph_edit_distance(Dag([("a", "b")]), Dag([("a", "b"), ("b", "c")]))
+
+    again = pickle.loads(pickle.dumps(result))
+
+    assert again == result and again.edit_path == result.edit_path and len(result.edit_path) == 2

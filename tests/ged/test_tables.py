@@ -1,3 +1,4 @@
+import random
 from fractions import Fraction
 
 import networkx as nx
@@ -8,7 +9,8 @@ import torch
 from dagnn.errors import DtypeError
 from dagnn.ged import EditCosts
 from dagnn.ged.labelled import label_key, read_pair
-from dagnn.ged.tables import build_tables
+from dagnn.ged.tables import _constant_tables, build_tables
+from dagnn.graph import Dag
 
 
 def tables_of(a, b, **costs):
@@ -65,3 +67,33 @@ def test_label_keys_are_equal_for_equal_content():
     assert label_key(torch.tensor(3)) == label_key(3)
     with pytest.raises(DtypeError, match="a label must be hashable, an array or a list, got dict"):
         label_key({"a": 1})
+
+
+def test_constants_and_functions_of_the_same_value_give_the_same_tables(oracle):
+    rng = random.Random(3)
+    constant = EditCosts(node_insertion=1.5, edge_substitution=0.25)
+    by_label = EditCosts(
+        node_insertion=lambda label: 1.5,
+        node_substitution=lambda a, b: float(a != b),
+        edge_substitution=lambda a, b: 0.25 * (a != b),
+    )
+    for nodes in (0, 1, 3, 6, 6):
+        pair = read_pair(
+            *(oracle.to_networkx(oracle.random_dag(rng, nodes, labels=3)) for _ in range(2)),
+            directed=None,
+            node_label="label",
+            edge_label="label",
+        )
+        kept, made = build_tables(pair, constant), build_tables(pair, by_label)
+        assert kept.unit == made.unit
+        for part in ("tables", "reversed", "nodes", "edges"):
+            assert all(np.array_equal(x, y) for x, y in zip(getattr(kept, part), getattr(made, part), strict=True))
+
+
+def test_tables_of_many_labels_are_not_kept():
+    graph = Dag([], 200, node_attributes={"label": list(range(200))})
+    pair = read_pair(graph, graph, directed=None, node_label="label", edge_label="label")
+
+    before = _constant_tables.cache_info().currsize
+    assert len(build_tables(pair, EditCosts(node_insertion=0.125)).nodes.delete) == 200
+    assert _constant_tables.cache_info().currsize == before

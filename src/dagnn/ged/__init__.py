@@ -10,6 +10,7 @@ from dagnn.ged.loss import GedLoss, GedLossTerms
 from dagnn.ged.matrix import GedMatrix, ged_matrix
 from dagnn.ged.metric import GedMetric, GedSummary
 from dagnn.ged.targets import GraphTargets
+from dagnn.ged.tree import tree_edit_distance
 
 __all__ = [
     "Edit",
@@ -28,4 +29,5 @@ __all__ = [
     "ged_bounds",
     "ged_matrix",
     "graph_edit_distance",
+    "tree_edit_distance",
 ]

@@ -90,11 +90,14 @@ def _node_edits(a: LabelledGraph, b: LabelledGraph, image: list[int | None], cos
 
 def _edge_edits(a: LabelledGraph, b: LabelledGraph, image: list[int | None], costs: CostTables) -> list[Edit]:
     left, right = _bundles(a), _bundles(b)
+    keeping_is_free = not costs.edges.substitute.diagonal().any()
     edits = []
     for (u, w), labels in left.items():
         v, x = image[u], image[w]
         there = None if v is None or x is None else (v, x) if a.directed or v <= x else (x, v)
         others = [] if there is None else right.pop(there, [])
+        if keeping_is_free and len(labels) == len(others) == 1 and label_key(labels[0]) == label_key(others[0]):
+            continue  # most edges
         target = None if there is None else (b.names[there[0]], b.names[there[1]])
         edits += _bundle_edits((a.names[u], a.names[w]), target, labels, others, costs)
     for (v, x), labels in right.items():
@@ -119,11 +122,13 @@ def _bundle_edits(
 ) -> list[Edit]:
     """The cheapest edits between parallel edges; those that cost nothing and change nothing are left out."""
     tables, unit = costs.edges, costs.unit
-    s = np.array([costs.edge_ids[label_key(label)] for label in left], dtype=np.int64)
-    t = np.array([costs.edge_ids[label_key(label)] for label in right], dtype=np.int64)
-    saved = tables.substitute[s[:, None], t] - tables.delete[s, None] - tables.insert[t]
-    rows, columns = linear_sum_assignment(np.minimum(saved, 0))
-    kept = {int(i): int(j) for i, j in zip(rows, columns, strict=True) if saved[i, j] <= 0}
+    s = [costs.edge_ids[label_key(label)] for label in left]
+    t = [costs.edge_ids[label_key(label)] for label in right]
+    kept: dict[int, int] = {}
+    if left and right:
+        saved = tables.substitute[np.ix_(s, t)] - tables.delete[s][:, None] - tables.insert[t]
+        rows, columns = linear_sum_assignment(np.minimum(saved, 0))
+        kept = {int(i): int(j) for i, j in zip(rows, columns, strict=True) if saved[i, j] <= 0}
     edits = []
     for i, label in enumerate(left):
         if i not in kept:

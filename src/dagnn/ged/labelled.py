@@ -13,6 +13,9 @@ from dagnn.graph import Dag
 Graph: TypeAlias = Any
 """A `Dag`, a NetworkX graph (directed or not, multigraphs too), or PyTorch Geometric's ``Data``."""
 
+# The search keeps tables of all pairs of nodes; sums of costs over so many pairs stay exact in 64 bits.
+MAX_NODES = 2_000
+
 
 @dataclass(frozen=True)
 class LabelledGraph:
@@ -48,6 +51,7 @@ def read_pair(
 
 def read_graph(graph: Graph, name: str, *, directed: bool | None, node_label: str, edge_label: str) -> LabelledGraph:
     """The graph called ``name`` in error messages, in the plain form."""
+    _check_size(graph, name)
     if isinstance(graph, Dag):
         read = _from_dag(graph, name, node_label, edge_label)
     elif hasattr(graph, "is_directed") and hasattr(graph, "adjacency") and hasattr(graph, "is_multigraph"):
@@ -61,6 +65,16 @@ def read_graph(graph: Graph, name: str, *, directed: bool | None, node_label: st
     if directed:
         raise GraphError(f"{name} is undirected, but directed=True: give a directed graph, or leave directed out.")
     return LabelledGraph(read.names, read.edges, False, read.node_labels, read.edge_labels)
+
+
+def _check_size(graph: Graph, name: str) -> None:
+    """Raise GraphError for a graph too large to compare. What is no graph at all is left to others."""
+    count = getattr(graph, "num_nodes", None) if not hasattr(graph, "number_of_nodes") else graph.number_of_nodes()
+    if isinstance(count, int) and count > MAX_NODES:
+        raise GraphError(
+            f"{name} has {count:,} nodes: graphs of up to {MAX_NODES:,} can be compared. Compare parts of it "
+            "(dag.subgraph)."
+        )
 
 
 def check_comparable(graphs: list[LabelledGraph], names: list[str], node_label: str, edge_label: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dagnn.errors import ConfigError
 from dagnn.ged.assignment import INFINITE
-from dagnn.ged.costs import EditCosts
+from dagnn.ged.costs import UNIT_COSTS, EditCosts
 from dagnn.ged.distance import DEFAULT_BUDGET, SMALL, STARTS, check_limits, solve
 from dagnn.ged.labelled import Graph, check_comparable, read_graph
 from dagnn.ged.tables import build_tables
@@ -70,7 +70,7 @@ def ged_matrix(
         for graph, name in zip(rows if other is None else [*rows, *columns], names, strict=True)
     ]
     check_comparable(read, names, node_label, edge_label)
-    tables = build_tables(read, EditCosts() if costs is None else costs)
+    tables = build_tables(read, UNIT_COSTS if costs is None else costs)
     mirrored = other is None and tables.symmetric
     shift = 0 if other is None else len(rows)
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dagnn.errors import ConfigError, GraphError
-from dagnn.ged.costs import EditCosts
+from dagnn.ged.costs import UNIT_COSTS, EditCosts
 from dagnn.ged.distance import DEFAULT_BUDGET, check_limits, graph_edit_distance
 from dagnn.ged.labelled import Graph
 
@@ -54,7 +54,7 @@ class GedMetric:
         edge_label: str = "label",
     ) -> None:
         check_limits(budget, None, None)
-        self._costs = EditCosts() if costs is None else costs
+        self._costs = UNIT_COSTS if costs is None else costs
         self._options: dict[str, Any] = {
             "budget": budget,
             "directed": directed,

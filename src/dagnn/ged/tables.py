@@ -5,8 +5,9 @@ Integers make the search exact: there is no rounding to mistake for a difference
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,9 @@ Ints = NDArray[np.int64]
 
 # Largest cost in units. Sums over all pairs of 2,000 nodes, doubled, stay below 2^62.
 LARGEST = 2**32
+
+# Tables with more labels, kinds or pair types than this are not kept for the next pair.
+SMALL = 64
 
 
 class GraphArrays(NamedTuple):
@@ -82,7 +86,7 @@ class CostTables:
 
     tables: Tables
     reversed: Tables
-    unit: Fraction
+    unit: Fraction | int
     graphs: tuple[GraphArrays, ...]
     nodes: "LabelCosts"
     edges: "LabelCosts"
@@ -112,17 +116,59 @@ def build_tables(graphs: Sequence[LabelledGraph], costs: EditCosts) -> CostTable
     """
     node_ids, node_labels = _intern(label for g in graphs for label in g.node_labels or (None,) * g.num_nodes)
     edge_ids, edge_labels = _intern(label for g in graphs for label in g.edge_labels or (None,) * len(g.edges))
+    bundles = _Numbers([()])
+    kinds, types = _Numbers([]), _Numbers([(0, 0)])
+    arrays = tuple(_arrays(g, node_ids, edge_ids, bundles, kinds, types) for g in graphs)
+    numbers = _Numbering(tuple(bundles.items), tuple(kinds.items), tuple(types.items))
+    constants = tuple(value for value in vars(costs).values() if isinstance(value, float))
+    if len(constants) == len(vars(costs)) and max(map(len, (node_labels, edge_labels, *numbers))) <= SMALL:
+        made = _constant_tables(constants, len(node_labels), len(edge_labels), numbers)
+    else:
+        made = _made_tables(costs, node_labels, edge_labels, numbers)
+    return CostTables(made.tables, made.reversed, made.unit, arrays, made.nodes, made.edges, node_ids, edge_ids)
+
+
+class _Numbering(NamedTuple):
+    """What the numbers of bundles, kinds and pair types stand for."""
+
+    bundles: tuple[tuple[int, ...], ...]
+    kinds: tuple[tuple[int, int], ...]
+    types: tuple[tuple[int, int], ...]
+
+
+class _Made(NamedTuple):
+    """The parts of `CostTables` that depend on the graphs by their numbering alone. Nobody writes into them."""
+
+    tables: Tables
+    reversed: Tables
+    unit: Fraction | int
+    nodes: LabelCosts
+    edges: LabelCosts
+
+
+@lru_cache(maxsize=64)
+def _constant_tables(
+    constants: tuple[float, ...], num_node_labels: int, num_edge_labels: int, numbers: _Numbering
+) -> _Made:
+    """`_made_tables` where labels are only equal or not. Kept: making them takes as long as searching a small pair."""
+    costs = EditCosts(**dict(zip(_NAMES, constants, strict=True)))
+    return _made_tables(costs, range(num_node_labels), range(num_edge_labels), numbers)
+
+
+_NAMES = tuple(field.name for field in fields(EditCosts))
+
+
+def _made_tables(
+    costs: EditCosts, node_labels: Sequence[Any], edge_labels: Sequence[Any], numbers: _Numbering
+) -> _Made:
     floats = [*_label_costs("node", node_labels, costs), *_label_costs("edge", edge_labels, costs)]
     unit = _common_unit(np.concatenate([part.ravel() for part in floats]))
     ints = [_in_units(part, unit) for part in floats]
     nodes, edges = LabelCosts(*ints[:3]), LabelCosts(*ints[3:])
-
-    bundles = _Numbers([()])
-    kinds, types = _Numbers([]), _Numbers([(0, 0)])
-    arrays = tuple(_arrays(g, node_ids, edge_ids, bundles, kinds, types) for g in graphs)
-    bundle = _bundle_costs(bundles.items, edges)
-    tables = _tables(kinds.items, types.items, nodes, bundle)
-    return CostTables(tables, tables.reversed(), unit, arrays, nodes, edges, node_ids, edge_ids)
+    tables = _tables(numbers.kinds, numbers.types, nodes, _bundle_costs(numbers.bundles, edges))
+    # A whole number stays one: arithmetic with fractions takes 10 times as long.
+    whole = int(unit) if unit.denominator == 1 else unit
+    return _Made(tables, tables.reversed(), whole, nodes, edges)
 
 
 class _Numbers:
@@ -133,8 +179,9 @@ class _Numbers:
         self._number = {item: i for i, item in enumerate(items)}
 
     def of(self, item: Any) -> int:
-        number = self._number.setdefault(item, len(self.items))
-        if number == len(self.items):
+        number = self._number.get(item)
+        if number is None:
+            number = self._number[item] = len(self.items)
             self.items.append(item)
         return number
 
@@ -151,7 +198,7 @@ def _intern(labels: Iterable[Any]) -> tuple[dict[Hashable, int], list[Any]]:
     return ids, distinct
 
 
-def _label_costs(kind: str, labels: list[Any], costs: EditCosts) -> list[NDArray[np.float64]]:
+def _label_costs(kind: str, labels: Sequence[Any], costs: EditCosts) -> list[NDArray[np.float64]]:
     """Substitution ``[labels, labels]``, deletion and insertion ``[labels]``."""
     return [
         _table(f"{kind}_substitution", labels, getattr(costs, f"{kind}_substitution"), 2),
@@ -160,7 +207,7 @@ def _label_costs(kind: str, labels: list[Any], costs: EditCosts) -> list[NDArray
     ]
 
 
-def _table(name: str, labels: list[Any], cost: Any, dimensions: int) -> NDArray[np.float64]:
+def _table(name: str, labels: Sequence[Any], cost: Any, dimensions: int) -> NDArray[np.float64]:
     count = len(labels)
     if isinstance(cost, float):
         return np.full(count, cost) if dimensions == 1 else cost * (1 - np.eye(count))
@@ -187,6 +234,8 @@ def _common_unit(values: NDArray[np.float64]) -> Fraction:
     distinct = sorted({value for value in values.tolist() if value > 0})
     if not distinct:
         return Fraction(1)
+    if all(value.is_integer() for value in distinct) and distinct[-1] <= LARGEST:  # nearly always
+        return Fraction(math.gcd(*map(int, distinct)))
     # The simplest fraction that prints as this float: 0.1 is a tenth, although its bits are not.
     simple = [Fraction(value).limit_denominator(10_000) for value in distinct]
     if all(float(fraction) == value for fraction, value in zip(simple, distinct, strict=True)):
@@ -209,12 +258,17 @@ def _arrays(
     kinds: _Numbers,
     types: _Numbers,
 ) -> GraphArrays:
-    between: dict[tuple[int, int], list[int]] = {}
     labels = graph.edge_labels or (None,) * len(graph.edges)
-    for (u, v), label in zip(graph.edges, labels, strict=True):
-        ends = (u, v) if graph.directed or u <= v else (v, u)
-        between.setdefault(ends, []).append(edge_ids[label_key(label)])
-    bundle = {ends: bundles.of(tuple(sorted(found))) for ends, found in between.items()}
+    numbers = [edge_ids[label_key(label)] for label in labels]
+    ends = graph.edges if graph.directed else [(u, v) if u <= v else (v, u) for u, v in graph.edges]
+    if len(set(ends)) == len(ends):  # no parallel edges
+        single = {number: bundles.of((number,)) for number in sorted(set(numbers))}
+        bundle = {pair: single[number] for pair, number in zip(ends, numbers, strict=True)}
+    else:
+        between: dict[tuple[int, int], list[int]] = {}
+        for pair, number in zip(ends, numbers, strict=True):
+            between.setdefault(pair, []).append(number)
+        bundle = {pair: bundles.of(tuple(sorted(found))) for pair, found in between.items()}
 
     node_labels = graph.node_labels or (None,) * graph.num_nodes
     kind = [kinds.of((node_ids[label_key(label)], bundle.get((i, i), 0))) for i, label in enumerate(node_labels)]
@@ -228,7 +282,7 @@ def _arrays(
     return GraphArrays(np.array(kind, dtype=np.int64), pairs)
 
 
-def _bundle_costs(bundles: list[tuple[int, ...]], edges: LabelCosts) -> Ints:
+def _bundle_costs(bundles: Sequence[tuple[int, ...]], edges: LabelCosts) -> Ints:
     """Cheapest way to turn one bundle of parallel edges into another: int64 ``[bundles, bundles]``."""
     capped = np.minimum(edges.substitute, edges.delete[:, None] + edges.insert)
     saved = capped - edges.delete[:, None] - edges.insert
@@ -246,7 +300,9 @@ def _bundle_costs(bundles: list[tuple[int, ...]], edges: LabelCosts) -> Ints:
     return cost
 
 
-def _tables(kinds: list[tuple[int, int]], types: list[tuple[int, int]], nodes: LabelCosts, bundle: Ints) -> Tables:
+def _tables(
+    kinds: Sequence[tuple[int, int]], types: Sequence[tuple[int, int]], nodes: LabelCosts, bundle: Ints
+) -> Tables:
     label, loops = np.array(kinds, dtype=np.int64).reshape(-1, 2).T
     directions = np.ascontiguousarray(np.array(types, dtype=np.int64).T)
     forward, backward = directions
