@@ -1,9 +1,10 @@
 """Verified samples come at 3,000 a second or more on one core, and traces faster than by the same rewriting in Python.
 
-All times are CPU seconds of one core, so a busy machine does not blur them. Two cases for each level:
+All times are CPU seconds of one core, so a busy machine does not blur them. Three cases for each level, samples of the
+training and of the test split, and traces:
 
-- samples: draw, answer, assign to the training split, confirm by the second route. The limit is the time that 3,000
-  samples a second would take, so the ratio is samples per second / 3,000.
+- samples: draw, answer, assign to a split, confirm by the second route. The limit is the time that 3,000 samples a
+  second would take, so the ratio is samples per second / 3,000. Of the test split 11 of 12 draws are dropped.
 - traces: rewrite the inputs of samples drawn before, and count every window on the way. The peer is the same
   innermost rewriting of hash-consed nodes in plain Python; both begin with an empty graph, ask the same rules once for
   every window, and must count the same windows. The case names the steps, windows left as they are included.
@@ -31,11 +32,11 @@ SEED = 0
 TRACES = {1: 3_000, 2: 2_000, 3: 2_000, 4: 200, 5: 12_000, 6: 1_500, 7: 1_500}
 
 
-def samples_case(level: int, count: int) -> Case:
+def samples_case(level: int, count: int, split: str = "train") -> Case:
     """Drawing against the clock."""
     return Case(
-        f"level {level}: {count:,} verified samples",
-        ours=lambda: [make_sample(level, seed=SEED, index=index) for index in range(count)],
+        f"level {level}, {split}: {count:,} verified samples",
+        ours=lambda: [make_sample(level, seed=SEED, index=index, split=split) for index in range(count)],
         limits={f"{SAMPLES_PER_SECOND:,} samples/s": count / SAMPLES_PER_SECOND},
     )
 
@@ -192,8 +193,9 @@ class PlainMachine:
 
 def cases(quick: bool) -> Iterable[Case]:
     """Samples and traces of every level; as many steps or windows on each as make a second or so in full."""
-    for level in LEVELS:
-        yield samples_case(level, 300 if quick else 3_000)
+    for split in ("train", "test"):
+        for level in LEVELS:
+            yield samples_case(level, 300 if quick else 3_000, split)
     for level, size in TRACES.items():
         yield traces_case(level, size // 8 if quick else size)
 

@@ -47,18 +47,18 @@ def test_the_plain_machine_rewrites():
 
 
 def test_the_limit_is_what_3000_samples_a_second_take():
-    case = samples_case(2, 30)
+    case = samples_case(2, 30, "test")
 
     assert case.limits == {"3,000 samples/s": 0.01}
-    assert [sample.level for sample in case.ours()] == [2] * 30
+    assert [(sample.level, sample.split) for sample in case.ours()] == [(2, "test")] * 30
 
 
 def test_every_level_has_its_cases():
     names = [case.name for case in cases(quick=True)]
 
-    assert names[:7] == [f"level {level}: 300 verified samples" for level in LEVELS]
+    assert names[:14] == [f"level {n}, {split}: 300 verified samples" for split in ("train", "test") for n in LEVELS]
     assert list(TRACES) == list(LEVELS)
-    assert [name.split(" traces, ")[0] for name in names[7:]] == [
+    assert [name.split(" traces, ")[0] for name in names[14:]] == [
         f"level {level}: {size // 8:,}" for level, size in TRACES.items()
     ]
-    assert all(name.endswith(" steps") for name in names[7:])
+    assert all(name.endswith(" steps") for name in names[14:])

@@ -116,6 +116,16 @@ def test_deep_tuples_are_refused_without_recursion():
         expr = expr[1]
 
 
+def test_text_of_too_many_nodes_is_refused_as_its_tuple_is():
+    largest = parse(f"(+ {'x ' * 99_999})")
+    assert size(largest) == 100_000
+    check(largest)
+    with pytest.raises(ExpressionError, match="more than 100,000 nodes at position 200001: split it"):
+        parse(f"(+ {'x ' * 100_000})")
+    with pytest.raises(ExpressionError, match="more than 100,000 nodes"):
+        check(("+", *["x"] * 100_000))
+
+
 def test_a_tuple_that_shares_parts_is_refused_when_it_is_too_large():
     expr = "x"
     for _ in range(60):

@@ -252,6 +252,15 @@ def test_dataset_is_the_head_of_the_stream():
     assert dataset(3, 0) == []
 
 
+@pytest.mark.parametrize("size", [0, 3])
+def test_dataset_draws_no_sample_too_many(size):
+    stats, alone = GenerationStats(), GenerationStats()
+    dataset(2, size, stats=stats)
+    first(2, size, stats=alone)
+    assert stats.kept == size
+    assert stats.attempted == alone.attempted
+
+
 def test_distinct_dataset_repeats_nothing():
     samples = dataset(5, 80, preset="small", distinct=True)
     assert len({s.input for s in samples}) == 80

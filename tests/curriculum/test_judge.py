@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from dagnn.curriculum.exact import answer as exact_answer
 from dagnn.curriculum.expression import parse
+from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.judge import Verdict, judge
 from dagnn.curriculum.levels import LEVELS
 from dagnn.errors import ConfigError, ExpressionError
@@ -24,6 +25,8 @@ RIGHT = [
     (6, "(integrate (^ x 2) x)", "(+ (/ (^ x 3) 3) 17)"),
     (6, "(integrate (/ 1 x) x)", "(log (* 5 x))"),
     (6, "(integrate (exp x) x 0 1)", "(- e 1)"),
+    (6, "(integrate (/ 1 x) x -2 -1)", "(- (log -1) (log -2))"),
+    (5, "(derive (exp (- (+ 4 x) (* -7 -8))) x)", "(* (exp (- x 50)) (exp -2))"),
     (7, "(solve (= (+ (* 2 x) 5) 13) x)", "4"),
     (7, "(solve (= (^ x 2) 9) x)", "(roots 3 -3)"),
     (7, "(solve (= (^ x 2) 0) x)", "(roots 0)"),
@@ -40,6 +43,12 @@ WRONG = [
     (5, "(derive (^ x 2) x)", "(* 2 y)", "not equivalent to (* 2 x)"),
     (5, "(derive (^ x 2) x)", "(derive (^ x 2) x)", "not worked out: derive is left"),
     (5, "(derive (^ x 2) x)", "(+ (* 2 x) (/ 1 0))", "not equivalent to (* 2 x)"),
+    (5, "(derive (^ x 2) x)", "(* (/ 2000001 1000000) x)", "not equivalent to (* 2 x)"),
+    (5, "(derive (^ x 2) x)", "(+ (* 2 x) 0.00000000001)", "not equivalent to (* 2 x)"),
+    (5, "(derive (exp (- (+ 4 x) (* -7 -8))) x)", "0", "not equivalent to (exp (+ x -52))"),
+    (6, "(integrate (exp x) x 0 1)", "1.718281", "not equivalent to (+ (exp 1) -1)"),
+    (6, "(integrate (exp x) x 0 1)", "1.718282", "not equivalent to (+ (exp 1) -1)"),
+    (6, "(integrate (/ 1 x) x)", "(log (+ x 0.0000000001))", "its derivative is not (/ 1 x)"),
     (5, "(derive (^ x 2) x)", "(roots 1 2)", "cannot be compared: roots has no numeric value"),
     (6, "(integrate (^ x 2) x)", "(^ x 3)", "its derivative is not (^ x 2)"),
     (6, "(integrate (^ x 2) x)", "(integrate (^ x 2) x)", "not worked out: integrate is left"),
@@ -84,6 +93,20 @@ def test_garbage_is_wrong_and_never_raises(level, garbage):
 @given(st.sampled_from(list(LEVELS)), expressions())
 def test_any_expression_is_judged_without_raising(level, given_):
     assert isinstance(judge(level, parse(LEVELS[level].example), given_), Verdict)
+
+
+@pytest.mark.parametrize("level", [5, 6])
+def test_a_sample_with_another_form_is_right_and_with_a_small_error_wrong(level):
+    for index in range(60):
+        sample = make_sample(level, seed=7, index=index)
+        if len(sample.input) == 5:
+            continue
+        nothing = ("-", ("+", ("^", ("sin", "x"), 2), ("^", ("cos", "x"), 2)), 1)
+        error = ("*", ("/", 1, 10**8), sample.answer)
+        assert judge(level, sample.input, ("+", sample.answer, ("*", "x", nothing))).right
+        if sample.answer != 0:
+            assert not judge(level, sample.input, ("+", sample.answer, error)).right
+            assert not judge(level, sample.input, 0).right
 
 
 @pytest.mark.parametrize("level", LEVELS)

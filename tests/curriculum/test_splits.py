@@ -91,11 +91,16 @@ def test_a_held_out_part_is_found_at_any_depth():
         if split_of(("derive", ("^", "x", n), "x")) == "validation"
     )
     trained = next(n for n in range(100) if split_of(("sin", n)) == "train")
+    held_out = next(n for n in range(100) if split_of(("sin", n)) != "train")
     assert has_held_out_part(part)
     assert has_held_out_part(("*", "x", ("sin", part)))
     assert has_held_out_part(("*", "x", ("sin", ("+", part[2], part[1]))))
     assert has_held_out_part(("*", "y", derivative))
-    assert not has_held_out_part(("*", "x", ("sin", trained))) or split_of(("*", "x", ("sin", trained))) != "train"
+    # The whole is asked for its split too, so one of training is taken: what remains is its part.
+    factor = next(n for n in range(100) if split_of(("*", ("sin", trained), ("+", "x", n))) == "train")
+    assert not has_held_out_part(("*", ("sin", trained), ("+", "x", factor)))
+    factor = next(n for n in range(100) if split_of(("*", ("sin", held_out), ("+", "x", n))) == "train")
+    assert has_held_out_part(("*", ("sin", held_out), ("+", "x", factor)))
     # (+ x 3) is no input of any level: inside a training expression it gives nothing away.
     whole = next(
         ("derive", ("*", free, n), "x") for n in range(100) if split_of(("derive", ("*", free, n), "x")) == "train"

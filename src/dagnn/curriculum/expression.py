@@ -82,8 +82,9 @@ def parse(text: str) -> Expr:
         token, at = match.group(), match.start()
         if result is not None:
             raise ExpressionError(f"the expression ends before position {at}, but {shortened(token)} follows: drop it.")
-        size += 1
+        # A node is a leaf or an opening parenthesis: the operator behind it names the node, and ")" ends it.
         if token == "(":
+            size += 1
             if open_lists and not open_lists[-1]:
                 _refuse_operator(token, at)
             if len(open_lists) >= MAX_DEPTH:
@@ -103,6 +104,9 @@ def parse(text: str) -> Expr:
             done = token
         else:
             done = leaf_of(token, f" at position {at}")
+            size += 1
+        if size > MAX_SIZE:
+            raise ExpressionError(f"the expression has more than {MAX_SIZE:,} nodes at position {at}: split it.")
         if open_lists:
             open_lists[-1].append(done)
         else:
@@ -111,8 +115,6 @@ def parse(text: str) -> Expr:
         raise ExpressionError(f"the parenthesis at position {opened_at[-1]} is never closed: add ')'.")
     if result is None:
         raise ExpressionError("the text is empty: write an expression such as (+ 2 3).")
-    if size > 2 * MAX_SIZE:
-        raise ExpressionError(f"the expression has more than {MAX_SIZE:,} nodes: split it.")
     return result
 
 

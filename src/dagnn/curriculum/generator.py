@@ -171,9 +171,9 @@ def dataset(
     samples: list[Sample] = []
     seen: set[Expr] = set()
     repeats_in_a_row = 0
-    for sample in stream(level, seed=seed, split=split, preset=preset, depth=depth, stats=counted):
-        if len(samples) == size:
-            break
+    endless = stream(level, seed=seed, split=split, preset=preset, depth=depth, stats=counted)
+    while len(samples) < size:
+        sample = next(endless)
         if distinct and sample.input in seen:
             counted.kept -= 1
             counted.dropped[REPEATED] += 1

@@ -55,7 +55,7 @@ def canonical_text(expr: Expr) -> str:
     head = expr[0]
     if head == "approx":
         return canonical_text(expr[1])
-    texts = [canonical_text(operand) for operand in expr[1:]]
+    texts = [canonical_text(operand) if isinstance(operand, tuple) else str(operand) for operand in expr[1:]]
     if head in _COMMUTATIVE:
         texts.sort()
     return f"({head} {' '.join(texts)})"

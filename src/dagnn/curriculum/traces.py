@@ -1,8 +1,11 @@
 """The training set of a rewriter: every distinct window of many traces, its replacement and how often it came."""
 
+import signal
+import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 
@@ -76,9 +79,10 @@ def collect_windows(
     else:
         # Not fork: the parent may already run PyTorch's threads, which a forked child would wait for forever.
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            shares = [
-                pool.submit(_trace_share, samples, seed, preset, number, processes) for number in range(processes)
-            ]
+            with _deaf_to_ctrl_c():
+                shares = [
+                    pool.submit(_trace_share, samples, seed, preset, number, processes) for number in range(processes)
+                ]
             parts = [share.result() for share in shares]
 
     replacement_of: dict[WindowTokens, ReplacementTokens] = {}
@@ -94,6 +98,20 @@ def collect_windows(
         np.array([[counts[level][window] for level in levels] for window in windows], np.int64),
         levels,
     )
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes that are started inside leave Ctrl-C, which a terminal sends to all of a group, to this one: it ends
+    them, and each would print a traceback of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only there may Python set a handler
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 _Share = tuple[dict[WindowTokens, ReplacementTokens], dict[int, Counter[WindowTokens]]]

@@ -74,6 +74,9 @@ def test_other_forms_are_refused_with_the_list_of_forms(text):
         ("(sqrt (+ (* 2 x) 1))", 0, 4, "(/ 26 3)"),
         ("(exp x)", 0, 1, "(+ (exp 1) -1)"),
         ("(/ 1 x)", -2, -2, "0"),
+        ("(/ 1 x)", -2, -1, "(* -1 (log 2))"),
+        ("(tan x)", "pi", 4, "(* -1 (log (* -1 (cos 4))))"),
+        ("(/ x (+ (^ x 2) -2))", 2, 3, "(- (* (/ 1 2) (log 7)) (* (/ 1 2) (log 2)))"),
     ],
 )
 def test_definite_integrals(text, lower, upper, expected):
@@ -87,6 +90,12 @@ def test_definite_integrals(text, lower, upper, expected):
         ("(/ 1 (^ x 2))", -1, 1, "has a pole between"),
         ("(^ (+ (* 3 x) -1) -2)", 0, 1, "has a pole between"),
         ("(/ 1 x)", 0, 1, "has a pole between"),
+        ("(/ 1 (^ x 2))", -1, 2, "has a pole between -1 and 2: x is 0 there"),
+        ("(/ 1 (+ (+ (^ x 2) (* -2 x)) 1))", 0, 3, "has a pole between"),
+        ("(/ x (^ (+ (^ x 2) -2) 2))", 0, 3, "(+ (^ x 2) -2) is 0 there"),
+        ("(/ x (+ (^ x 2) -2))", ("sqrt", 2), 3, "has a pole between"),
+        ("(/ x (* (exp x) (^ (+ x -1) 2)))", 0, 3, "(+ x -1) is 0 there"),
+        ("(/ 1 (^ (cos x) 2))", 1, 2, "(cos x) is 0 there"),
         ("(tan x)", 1, 2, "has a pole between"),
         ("(log x)", -1, 1, "has no real value in all of -1 to 1"),
         ("(sqrt x)", -1, 1, "has no real value in all of -1 to 1"),

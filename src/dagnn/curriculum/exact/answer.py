@@ -7,7 +7,7 @@ from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.equation import solve
 from dagnn.curriculum.exact.evaluate import evaluate, place
 from dagnn.curriculum.exact.integral import antiderivative, definite_integral
-from dagnn.curriculum.exact.precise import approximate
+from dagnn.curriculum.exact.precise import approximate, refuse_complex
 from dagnn.curriculum.exact.simplify import as_number, simplify
 from dagnn.curriculum.exact.substitute import check_growth, substitute
 from dagnn.curriculum.expression import Expr, check, free_symbols, from_fraction, to_binary, walk
@@ -27,6 +27,8 @@ def answer(expr: Expr, level: int | None = None) -> Expr:
 
     Raises:
         ExpressionError: no expression, or one without an answer: division by zero, log of 0, no rational roots ...
+            Numbers are real: ``(log -1)`` is refused too. Where a symbol is free it stays, as the constant that it
+            is: the derivative of ``(* x (log -1))``.
 
     >>> answer(("solve", ("=", ("+", ("*", 2, "x"), 5), 13), "x"))
     4
@@ -40,7 +42,10 @@ def answer(expr: Expr, level: int | None = None) -> Expr:
             return resolved  # a decimal stays a decimal
         if level == _NUMERIC_LEVEL:
             return _approximate(resolved)
-        return simplify(resolved)
+        result = simplify(resolved)
+        if not free_symbols(expr):
+            refuse_complex(result)
+        return result
     except RecursionError:
         raise ExpressionError(f"{place(expr)} grows too deep while it is worked out: solve it in parts.") from None
 

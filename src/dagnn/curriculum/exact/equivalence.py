@@ -1,85 +1,207 @@
-"""Are two expressions the same function? First by their canonical form, then by their values at points."""
+"""Are two expressions the same function? Exactly where they are rational, else by their values at points.
+
+Doubles look at every point. Where they cannot tell a small difference from rounding, decimal arithmetic does: what
+rounding leaves of a sum that is 0 shrinks as the digits grow, and any other value stays.
+"""
 
 import cmath
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
+from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.numeric import complex_value
-from dagnn.curriculum.exact.simplify import simplify, subtract
-from dagnn.curriculum.expression import Expr, free_symbols
+from dagnn.curriculum.exact.polynomial import rational_function_of
+from dagnn.curriculum.exact.precise import precise_value
+from dagnn.curriculum.exact.simplify import as_number, collect_terms, simplify, subtract
+from dagnn.curriculum.exact.substitute import substitute
+from dagnn.curriculum.expression import FUNCTIONS, Expr, free_symbols, from_fraction, to_binary, walk
 from dagnn.errors import ExpressionError
 
-# Real points first, both signs and away from small integers; then off the axis, where log and sqrt of negative
-# numbers have values too. Several symbols take shifted points, so that no two are ever equal.
-_POINTS: tuple[complex, ...] = (
-    0.37 + 0j, 1.31 + 0j, 0.83 + 0j, 1.77 + 0j, -0.61 + 0j, 2.43 + 0j, -1.57 + 0j, 5.29 + 0j, -4.13 + 0j, 11.71 + 0j,
+# Both signs, away from small integers, the signs in turn: the first two are those that decimals look at.
+_REAL_POINTS = tuple(Fraction(n, 100) for n in (37, -61, 131, -157, 83, 177, -413, 243, 529, 1171))
+# Off the axis log and sqrt of negative numbers have values too.
+_COMPLEX_POINTS = (
     0.47 + 0.23j, 1.21 - 0.31j, 0.91 + 0.17j, 1.63 + 0.27j, -0.73 + 0.29j, 2.11 - 0.19j, -1.33 - 0.37j, 0.29 - 0.11j,
 )  # fmt: skip
 _ENOUGH = 4
-_TOLERANCE = 1e-6
-_FLOOR = 1e-10  # what cancellation leaves of sums that are exactly 0
-_LARGEST = 1e9  # above it a double has too few digits left to compare sums
+_LOOKS = 2  # points that decimals look at even where doubles agree
+_TOLERANCE = 1e-9  # relative: what doubles keep of a function of 60 nodes
+_ROUNDING = 1e-12  # relative to the largest term of a sum: what cancellation leaves of it
+_DIGITS = (30, 60, 120, 240)
 _UNDEFINED = (ZeroDivisionError, OverflowError, ValueError)
 
 
 def equivalent(a: Expr, b: Expr, *, up_to_constant: bool = False) -> bool:
     """Do both have the same value wherever both have one?
 
-    Equal canonical forms are equal. Otherwise both are compared at up to 18 points, real and complex: at least 4
-    must agree and no point where both are real may differ. Off the real axis a third may differ, because forms such
-    as ``log(a b)`` and ``log a + log b`` sit on different branches there.
+    Equal canonical forms are equal, and where the difference is a number or a rational function of one symbol, it is
+    decided exactly. Otherwise both are compared at up to 18 points, real and complex: at least 4 must agree and no
+    point where both are real may differ. Off the real axis a third may differ, because forms such as ``log(a b)`` and
+    ``log a + log b`` sit on different branches there.
+
+    Real values are compared to 20 digits or more, complex ones to 9.
 
     Args:
         a, b: expressions of operators and functions.
-        up_to_constant: compare ``a - b`` with its value at the first point, as for antiderivatives.
+        up_to_constant: may they differ by a number, as antiderivatives do? Then every derivative of the difference
+            is compared with 0.
 
     Raises:
         ExpressionError: an operator without a numeric value, such as ``solve``.
     """
-    difference = _canonical_difference(a, b)
-    if difference is not None and (difference == 0 or (up_to_constant and not free_symbols(difference))):
-        return True
-    agree = differ = 0
-    shift: complex | None = None
-    for on_axis, x, y in _values(a, b):
-        gap = x - y
-        if up_to_constant:
-            shift = gap if shift is None else shift
-            gap -= shift
-        if abs(gap) <= _TOLERANCE * min(abs(x), abs(y)) + _FLOOR:
-            agree += 1
-            if agree >= 10 and not differ:
-                break
-        elif not on_axis:
-            differ += 1
-        elif _is_real(x) and _is_real(y):
-            return False
-        # On the axis a complex value lies on the edge of a branch: the points off the axis decide.
-    return agree >= _ENOUGH and agree >= 2 * differ
+    a, b = to_binary(a), to_binary(b)
+    difference = _difference(a, b)
+    if up_to_constant:
+        return _is_constant(difference)
+    exact = _is_zero_function(difference)
+    if exact is not None:
+        return exact
+    symbols = sorted(free_symbols(a) | free_symbols(b))
+    return _agree_at_points(a, b, difference, symbols) if symbols else _same_number(a, b, difference)
 
 
-def _canonical_difference(a: Expr, b: Expr) -> Expr | None:
+def _difference(a: Expr, b: Expr) -> Expr:
+    """Canonical; as written where a part has no value."""
     if a == b:
         return 0
     try:
-        return subtract(simplify(a), simplify(b))
+        return collect_terms(subtract(simplify(a), simplify(b)))
+    except ExpressionError:
+        return ("-", a, b)
+
+
+def _is_constant(difference: Expr) -> bool:
+    try:
+        canonical = simplify(difference)
+    except ExpressionError:
+        return False  # a part without a value
+    return all(equivalent(derivative(canonical, symbol), 0) for symbol in sorted(free_symbols(canonical)))
+
+
+def _is_zero_function(difference: Expr) -> bool | None:
+    """Exact, or None for what is no rational function of one symbol."""
+    number = as_number(difference)
+    if number is not None:
+        return number == 0
+    symbols = free_symbols(difference)
+    if len(symbols) != 1 or any(item[0] in FUNCTIONS for item in walk(difference) if isinstance(item, tuple)):
+        return None
+    try:
+        numerator, _ = rational_function_of(difference, *symbols)
     except ExpressionError:
         return None
+    return not numerator
 
 
-def _values(a: Expr, b: Expr) -> Iterator[tuple[bool, complex, complex]]:
-    """Is the point real, and both values: at every point where both are finite and not huge."""
-    symbols = sorted(free_symbols(a) | free_symbols(b))
-    for point in _POINTS:
-        values = {name: point * (1 + 0.137 * i) + 0.059 * i for i, name in enumerate(symbols)}
+def _same_number(a: Expr, b: Expr, difference: Expr) -> bool:
+    zero = _is_zero(difference, {})
+    if zero is not None:
+        return zero
+    pair = _values(a, b, {})  # no real value: (log -1)
+    return pair is not None and _close(a, b, {}, *pair)
+
+
+def _agree_at_points(a: Expr, b: Expr, difference: Expr, symbols: Sequence[str]) -> bool:
+    agree = looks = 0
+    for point in _REAL_POINTS:
+        place = {name: point * (1000 + 137 * i) / 1000 + Fraction(59 * i, 1000) for i, name in enumerate(symbols)}
+        values = {name: complex(float(value)) for name, value in place.items()}
+        pair = _values(a, b, values)
+        if pair is not None and not all(map(_is_real, pair)):
+            continue  # a complex value on the axis lies on the edge of a branch: the points off the axis decide
+        gap = 0.0 if pair is None else abs(pair[0] - pair[1])
+        near = pair is not None and gap <= _TOLERANCE * max(map(abs, pair))
+        if not near or looks < _LOOKS:
+            zero = _is_zero(difference, place, gap)
+            if zero is False or (zero is None and pair is not None and not _close(a, b, values, *pair)):
+                return False
+            if zero is None and pair is None:
+                continue
+            looks += zero is not None
+        agree += 1
+    if agree >= _ENOUGH and looks >= _LOOKS:
+        return True
+    differ = 0
+    for z in _COMPLEX_POINTS:
+        # Shifted, so that no two symbols are ever equal.
+        values = {name: z * (1 + 0.137 * i) + 0.059 * i for i, name in enumerate(symbols)}
+        pair = _values(a, b, values)
+        if pair is not None:
+            same = _close(a, b, values, *pair)
+            agree, differ = agree + same, differ + (not same)
+    return agree >= _ENOUGH and agree >= 2 * differ
+
+
+def _values(a: Expr, b: Expr, values: Mapping[str, complex]) -> tuple[complex, complex] | None:
+    """Both in doubles, or None unless both are finite."""
+    try:
+        x, y = complex_value(a, values), complex_value(b, values)
+    except ExpressionError:  # a ValueError too, but no point helps
+        raise
+    except _UNDEFINED:
+        return None
+    return (x, y) if cmath.isfinite(x) and cmath.isfinite(y) else None
+
+
+def _close(a: Expr, b: Expr, values: Mapping[str, complex], x: complex, y: complex) -> bool:
+    """Equal as far as doubles tell: relative to the values, or to the largest term where terms cancel."""
+    gap = abs(x - y)
+    if gap <= _TOLERANCE * max(abs(x), abs(y)):
+        return True
+    terms = [
+        term for part in (*walk(a), *walk(b)) if isinstance(part, tuple) and part[0] in ("+", "-") for term in part[1:]
+    ]
+    largest = 0.0
+    for term in terms:
         try:
-            x, y = complex_value(a, values), complex_value(b, values)
-        except ExpressionError:  # a ValueError too, but no point helps
-            raise
-        except _UNDEFINED:
-            continue
-        if cmath.isfinite(x) and cmath.isfinite(y) and abs(x) <= _LARGEST and abs(y) <= _LARGEST:
-            yield point.imag == 0, x, y
+            largest = max(largest, abs(complex_value(term, values)))
+        except ExpressionError:
+            continue  # inside a subst, where another symbol is bound
+    return gap <= _ROUNDING * largest
 
 
 def _is_real(value: complex) -> bool:
-    return abs(value.imag) <= 1e-9 * (1 + abs(value.real))
+    return abs(value.imag) <= _TOLERANCE * abs(value)
+
+
+def _is_zero(difference: Expr, place: Mapping[str, Fraction], gap: float = 0.0) -> bool | None:
+    """Does its size at a real point shrink as the digits grow? None where it has no real value.
+
+    Args:
+        gap: its size in doubles, which saves one of two looks. 0 tells nothing: both sides may have been rounded
+            alike, or be too small for doubles.
+    """
+    for name, value in place.items():
+        difference = substitute(difference, name, from_fraction(value))
+    before, shrunk = Decimal(gap), Decimal("1e-8")
+    try:
+        for digits in _DIGITS:
+            size, largest = _size_and_largest_term(difference, digits)
+            rounding = largest.scaleb(10 - digits)
+            if before and size <= before * shrunk:
+                return True
+            if before and size > rounding and before / 2 <= size <= before * 2:
+                return False
+            if size <= rounding and digits > _DIGITS[0]:
+                return True
+            before, shrunk = size, Decimal("1e-20")
+    except (ExpressionError, ArithmeticError):
+        return None
+    return False
+
+
+def _size_and_largest_term(expr: Expr, digits: int) -> tuple[Decimal, Decimal]:
+    """Of a sum, without the signs. Beside a term of 1e99 a term of 1 is lost at 60 digits."""
+    total, largest = Decimal(0), Decimal(0)
+    waiting = [(1, expr)]
+    with localcontext(prec=digits):
+        while waiting:
+            sign, item = waiting.pop()
+            if isinstance(item, tuple) and item[0] in ("+", "-"):
+                waiting += [(sign, item[1]), (sign if item[0] == "+" else -sign, item[2])]
+            else:
+                value = precise_value(item, digits)
+                total += sign * value
+                largest = max(largest, abs(value))
+        return abs(total), largest

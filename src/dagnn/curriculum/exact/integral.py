@@ -7,11 +7,18 @@ the form. To add a form, write such a function and put it into ``_RULES``.
 import cmath
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.evaluate import place
 from dagnn.curriculum.exact.numeric import complex_value
-from dagnn.curriculum.exact.polynomial import polynomial_expression, polynomial_of, raised, value_at
+from dagnn.curriculum.exact.polynomial import (
+    has_root_between,
+    polynomial_expression,
+    polynomial_of,
+    raised,
+    value_at,
+)
 from dagnn.curriculum.exact.simplify import (
     add,
     apply_function,
@@ -67,8 +74,21 @@ def definite_integral(expr: Expr, symbol: str, lower: Expr, upper: Expr) -> Expr
         primitive = raised(polynomial)
         return from_fraction(value_at(primitive, Fraction(end)) - value_at(primitive, Fraction(start)))
     _refuse_poles(expr, symbol, lower, upper)
-    whole = antiderivative(expr, symbol)
+    whole = _with_real_logs(antiderivative(expr, symbol), symbol, lower)
     return subtract(simplify(substitute(whole, symbol, upper)), simplify(substitute(whole, symbol, lower)))
+
+
+def _with_real_logs(whole: Expr, symbol: str, lower: Expr) -> Expr:
+    """``log(-u)`` for a ``log(u)`` of negative numbers: the same derivative. No u is 0 in the interval."""
+    if not isinstance(whole, tuple):
+        return whole
+    if whole[0] == "log":
+        try:
+            at_lower = complex_value(substitute(whole[1], symbol, lower), {})
+        except (ExpressionError, ArithmeticError, ValueError):
+            return whole  # a symbolic bound
+        return apply_function("log", multiply(-1, whole[1])) if at_lower.real < 0 else whole
+    return (whole[0], *[_with_real_logs(operand, symbol, lower) for operand in whole[1:]])
 
 
 def _search(expr: Expr, symbol: str, steps: int) -> Expr | None:
@@ -259,8 +279,10 @@ def _constant_ratio(a: Expr, b: Expr, symbol: str) -> Expr | None:
 def _refuse_poles(expr: Expr, symbol: str, lower: Expr, upper: Expr) -> None:
     """Refuse an integrand with a zero divisor, or a log or sqrt of a negative number, between numeric bounds.
 
-    Looks for a sign change or a zero of every divisor and argument at 257 points: two poles closer than a
-    256th of the interval go unseen.
+    Every factor of a divisor is looked at alone, a power by its base. A zero of a polynomial with rational
+    coefficients is always found. Of other factors, and of the arguments of log, sqrt and tan, only the signs at 257
+    points are seen: a zero without a change of sign, as in ``(/ 1 (- 1 (sin x)))``, goes unseen unless a point meets
+    it, and so do two zeros, or a negative stretch, between two neighbouring points.
     """
     try:
         start, end = complex_value(lower, {}).real, complex_value(upper, {}).real
@@ -269,26 +291,71 @@ def _refuse_poles(expr: Expr, symbol: str, lower: Expr, upper: Expr) -> None:
     for item in walk(expr):
         if not isinstance(item, tuple):
             continue
-        is_divisor = item[0] == "/" or (item[0] == "^" and (as_number(item[2]) or 0) < 0)
-        if not is_divisor and item[0] not in ("log", "sqrt", "tan"):
+        if item[0] in ("log", "sqrt") and any(v < 0 for v in _values_between(item[1], symbol, start, end)):
+            raise ExpressionError(f"{place(item)} has no real value in all of {place(lower)} to {place(upper)}.")
+        for divisor in _divisors(item):
+            if _has_zero(divisor, symbol, lower, upper, start, end):
+                raise ExpressionError(
+                    f"the integrand {place(expr)} has a pole between {place(lower)} and {place(upper)}: "
+                    f"{place(divisor)} is 0 there."
+                )
+
+
+def _divisors(expr: tuple[Any, ...]) -> list[Expr]:
+    """What must not be 0 for this operator to have a value, in factors without powers and roots."""
+    head = expr[0]
+    if head == "tan":
+        return [("cos", expr[1])]
+    if head == "/":
+        waiting = [expr[2]]
+    elif head == "^" and (as_number(expr[2]) or 0) < 0:
+        waiting = [expr[1]]
+    else:
+        return []
+    factors = []
+    while waiting:
+        factor = waiting.pop()
+        if isinstance(factor, tuple) and factor[0] == "*":
+            waiting += factor[1:]
+        elif isinstance(factor, tuple) and (factor[0] in ("/", "sqrt") or _is_number_power(factor)):
+            waiting.append(factor[1])  # walk meets the divisor of a divisor by itself
+        else:
+            factors.append(factor)
+    return factors
+
+
+def _is_number_power(expr: tuple[Any, ...]) -> bool:
+    return expr[0] == "^" and as_number(expr[2]) is not None
+
+
+def _has_zero(expr: Expr, symbol: str, lower: Expr, upper: Expr, start: float, end: float) -> bool:
+    """Between the bounds, both included; ``start`` and ``end`` are the bounds in doubles."""
+    polynomial = polynomial_of(expr, symbol)
+    if polynomial is not None:
+        # An irrational bound may be a zero itself, as of x^2 - 2: its double lies a little to one side.
+        beside = Fraction(1, 10**12) * Fraction(1 + abs(start) + abs(end))
+        bounds = [
+            (Fraction(number), Fraction(number))
+            if number is not None
+            else (Fraction(at) - beside, Fraction(at) + beside)
+            for number, at in ((as_number(lower), start), (as_number(upper), end))
+        ]
+        return has_root_between(polynomial, min(low for low, _ in bounds), max(high for _, high in bounds))
+    values = _values_between(expr, symbol, start, end)
+    return any(v == 0 for v in values) or min(values, default=1) < 0 < max(values, default=-1)
+
+
+def _values_between(expr: Expr, symbol: str, start: float, end: float) -> list[float]:
+    """The real ones at 257 points; none if another symbol occurs."""
+    if free_symbols(expr) != {symbol}:
+        return []
+    values = []
+    for i in range(_CHECKED_POINTS):
+        x = start + (end - start) * i / (_CHECKED_POINTS - 1)
+        try:
+            value = complex_value(expr, {symbol: complex(x)})
+        except (ArithmeticError, ValueError):
             continue
-        watched = item[2] if item[0] == "/" else ("cos", item[1]) if item[0] == "tan" else item[1]
-        if free_symbols(watched) != {symbol}:
-            continue
-        values = []
-        for i in range(_CHECKED_POINTS):
-            x = start + (end - start) * i / (_CHECKED_POINTS - 1)
-            try:
-                value = complex_value(watched, {symbol: complex(x)})
-            except (ArithmeticError, ValueError):
-                continue
-            if cmath.isfinite(value) and abs(value.imag) < 1e-12:
-                values.append(value.real)
-        if item[0] in ("log", "sqrt"):
-            if any(v < 0 for v in values):
-                raise ExpressionError(f"{place(item)} has no real value in all of {place(lower)} to {place(upper)}.")
-        elif any(v == 0 for v in values) or (min(values, default=1) < 0 < max(values, default=-1)):
-            raise ExpressionError(
-                f"the integrand {place(expr)} has a pole between {place(lower)} and {place(upper)}: "
-                f"{place(watched)} is 0 there."
-            )
+        if cmath.isfinite(value) and abs(value.imag) < 1e-12:
+            values.append(value.real)
+    return values

@@ -1,7 +1,7 @@
 """Polynomials and rational functions of one symbol, as exact coefficients."""
 
 from fractions import Fraction
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from dagnn.curriculum.exact.evaluate import checked_size, evaluate, place
 from dagnn.curriculum.exact.simplify import add, as_number, multiply, raise_to, simplify
@@ -105,6 +105,31 @@ def value_at(polynomial: Polynomial, point: Fraction) -> Fraction:
     return result
 
 
+def has_root_between(polynomial: Polynomial, lower: Fraction, upper: Fraction) -> bool:
+    """Is it 0 anywhere from ``lower`` to ``upper``, both included? Exact, for rational and irrational roots.
+
+    Source: Sturm, "Mémoire sur la résolution des équations numériques", 1829: the signs of a chain of remainders
+    change once less for every root passed.
+
+    >>> has_root_between([Fraction(-2), Fraction(0), Fraction(1)], Fraction(1), Fraction(2))
+    True
+    """
+    if not value_at(polynomial, lower) or not value_at(polynomial, upper):
+        return True
+    chain = [polynomial, [degree * c for degree, c in enumerate(polynomial)][1:]]
+    while chain[-1]:
+        # Only signs count: without the common size the coefficients of the chain stay short.
+        rest = [-c for c in _remainder(chain[-2], chain[-1])]
+        size = abs(rest[-1]) if rest else 1
+        chain.append([c / size for c in rest])
+
+    def changes(point: Fraction) -> int:
+        signs = [value > 0 for value in (value_at(p, point) for p in chain[:-1]) if value]
+        return sum(a != b for a, b in pairwise(signs))
+
+    return changes(lower) > changes(upper)
+
+
 def polynomial_expression(polynomial: Polynomial, symbol: str) -> Expr:
     """The canonical sum, highest power first.
 
@@ -139,6 +164,18 @@ def _power(expr: tuple[object, Expr, Expr], symbol: str) -> tuple[Polynomial, Po
     for _ in range(count):
         top, bottom = times(top, numerator), times(bottom, denominator)
     return top, bottom
+
+
+def _remainder(a: Polynomial, b: Polynomial) -> Polynomial:
+    """What is left of ``a`` after division by ``b``."""
+    rest = list(a)
+    while len(rest) >= len(b):
+        factor, shift = rest[-1] / b[-1], len(rest) - len(b)
+        for i, c in enumerate(b):
+            rest[shift + i] -= factor * c
+        rest.pop()
+        _trimmed(rest)
+    return rest
 
 
 def _trimmed(coefficients: Polynomial) -> Polynomial:

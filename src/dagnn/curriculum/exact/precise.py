@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from dagnn.curriculum.decimals import decimal_leaf
 from dagnn.curriculum.exact.evaluate import place
-from dagnn.curriculum.expression import Expr, is_decimal
+from dagnn.curriculum.expression import Expr, is_decimal, number_of, walk
 from dagnn.errors import ExpressionError
 
 # 25 digits settle every generated sample; more only after cancellation. 800 is where we give up and say so.
@@ -64,6 +64,33 @@ def precise_value(expr: Expr, digits: int = 25) -> Decimal:
         raise ExpressionError(f"no real value at {place(expr)}.") from None
 
 
+def refuse_complex(expr: Expr) -> None:
+    """Refuse an expression of numbers that has no real value.
+
+    Nothing else is refused: what is too large or too close to 0 to tell passes.
+
+    Raises:
+        ExpressionError: log or sqrt of a negative number, or a negative number to a fractional power.
+
+    >>> refuse_complex(("sqrt", ("+", ("sin", 1), -4)))
+    Traceback (most recent call last):
+    dagnn.errors.ExpressionError: sqrt of a negative number at (sqrt (+ (sin 1) -4)): it has no real value.
+    """
+    for item in walk(expr):
+        if not (isinstance(item, tuple) and item[0] in ("log", "sqrt", "^")):
+            continue
+        exponent, exact = number_of(item[-1]), number_of(item[1])
+        if item[0] == "^" and exponent is not None and exponent.denominator == 1:
+            continue
+        try:
+            inner = precise_value(item[1])
+        except ExpressionError:
+            continue  # of an inner operator, whose turn comes, or for another reason
+        # What cancels to nothing may be 0.
+        if inner < 0 and (exact is not None or inner.adjusted() > -_DIGITS[0] // 2):
+            precise_value(item)
+
+
 def _value(expr: Expr, context: Context) -> Decimal:
     if isinstance(expr, int):
         return context.create_decimal(expr)
@@ -105,11 +132,13 @@ def _function(name: str, a: Decimal, expr: Expr, context: Context) -> Decimal:
         return context.exp(a)
     if name == "log":
         if a <= 0:
-            raise ExpressionError(f"log of {'0' if a == 0 else 'a negative number'} at {place(expr)}.")
+            raise ExpressionError(
+                f"log of {'0' if a == 0 else 'a negative number'} at {place(expr)}: it has no real value."
+            )
         return context.ln(a)
     if name == "sqrt":
         if a < 0:
-            raise ExpressionError(f"sqrt of a negative number at {place(expr)}.")
+            raise ExpressionError(f"sqrt of a negative number at {place(expr)}: it has no real value.")
         return context.sqrt(a)
     if name not in ("sin", "cos", "tan"):
         raise ExpressionError(f"{name} has no numeric value, at {place(expr)}.")
@@ -129,7 +158,7 @@ def _power(base: Decimal, exponent: Decimal, expr: Expr, context: Context) -> De
             raise ExpressionError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
         return Decimal(1 if exponent == 0 else 0)
     if base < 0 and exponent != exponent.to_integral_value():
-        raise ExpressionError(f"a negative number to a fractional power at {place(expr)}.")
+        raise ExpressionError(f"a negative number to a fractional power at {place(expr)}: it has no real value.")
     return context.power(base, exponent)
 
 

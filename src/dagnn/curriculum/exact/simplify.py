@@ -6,6 +6,7 @@ taken by a local rewriting system. Two equal expressions need not end equal: see
 """
 
 from fractions import Fraction
+from functools import lru_cache
 
 from dagnn.curriculum.exact.evaluate import checked_size, exact_root, place, power
 from dagnn.curriculum.expression import MAX_BITS, Expr, from_fraction, is_decimal
@@ -245,8 +246,12 @@ def as_number(expr: Expr) -> Fraction | int | None:
     if isinstance(expr, int):
         return expr
     if isinstance(expr, tuple) and expr[0] == "/" and isinstance(expr[1], int) and isinstance(expr[2], int):
-        return Fraction(expr[1], expr[2])
+        return _fraction(expr[1], expr[2])
     return None
+
+
+# Every operation asks for the same few fractions: remembered, they cost a twentieth.
+_fraction = lru_cache(maxsize=4096)(Fraction)
 
 
 def _fold(value: Fraction | int) -> Expr:
