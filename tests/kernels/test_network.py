@@ -1,4 +1,7 @@
-"""`NetworkPlan`: where inputs, biases, activations and outputs lie."""
+"""`NetworkPlan` and `NetworkLevels`: where inputs, biases, activations and outputs lie."""
+
+import copy
+import pickle
 
 import torch
 
@@ -20,24 +23,35 @@ def test_nodes_without_a_bias_point_behind_the_vector():
 
 
 def test_level_zero_is_inputs_and_sources_in_node_order():
-    assert plan().sources.tolist() == [1]
-    assert plan().level_zero.tolist() == [1, 2, 0]  # node 0 is the second input, 1 the source, 2 the first input
+    assert plan().levels.sources.tolist() == [1]
+    # node 0 is the second input, 1 the source, 2 the first input
+    assert plan().levels.level_zero.tolist() == [1, 2, 0]
 
 
 def test_activations_are_grouped_per_level():
-    groups = plan().activations
+    groups = plan().levels.activations
     assert [group.names for group in groups] == [("relu",), ("gelu", "tanh"), ("elu",)]
     assert [group.back is None for group in groups] == [True, False, True]
 
 
 def test_outputs_are_found_by_level():
-    result = plan()
+    result = plan().levels
     assert result.output_feed == ((0, 1), (1, 2), (2, 1))
     assert result.output_rows.tolist() == [0, 1, 0, 0]
     assert result.output_back.tolist() == [3, 0, 1, 2]
 
 
 def test_moving_to_another_device():
-    moved = plan().to(torch.device("meta"))
+    moved = plan().to(torch.device("meta")).levels
     assert moved.level_zero.is_meta and moved.levels.edge_order.is_meta and moved.activations[1].rows[0].is_meta
     assert moved.num_inputs == 2
+
+
+def test_a_pickled_plan_works_its_arrays_out_anew():
+    original = plan()
+    assert original.compiled.num_nodes == 6
+    loaded = pickle.loads(pickle.dumps(original))
+    assert "compiled" not in vars(loaded)
+    assert loaded.compiled is not original.compiled
+    assert loaded.number != original.number
+    assert copy.deepcopy(original) is original

@@ -29,7 +29,7 @@ def test_a_loaded_network_is_the_same_function(tmp_path, dag):
     loaded = DagNN.load(tmp_path / "net.safetensors")
     x = torch.randn(2, len(dag.inputs), dtype=torch.float64)
     assert torch.equal(loaded(x), net(x))
-    assert (loaded.dag, loaded.activations, loaded.bias_everywhere) == (dag, net.activations, False)
+    assert (loaded.dag, loaded.activations, loaded.bias_nodes) == (dag, net.activations, False)
     assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]  # nothing half-written is left
 
 

@@ -1,15 +1,18 @@
 """The sweeps over DAGs that `dagnn.nn` runs on, and the one place that chooses how they run.
 
-Today there is one path, the plain-PyTorch reference. The environment variable ``DAGNN_KERNELS``
-forces a path by name; it is read at every call.
+Two paths: ``compiled``, machine code for the processor at hand, for networks on the CPU; and ``reference``, plain
+PyTorch, for everything else. The environment variable ``DAGNN_KERNELS`` forces a path by name; it is read at every
+call.
 """
 
 import os
 
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from dagnn.errors import ConfigError
-from dagnn.kernels import reference
+from dagnn.kernels import network_op, reference
 from dagnn.kernels.activations import ACTIVATIONS
 from dagnn.kernels.levels import LevelPlan, plan_levels
 from dagnn.kernels.network import NetworkPlan, plan_network
@@ -22,6 +25,7 @@ __all__ = [
     "Cell",
     "LevelPlan",
     "NetworkPlan",
+    "accumulate_network",
     "kernel_path",
     "plan_levels",
     "plan_network",
@@ -29,16 +33,17 @@ __all__ = [
     "run_sweep",
 ]
 
-_PATHS = ("reference",)
+_PATHS = ("compiled", "reference")
+_FLOATS = (torch.float32, torch.float64)
 
 
 def kernel_path() -> str:
-    """Name of the path that runs, from ``DAGNN_KERNELS`` if it is set.
+    """Name of the path that runs where it can, from ``DAGNN_KERNELS`` if it is set.
 
     Raises:
         ConfigError: the variable names no path.
     """
-    path = os.environ.get("DAGNN_KERNELS", "") or "reference"
+    path = os.environ.get("DAGNN_KERNELS", "") or "compiled"
     if path not in _PATHS:
         raise ConfigError(
             f"DAGNN_KERNELS={path!r} is not a kernel path: unset it, or set it to one of {', '.join(_PATHS)}."
@@ -48,11 +53,53 @@ def kernel_path() -> str:
 
 def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
     """Outputs ``[B, outputs]`` of a network for ``x [B, inputs]``; see `reference.run_network`."""
-    kernel_path()
-    return reference.run_network(plan, x, edge_weight, bias)
+    if _is_compiled(x, edge_weight, bias):
+        if torch.compiler.is_compiling():
+            return network_op.run_network(plan, x, edge_weight, bias)
+        from dagnn.kernels import network_function  # here: it needs llvmlite
+
+        return network_function.run_network(plan, x, edge_weight, bias)
+    return reference.run_network(plan.levels, x, edge_weight, bias)
+
+
+def accumulate_network(
+    plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, grad_y: Tensor, lr: float | None = None
+) -> bool:
+    """Adds the gradients for ``grad_y [B, outputs]`` to ``.grad`` in one compiled pass, past autograd.
+
+    Args:
+        lr: then also ``parameter -= lr * .grad``, in the same pass.
+
+    Returns:
+        False if that is not possible for these tensors, and nothing has happened: go through autograd.
+    """
+    if x.requires_grad or not _is_compiled(x, edge_weight, bias, grad_y):
+        return False
+    from dagnn.kernels import network_function
+
+    return network_function.accumulate(plan, x, edge_weight, bias, grad_y, lr)
 
 
 def run_sweep(plan: LevelPlan, features: Tensor, position: Tensor, cell: Cell) -> Tensor:
     """Outputs ``[num_nodes, width]`` of a sweep of ``cell``; see `reference.run_sweep`."""
     kernel_path()
     return reference.run_sweep(plan, features, position, cell)
+
+
+def _is_compiled(*tensors: Tensor) -> bool:
+    """Whether the compiled path takes these tensors: on the CPU, float32 or float64, and not transformed."""
+    if kernel_path() != "compiled":
+        return False
+    # torch.func and forward-mode derivatives look into tensors that compiled code only sees the memory of.
+    return (
+        all(tensor.device.type == "cpu" and tensor.layout == torch.strided for tensor in tensors)
+        and len({tensor.dtype for tensor in tensors}) == 1
+        and tensors[0].dtype in _FLOATS
+        and (torch.compiler.is_compiling() or not any(_is_transformed(tensor) for tensor in tensors))
+    )
+
+
+def _is_transformed(tensor: Tensor) -> bool:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]

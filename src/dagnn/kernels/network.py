@@ -1,71 +1,109 @@
-"""`NetworkPlan`: one DAG prepared as a network with a weight per edge."""
+"""`NetworkPlan`: one DAG prepared as a network with a weight per edge, in the form that each path needs."""
 
+import itertools
+import threading
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from dagnn.kernels.levels import LevelPlan, plan_levels
+from dagnn.kernels.network_levels import NetworkLevels, plan_network_levels
+
+if TYPE_CHECKING:
+    from dagnn.kernels.compiled_plan import CompiledPlan
 
 
-@dataclass(frozen=True, eq=False)
-class ActivationGroups:
-    """The rows of a level by activation: ``names[i]`` applies to ``rows[i]``.
-
-    ``back`` is None when one activation serves the whole level in its own order; otherwise it
-    undoes the grouping: int64, row of the level -> row of the joined groups.
-    """
-
-    names: tuple[str, ...]
-    rows: tuple[Tensor, ...]
-    back: Tensor | None
-
-    def to(self, device: torch.device) -> "ActivationGroups":
-        back = None if self.back is None else self.back.to(device)
-        return ActivationGroups(self.names, tuple(rows.to(device) for rows in self.rows), back)
-
-
-@dataclass(frozen=True, eq=False)
 class NetworkPlan:
-    """A DAG with inputs, outputs, biases and activations, ready to run.
+    """A DAG with inputs, outputs, biases and activations. What a path needs of it is worked out when it first runs.
 
     Nodes are numbered by level, and edges as the entries of the weight vector.
 
     Attributes:
-        levels: the sweep over the edges.
-        bias_slot: int64 ``[num_nodes]``, entry of the bias vector, or its length for no bias.
-        level_zero: int64 ``[size of level 0]``, row of (inputs, then other sources).
-        sources: int64, nodes of level 0 that are not inputs.
-        activations: groups of every level; those of level 0 are of ``sources``.
-        output_feed, output_rows: where the outputs lie, as one more level (see `LevelPlan.feeds`).
-        output_back: int64 ``[outputs]``, output -> its row in that level.
-        num_inputs: features expected.
+        edges: int64 ``[num_edges, 2]`` (source, target).
+        node_levels: int64 ``[num_nodes]``, not decreasing.
+        inputs: int64, nodes of level 0, feature by feature.
+        outputs: int64, any nodes, output by output.
+        has_bias: bool ``[num_nodes]``.
+        activation: name for every node.
+        device: where the reference runs; all of the above is on the CPU.
+        accumulating: held while gradients are added in place: threads that share a network share its buffers.
+        number: of this plan among all of the process; see `plan_of_number`.
     """
 
-    levels: LevelPlan
-    bias_slot: Tensor
-    level_zero: Tensor
-    sources: Tensor
-    activations: tuple[ActivationGroups, ...]
-    output_feed: tuple[tuple[int, int], ...]
-    output_rows: Tensor
-    output_back: Tensor
-    num_inputs: int
+    def __init__(
+        self,
+        edges: Tensor,
+        node_levels: Tensor,
+        inputs: Tensor,
+        outputs: Tensor,
+        has_bias: Tensor,
+        activation: Sequence[str],
+        device: torch.device | None = None,
+    ) -> None:
+        self.edges, self.node_levels, self.inputs, self.outputs = edges, node_levels, inputs, outputs
+        self.has_bias, self.activation = has_bias, tuple(activation)
+        self.device = torch.device("cpu") if device is None else device
+        self.accumulating = threading.Lock()
+        self.number = next(_numbers)
+        _plans[self.number] = self
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_levels)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.edges)
+
+    @cached_property
+    def num_biases(self) -> int:
+        return int(self.has_bias.sum())
+
+    @cached_property
+    def bias_slot(self) -> Tensor:
+        """int64 ``[num_nodes]``, entry of the bias vector, or its length for no bias."""
+        return torch.where(self.has_bias, self.has_bias.cumsum(0) - 1, self.num_biases)
+
+    @cached_property
+    def levels(self) -> NetworkLevels:
+        """For the reference path, on `device`."""
+        return plan_network_levels(
+            self.edges, self.node_levels, self.inputs, self.outputs, self.bias_slot, self.activation
+        ).to(self.device)
+
+    @cached_property
+    def compiled(self) -> "CompiledPlan":
+        """For the compiled path."""
+        from dagnn.kernels.compiled_plan import CompiledPlan  # here: it needs llvmlite
+
+        return CompiledPlan(self)
 
     def to(self, device: torch.device) -> "NetworkPlan":
-        """The same plan with its tensors on ``device``."""
-        return NetworkPlan(
-            self.levels.to(device),
-            self.bias_slot.to(device),
-            self.level_zero.to(device),
-            self.sources.to(device),
-            tuple(groups.to(device) for groups in self.activations),
-            self.output_feed,
-            self.output_rows.to(device),
-            self.output_back.to(device),
-            self.num_inputs,
-        )
+        """The same plan for tensors on ``device``."""
+        return NetworkPlan(*self._parts(), device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What was worked out holds addresses of this process's memory.
+        return NetworkPlan, (*self._parts(), self.device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NetworkPlan":
+        return self  # nothing in it ever changes
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...]]:
+        return self.edges, self.node_levels, self.inputs, self.outputs, self.has_bias, self.activation
+
+
+# An operator of torch.library takes numbers, not objects of ours.
+_numbers = itertools.count()
+_plans: "weakref.WeakValueDictionary[int, NetworkPlan]" = weakref.WeakValueDictionary()
+
+
+def plan_of_number(number: int) -> NetworkPlan:
+    """The plan with this number, while it lives."""
+    return _plans[number]
 
 
 def plan_network(
@@ -74,46 +112,11 @@ def plan_network(
     """Plan of the network on a DAG whose nodes are numbered by level.
 
     Args:
-        edges: int64 ``[num_edges, 2]`` (source, target), row e belongs to weight e.
+        edges: int64 ``[num_edges, 2]`` (source, target), row e belongs to weight e; sorted by (target, source).
         levels: int64 ``[num_nodes]``, not decreasing.
         inputs: int64, nodes of level 0, feature by feature.
         outputs: int64, any nodes, output by output.
         has_bias: bool ``[num_nodes]``; the bias vector has one entry per True, in node order.
         activation: name for every node; those of inputs are not used.
     """
-    plan = plan_levels(edges, levels)
-    num_biases = int(has_bias.sum())
-    bias_slot = torch.where(has_bias, has_bias.cumsum(0) - 1, num_biases)
-
-    first_node = torch.tensor([0, *plan.nodes_per_level]).cumsum(0)
-    is_input = torch.zeros(len(levels), dtype=torch.bool).index_fill_(0, inputs, True)
-    sources = (~is_input[: first_node[1] if plan.nodes_per_level else 0]).nonzero().flatten()
-    level_zero = torch.cat([inputs, sources]).argsort()
-
-    groups = [_activation_groups([activation[v] for v in sources.tolist()])]
-    for start, size in zip(first_node.tolist()[1:], plan.nodes_per_level[1:], strict=False):
-        groups.append(_activation_groups(activation[start : start + size]))
-
-    by_level = levels[outputs].argsort(stable=True)
-    feed = torch.unique_consecutive(levels[outputs][by_level], return_counts=True)
-    return NetworkPlan(
-        levels=plan,
-        bias_slot=bias_slot,
-        level_zero=level_zero,
-        sources=sources,
-        activations=tuple(groups),
-        output_feed=tuple(zip(feed[0].tolist(), feed[1].tolist(), strict=True)),
-        output_rows=(outputs - first_node[levels[outputs]])[by_level],
-        output_back=by_level.argsort(),
-        num_inputs=len(inputs),
-    )
-
-
-def _activation_groups(names: Sequence[str]) -> ActivationGroups:
-    rows_of: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        rows_of.setdefault(name, []).append(row)
-    rows = tuple(torch.tensor(rows) for rows in rows_of.values())
-    if len(rows) < 2:
-        return ActivationGroups(tuple(rows_of), rows, None)
-    return ActivationGroups(tuple(rows_of), rows, torch.cat(rows).argsort())
+    return NetworkPlan(edges, levels, inputs, outputs, has_bias, activation)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from dagnn.kernels.activations import ACTIVATIONS
 from dagnn.kernels.levels import LevelPlan, gather_sources
-from dagnn.kernels.network import ActivationGroups, NetworkPlan
+from dagnn.kernels.network_levels import ActivationGroups, NetworkLevels
 
 
-def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
+def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
     """``value[v] = act(sum over u -> v of w_uv value[u] + b_v)``, level by level.
 
     Args:

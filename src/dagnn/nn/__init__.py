@@ -7,6 +7,8 @@ cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransfo
 from dagnn.nn.attention import MultiHeadAttention, NodeAttention
 from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 from dagnn.nn.dag_nn import DagNN
+from dagnn.nn.dag_nn_convert import from_sequential
+from dagnn.nn.dag_nn_edit import StructureChange
 from dagnn.nn.dag_sweep import DagSweep
 from dagnn.nn.embedding import Embedding
 from dagnn.nn.graph_transform_net import GraphTransformNet
@@ -38,6 +40,8 @@ __all__ = [
     "NodeHead",
     "SlotDecoder",
     "SlotLogits",
+    "StructureChange",
     "TreeLSTMCell",
     "WindowFeatures",
+    "from_sequential",
 ]

@@ -1,7 +1,8 @@
 """`DagNN`: any DAG as a network with one trainable weight per edge."""
 
+import math
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, final
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dagnn import kernels
-from dagnn.errors import DtypeError, GraphError
+from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.graph import Dag
-from dagnn.nn import dag_nn_file
+from dagnn.kernels.activations import check_activation
+from dagnn.nn import dag_nn_edit, dag_nn_file
+from dagnn.nn.dag_nn_edit import StructureChange
 from dagnn.nn.dag_nn_init import initial_bounds, node_activations
 from dagnn.nn.learnable import LearnableModule
 from dagnn.nn.parameter_layout import ParameterLayout
@@ -33,7 +36,7 @@ class DagNN(LearnableModule):
             list in the order of the Dag's nodes or a dict by node name. What a list or dict says of
             an output node wins over ``output_activation``; what it says of an input is ignored.
         output_activation: of the output nodes.
-        bias: give every node that is not an input a bias.
+        bias: give every node that is not an input a bias; or the nodes to give one, by name.
         dtype: ``torch.float32`` or ``torch.float64``; by default torch's default dtype.
 
     Raises:
@@ -55,7 +58,7 @@ class DagNN(LearnableModule):
         *,
         activation: str | Sequence[str] | Mapping[Hashable, str] = "tanh",
         output_activation: str = "identity",
-        bias: bool = True,
+        bias: bool | Collection[Hashable] = True,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -63,14 +66,18 @@ class DagNN(LearnableModule):
         if dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
         self.dag = dag
-        self.bias_everywhere = bias
         self.activations = node_activations(dag, activation, output_activation)
-        self._layout = ParameterLayout(dag, bias)
+        self.bias_nodes = bias if isinstance(bias, bool) else _mask(dag, bias)
+        self._layout = ParameterLayout(dag, self.bias_nodes)
         self.edge_weight = nn.Parameter(torch.empty(dag.num_edges, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(self._layout.num_biases, dtype=dtype))
+        self._plan_on = {torch.device("cpu"): self._planned()}
+        self._last_input: Tensor | None = None
+        self.reset_parameters()
 
+    def _planned(self) -> kernels.NetworkPlan:
         layout = self._layout
-        plan = kernels.plan_network(
+        return kernels.plan_network(
             layout.edges,
             layout.levels,
             layout.inputs,
@@ -78,9 +85,6 @@ class DagNN(LearnableModule):
             layout.has_bias,
             [self.activations[node] for node in layout.node_at.tolist()],
         )
-        self._plan_on = {torch.device("cpu"): plan}
-        self._last_input: Tensor | None = None
-        self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -114,12 +118,15 @@ class DagNN(LearnableModule):
         return self._run(x)
 
     def _run(self, x: Tensor) -> Tensor:
+        batch = x.shape[:-1]
+        y = kernels.run_network(self._plan_for(x), _rows(x), self.edge_weight, self.bias)
+        return y.reshape(*batch, len(self.dag.outputs))
+
+    def _plan_for(self, x: Tensor) -> kernels.NetworkPlan:
         plan = self._plan_on.get(x.device)
         if plan is None:
             plan = self._plan_on.setdefault(x.device, self._plan_on[torch.device("cpu")].to(x.device))
-        batch = x.shape[:-1]
-        rows = x.reshape(batch.numel(), x.shape[-1])  # not -1: ambiguous when there are no inputs
-        return kernels.run_network(plan, rows, self.edge_weight, self.bias).reshape(*batch, len(self.dag.outputs))
+        return plan
 
     # ---- weights and gradients by name ----
 
@@ -145,6 +152,10 @@ class DagNN(LearnableModule):
         grad = self.edge_weight.grad
         values = [0.0] * self.dag.num_edges if grad is None else grad.tolist()
         return dict(zip(self._layout.edge_names(), values, strict=True))
+
+    def bias_names(self) -> list[Hashable]:
+        """The node that each entry of ``bias`` belongs to."""
+        return [self.dag.name_of(node) for node in self._layout.node_at[self._layout.has_bias].tolist()]
 
     @torch.no_grad()
     def accumulate_edge_grad(self, u: Hashable, v: Hashable, g: float | Tensor) -> None:
@@ -177,11 +188,29 @@ class DagNN(LearnableModule):
             GraphError: no forward pass in training mode came before, or another shape.
             DtypeError: another dtype.
         """
+        if self.training:
+            self._backward(grad_output, None)
+
+    def backward_and_update(self, grad_output: Tensor, lr: float) -> None:
+        """Deprecated: `backward_accumulate`, then `step`, in one pass. In eval mode: nothing."""
+        warnings.warn(
+            "backward_and_update is deprecated: call backward_accumulate(grad_output), then step(lr).",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         if not self.training:
             return
-        if self._last_input is None:
+        if not 0 <= lr < math.inf:
+            self.step(lr)  # says what is wrong with it
+        if not self._backward(grad_output, lr):
+            self.step(lr)
+
+    def _backward(self, grad_output: Tensor, lr: float | None) -> bool:
+        """Accumulate, and with ``lr`` also step if one pass can do both; whether it did."""
+        x = self._last_input
+        if x is None:
             raise GraphError("there is no forward pass to go back through: call the network in training mode first.")
-        expected = [*self._last_input.shape[:-1], len(self.dag.outputs)]
+        expected = [*x.shape[:-1], len(self.dag.outputs)]
         if list(grad_output.shape) != expected:
             raise GraphError(
                 f"grad_output must have the shape of the last output, {expected}, got {list(grad_output.shape)}."
@@ -189,22 +218,99 @@ class DagNN(LearnableModule):
         if grad_output.dtype != self.edge_weight.dtype:
             raise DtypeError(f"grad_output must be {self.edge_weight.dtype}, the dtype of y, got {grad_output.dtype}.")
 
+        rows = grad_output.reshape(x.shape[:-1].numel(), len(self.dag.outputs))
+        if kernels.accumulate_network(self._plan_for(x), _rows(x), self.edge_weight, self.bias, rows, lr):
+            return lr is not None
         with torch.enable_grad():
-            y = self._run(self._last_input)
+            y = self._run(x)
         if y.requires_grad:
             # retain_graph keeps what lies before x; our own part of the graph dies with y.
             torch.autograd.backward(y, grad_output, retain_graph=True)
+        return False
 
-    def backward_and_update(self, grad_output: Tensor, lr: float) -> None:
-        """Deprecated: `backward_accumulate`, then `step`. In eval mode: nothing."""
-        warnings.warn(
-            "backward_and_update is deprecated: call backward_accumulate(grad_output), then step(lr).",
-            DeprecationWarning,
-            stacklevel=2,
+    # ---- structure that changes ----
+
+    def prune(
+        self, *, threshold: float | None = None, fraction: float | None = None, allow_disconnected: bool = False
+    ) -> StructureChange:
+        """Remove the edges of smallest absolute weight. Nodes stay; the parameters stay the same objects.
+
+        Weights, accumulated gradients and biases of what stays are kept; for an optimizer's state call
+        ``carry_over(optimizer)`` on what comes back. A node that loses its last edge holds a bias.
+
+        Args:
+            threshold: remove where ``|weight| <= threshold``; NaN weights stay.
+            fraction: or remove this share of the edges, rounded down.
+            allow_disconnected: an output may lose its last path from an input.
+
+        Raises:
+            ConfigError: not exactly one of the two, or out of range.
+            GraphError: an output would lose its last path from an input. Nothing has changed then.
+        """
+        kept = dag_nn_edit.kept_by_prune(self, threshold, fraction)
+        if not allow_disconnected:
+            dag_nn_edit.check_outputs_stay_connected(self, kept)
+        return self._changed(dag_nn_edit.without(self, kept), self.activations)
+
+    def grow(
+        self,
+        edges: Iterable[tuple[Hashable, Hashable]] | Tensor = (),
+        *,
+        nodes: Sequence[Hashable] | int = (),
+        weight: float | Sequence[float] | Tensor = 0.0,
+        activation: str = "tanh",
+    ) -> StructureChange:
+        """Add edges, and nodes for them. With weights of 0 the outputs do not change.
+
+        Weights, gradients and biases of what was there are kept, as for `prune`.
+
+        Args:
+            edges: pairs of names (of indices where nodes have none), or int64 indices ``[num_new, 2]``.
+            nodes: names of new nodes; their number where nodes have no names.
+            weight: of the new edges: one for all, or one for each.
+            activation: of the new nodes.
+
+        Raises:
+            GraphError: an unknown node, an edge that is there already, an edge into an input, a Dag with attributes.
+            CycleError: the new edges close a cycle. Nothing has changed then, as with every error.
+        """
+        check_activation(activation)
+        dag, new = dag_nn_edit.with_more(self, edges, nodes)
+        values = torch.as_tensor(weight, dtype=self.edge_weight.dtype, device=self.edge_weight.device)
+        if values.dim() > 1 or (values.dim() == 1 and len(values) != len(new)):
+            raise ConfigError(f"weight must be a number or {len(new)} numbers, got the shape {list(values.shape)}.")
+        activations = self.activations + [activation] * (dag.num_nodes - self.dag.num_nodes)
+        change = self._changed(dag, activations)
+        slots = self._layout.slots_of(torch.from_numpy(new))
+        with torch.no_grad():
+            self.edge_weight[slots.to(values.device)] = values
+        return change
+
+    def _changed(self, dag: Dag, activations: list[str]) -> StructureChange:
+        """Take another Dag, whose first nodes are those of the old one."""
+        old = self._layout
+        # A bias never goes: a source that gets its first edge keeps what it held.
+        has_bias = torch.full((dag.num_nodes,), self.bias_nodes is True)
+        has_bias[old.node_at[old.has_bias]] = True
+        by_name = old.by_name if dag.num_nodes == old.dag.num_nodes else None
+        layout = ParameterLayout(dag, True if self.bias_nodes is True else has_bias, by_name)
+        edge_from, bias_from = dag_nn_edit.slots_before(old, layout)
+        before = (len(self.edge_weight), len(self.bias))
+        values = [
+            dag_nn_edit.moved(parameter.detach(), moved_from)
+            for parameter, moved_from in ((self.edge_weight, edge_from), (self.bias, bias_from))
+        ]
+
+        self.dag, self.activations, self._layout, self._last_input = dag, activations, layout, None
+        if self.bias_nodes is not True:
+            self.bias_nodes = has_bias.index_fill_(0, layout.node_at[layout.has_bias], True)
+        self._plan_on = {torch.device("cpu"): self._planned()}
+        dag_nn_edit.replace_values(self.edge_weight, values[0], edge_from)
+        dag_nn_edit.replace_values(self.bias, values[1], bias_from)
+        stayed = int((edge_from >= 0).sum())
+        return StructureChange(
+            self.edge_weight, self.bias, before[0] - stayed, dag.num_edges - stayed, edge_from, bias_from, before
         )
-        if self.training:
-            self.backward_accumulate(grad_output)
-            self.step(lr)
 
     # ---- files and copies ----
 
@@ -263,3 +369,15 @@ def _may_be_kept(x: Tensor) -> bool:
     if torch.compiler.is_compiling():  # neither occurs there, and the questions below cannot be traced
         return True
     return not (x.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``x [..., inputs]`` as ``[B, inputs]``."""
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])  # not -1: ambiguous when there are no inputs
+
+
+def _mask(dag: Dag, nodes: Collection[Hashable]) -> Tensor:
+    """bool ``[num_nodes]``: which nodes are named."""
+    mask = torch.zeros(dag.num_nodes, dtype=torch.bool)
+    mask[[dag.index_of(node) for node in nodes]] = True
+    return mask

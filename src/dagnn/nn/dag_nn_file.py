@@ -1,14 +1,16 @@
 """The file of a `DagNN`: a safetensors file whose header carries the topology as JSON.
 
 Header metadata, two texts: ``dagnn``, a JSON document with ``format``, ``version``, ``dag`` (the
-text of `Dag.to_json`), ``activations`` (one per node) and ``bias``; and ``sha256``, the hex digest
-of that document and of every tensor's name, dtype, shape and bytes. Any safetensors reader opens
-it; nothing in it is ever unpickled or imported.
+text of `Dag.to_json`), ``activations`` (one per node) and ``bias`` (true, false, or the indices of
+the nodes that have one); and ``sha256``, the hex digest of that document and of every tensor's
+name, dtype, shape and bytes. Any safetensors reader opens it; nothing in it is ever unpickled or
+imported.
 """
 
 import hashlib
 import json
 import os
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +34,7 @@ class Document:
 
     dag: Dag
     activations: list[str]
-    bias: bool
+    bias: bool | list[Hashable]
 
 
 def write(path: Path, net: "DagNN") -> None:
@@ -43,7 +45,7 @@ def write(path: Path, net: "DagNN") -> None:
             "version": VERSION,
             "dag": net.dag.to_json(),
             "activations": net.activations,
-            "bias": net.bias_everywhere,
+            "bias": net.bias_nodes if isinstance(net.bias_nodes, bool) else _indices(net.bias_nodes),
         }
     )
     tensors = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
@@ -93,9 +95,15 @@ def _parse(path: Path, document: dict[str, Any]) -> Document:
             f"{path} has version {document.get('version')!r}, this dagnn reads version {VERSION}: update dagnn."
         )
     try:
-        return Document(Dag.from_json(document["dag"]), list(document["activations"]), bool(document["bias"]))
-    except (DagnnError, KeyError, TypeError) as error:
+        dag, bias = Dag.from_json(document["dag"]), document["bias"]
+        nodes = bias if isinstance(bias, bool) else [dag.name_of(node) for node in bias]
+        return Document(dag, list(document["activations"]), nodes)
+    except (DagnnError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{path} holds no valid network: {error}") from error
+
+
+def _indices(mask: Tensor) -> list[int]:
+    return [int(node) for node in mask.nonzero().flatten()]
 
 
 def _digest(document: str, tensors: dict[str, Tensor]) -> str:

@@ -22,36 +22,41 @@ class ParameterLayout:
 
     Args:
         dag: no edge twice, and no edge into an input.
-        bias: a bias for every node that is not an input; otherwise only for sources that are not
-            inputs, which have nothing else.
+        bias: a bias for every node that is not an input; or for some nodes, bool ``[num_nodes]``.
+            Sources that are not inputs always have one: they have nothing else.
+        by_name: nodes sorted by name, if known from a Dag with the same names.
 
     Raises:
         GraphError: an edge is declared twice, or leads into an input.
 
     Attributes:
         node_at: int64 ``[num_nodes]``, the node (index in ``dag``) at each place.
+        by_name: int64 ``[num_nodes]``, the nodes sorted by name (by index where they have none).
         place_of: int64 ``[num_nodes]``, the place of each node.
         edges: int64 ``[num_edges, 2]``, by slot: places of source and target.
+        edge_at: int64 ``[num_edges]``, row of ``dag.edges`` of each slot.
         has_bias: bool ``[num_nodes]``, by place.
         levels, in_degree: int64 ``[num_nodes]``, by place.
         inputs, outputs: int64, places in the DAG's order of inputs and outputs.
     """
 
-    def __init__(self, dag: Dag, bias: bool) -> None:
+    def __init__(self, dag: Dag, bias: bool | Tensor, by_name: Tensor | None = None) -> None:
         self.dag = dag
-        self.node_at = _by_level_and_name(dag)
+        self.by_name = _by_name(dag) if by_name is None else by_name
+        self.node_at = self.by_name[dag.levels[self.by_name].argsort(stable=True)]
         self.place_of = torch.empty_like(self.node_at).scatter_(0, self.node_at, torch.arange(dag.num_nodes))
         edges = self.place_of[dag.edges]
         self._key = edges[:, 1] * dag.num_nodes + edges[:, 0]
-        by_slot = self._key.argsort()
-        self._key = self._key[by_slot]
-        self.edges = edges[by_slot]
+        self.edge_at = self._key.argsort()
+        self._key = self._key[self.edge_at]
+        self.edges = edges[self.edge_at]
         self.levels = dag.levels[self.node_at]
         self.in_degree = dag.in_degree[self.node_at]
         self.inputs, self.outputs = self.place_of[dag.inputs], self.place_of[dag.outputs]
         self._check()
 
-        self.has_bias = torch.full((dag.num_nodes,), True) if bias else self.in_degree == 0
+        chosen = bias[self.node_at] if isinstance(bias, Tensor) else torch.full((dag.num_nodes,), bias)
+        self.has_bias = chosen | (self.in_degree == 0)
         self.has_bias[self.inputs] = False
 
     @property
@@ -72,6 +77,11 @@ class ParameterLayout:
             hint = f"; there is {v!r} -> {u!r}" if bool((self._key == reverse).any()) else ""
             raise GraphError(f"there is no edge {u!r} -> {v!r}{hint}: give the source first, then the target.")
         return slot
+
+    def slots_of(self, edges: Tensor) -> Tensor:
+        """Slots int64 ``[n]`` of edges that exist, int64 ``[n, 2]`` rows (source, target) as nodes of the Dag."""
+        ends = self.place_of[edges]
+        return torch.searchsorted(self._key, ends[:, 1] * self.dag.num_nodes + ends[:, 0])
 
     def edge_names(self) -> list[tuple[Hashable, Hashable]]:
         """(source name, target name) of every edge, by slot."""
@@ -102,14 +112,13 @@ class ParameterLayout:
         return self.dag.name_of(u), self.dag.name_of(v)
 
 
-def _by_level_and_name(dag: Dag) -> Tensor:
-    """Nodes sorted by (level, name), or (level, index) where nodes have no names."""
+def _by_name(dag: Dag) -> Tensor:
+    """Nodes sorted by name, or by index where nodes have no names."""
     if dag.names is None:
-        return dag.levels.argsort(stable=True)
+        return torch.arange(dag.num_nodes)
     # Not the hash and not `<` between unlike types: str and int sort as themselves, the rest by text.
     keys = [_sort_key(name) for name in dag.names]
-    by_name = torch.tensor(sorted(range(dag.num_nodes), key=keys.__getitem__), dtype=torch.int64)
-    return by_name[dag.levels[by_name].argsort(stable=True)]
+    return torch.tensor(sorted(range(dag.num_nodes), key=keys.__getitem__), dtype=torch.int64)
 
 
 def _sort_key(name: Hashable) -> tuple[str, int, str]:

@@ -1,0 +1,149 @@
+"""The backward pass of a tile: every node, in reverse, pulls from its children. One pass, no scatter, no atomics.
+
+The row of a child's delta is loaded once and used twice: for the gradient of the node's value, and, against the
+node's own row, for the gradient of the edge's weight. The dot products of several edges are reduced together.
+
+Deltas are ``d loss / d (sum of a node)``. Gradients of weights are summed over the tiles of a *piece*, in order of
+the tiles; how many pieces there are depends on the batch and never on the number of threads. So the same bits come
+out for any number.
+"""
+
+from dagnn.kernels.code_activations import KEEPS_SLOPE, through
+from dagnn.kernels.code_rows import read_rows, write_rows
+from dagnn.kernels.code_tiles import Shape, by_activation, is_given
+from dagnn.kernels.code_writer import CodeWriter, Value
+
+
+def write_backward(module: Value, shape: Shape, name: str) -> None:
+    """The function ``name``: deltas and sums of nodes ``last - 1 .. first`` for the pieces that the worker takes."""
+    code = shape.writer(module, name)
+    build = code.build
+    code.fields(
+        "pieces", "tiles_per_piece", "tiles", "batch", "num_nodes", "first", "last", "values", "slopes", "deltas",
+        "row_bytes", "tile_bytes", "delta_tile_bytes", "delta_worker_bytes", "codes", "out_offsets", "out_targets",
+        "out_weight", "seeded", "num_edges", "edge_sums", "node_sums", "num_inputs", "input_rows", "num_outputs",
+        "output_rows", "grad_y", "grad_x",
+    )  # fmt: skip
+    worker = code.ticket("next_worker")
+    own_deltas = code.offset(code.field("deltas"), code.field("delta_worker_bytes"), worker)
+    with code.pieces() as piece:
+        sums = _Sums(code, piece)
+        first_tile = build.mul(piece, code.field("tiles_per_piece"))
+        end = build.add(first_tile, code.field("tiles_per_piece"))
+        end = build.select(build.icmp_signed("<", end, code.field("tiles")), end, code.field("tiles"))
+        with code.loop(first_tile, end) as tile:
+            sums.is_first = build.icmp_signed("==", tile, first_tile)
+            shift = build.mul(tile, code.field("tile_bytes"))
+            base, slopes = (build.add(code.field(field), shift) for field in ("values", "slopes"))
+            deltas = code.offset(own_deltas, code.field("delta_tile_bytes"), tile)
+            with build.if_then(is_given(code, "grad_y")):
+                grad_y, columns, rows = (code.field(field) for field in ("grad_y", "num_outputs", "output_rows"))
+                read_rows(code, tile, deltas, grad_y, columns, rows, repeat_last=False)
+            with code.loop(code.i64(0), build.sub(code.field("last"), code.field("first"))) as count:
+                node = build.sub(build.sub(code.field("last"), code.i64(1)), count)
+                _write_node(code, shape, base, slopes, deltas, node, sums)
+            with build.if_then(is_given(code, "grad_x")):
+                grad_x, columns, rows = (code.field(field) for field in ("grad_x", "num_inputs", "input_rows"))
+                write_rows(code, tile, deltas, grad_x, columns, rows)
+    code.finish()
+
+
+class _Sums:
+    """Where the sums of a piece over its tiles go. The first tile writes them, the others add."""
+
+    def __init__(self, code: CodeWriter, piece: Value) -> None:
+        build = code.build
+        self._code = code
+        edges, nodes = build.mul(piece, code.field("num_edges")), build.mul(piece, code.field("num_nodes"))
+        self._of_edges = code.at(code.field("edge_sums"), edges, code.size)
+        self._of_nodes = code.at(code.field("node_sums"), nodes, code.size)
+        self.is_first: Value = None
+
+    def add_to_edges(self, edge: Value, value: Value) -> None:
+        """``value`` is a number for the edge, or a vector of numbers for it and those after it."""
+        self._add(self._code.at(self._of_edges, edge, self._code.size), value)
+
+    def add_to_node(self, node: Value, value: Value) -> None:
+        self._add(self._code.at(self._of_nodes, node, self._code.size), value)
+
+    def _add(self, address: Value, value: Value) -> None:
+        code, build = self._code, self._code.build
+        before = code.load(address, value.type, code.size)
+        code.store(build.select(self.is_first, value, build.fadd(before, value)), address, code.size)
+
+
+def _write_node(
+    code: CodeWriter, shape: Shape, base: Value, slopes: Value, deltas: Value, node: Value, sums: _Sums
+) -> None:
+    build, row_bytes = code.build, code.field("row_bytes")
+    row = [code.load_vector(address) for address in shape.row(code, base, row_bytes, node)]
+    delta_row = shape.row(code, deltas, row_bytes, node)
+    gradient = [code.variable(code.vector) for _ in range(shape.vectors)]
+    for place in gradient:
+        build.store(code.constant(0), place)
+    seeded = build.trunc(code.byte_at(code.field("seeded"), node), _bit())
+    with build.if_then(seeded):
+        for place, address in zip(gradient, delta_row, strict=True):
+            build.store(code.load_vector(address), place)
+
+    _pull(code, shape, deltas, node, row, gradient, sums)
+
+    def keep() -> None:
+        for place, address in zip(gradient, delta_row, strict=True):
+            code.store_vector(build.load(place), address)
+
+    def through_activation(name: str) -> None:
+        total = None
+        slope_row = shape.row(code, slopes, row_bytes, node)
+        for k in range(shape.vectors):
+            g = build.load(gradient[k])
+            if name in KEEPS_SLOPE:
+                delta = build.fmul(g, code.load_vector(slope_row[k]))
+            else:
+                delta = through(code, name, g, row[k])
+            code.store_vector(delta, delta_row[k])
+            total = delta if total is None else build.fadd(total, delta)
+        sums.add_to_node(node, code.sum(total))
+
+    by_activation(code, shape, code.byte_at(code.field("codes"), node), through_activation, keep)
+
+
+def _pull(
+    code: CodeWriter, shape: Shape, deltas: Value, node: Value, row: list[Value], gradient: list[Value], sums: _Sums
+) -> None:
+    """Adds weight times delta over the edges out of a node to its gradient, and their dot products to ``sums``."""
+    build = code.build
+
+    def product(edge: Value) -> Value:
+        """The lanes whose sum is the edge's dot product."""
+        weight = code.splat(code.load(code.at(code.field("out_weight"), edge, shape.size), code.number))
+        target = code.index_at(code.field("out_targets"), edge)
+        dot = None
+        for k, address in enumerate(shape.row(code, deltas, code.field("row_bytes"), target)):
+            delta = code.load_vector(address)
+            build.store(code.multiply_add(weight, delta, build.load(gradient[k])), gradient[k])
+            dot = build.fmul(delta, row[k]) if dot is None else code.multiply_add(delta, row[k], dot)
+        return dot
+
+    start = code.offset_at(code.field("out_offsets"), node)
+    stop = code.offset_at(code.field("out_offsets"), build.add(node, code.i64(1)))
+    for together in _groups(shape):
+        whole = build.add(start, build.and_(build.sub(stop, start), code.i64(-together)))
+        with code.loop(start, whole, together) as edge:
+            products = [product(build.add(edge, code.i64(number))) for number in range(together)]
+            value = code.sums(products) if together > 1 else code.sum(products[0])
+            sums.add_to_edges(edge, value)
+        start = whole
+
+
+def _groups(shape: Shape) -> list[int]:
+    """How many edges are reduced together: as many as there are lanes if they fit in the registers, then 4, then 1."""
+    # 32 registers of 64 bytes hold 16 products beside row and gradient; 16 registers of less hold 4.
+    largest = shape.lanes if shape.target.vector_bytes == 64 else min(4, shape.lanes)
+    return sorted({largest, min(4, shape.lanes), 1}, reverse=True)
+
+
+def _bit() -> Value:
+    from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
+
+    return ir.IntType(1)

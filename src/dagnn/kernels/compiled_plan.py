@@ -1,0 +1,225 @@
+"""`CompiledPlan`: a network as the arrays that the compiled functions walk along."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dagnn.graph.csr import offsets_of, stable_order
+from dagnn.kernels import network_code
+from dagnn.kernels.code_activations import CODES, INPUT, KEEPS_SLOPE
+from dagnn.kernels.code_tiles import Shape
+from dagnn.kernels.dense_blocks import Block, find_blocks
+from dagnn.kernels.frame import Frame
+from dagnn.kernels.native_code import Target, host_target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dagnn.kernels.native_code import NativeFunction
+    from dagnn.kernels.network import NetworkPlan
+
+# Up to so many samples are computed one by one.
+LARGEST_SINGLE = 2
+# So many arrays of partial sums at most: enough for as many threads, and less memory than the values.
+_MAX_PIECES = 16
+# Blocks with less than this share of the edges are not worth rows of the whole batch.
+_MIN_BLOCK_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a batch is cut and its values lie in memory.
+
+    Attributes:
+        shape: of the compiled functions.
+        batch: samples.
+        tiles: tiles of ``shape.tile`` samples, the last one filled up.
+        row_length: numbers from node to node.
+        tile_length: numbers from tile to tile.
+        tiles_per_piece, pieces: the tiles whose gradients are summed in one array. They follow from the batch alone.
+    """
+
+    shape: Shape
+    batch: int
+    tiles: int
+    row_length: int
+    tile_length: int
+    tiles_per_piece: int
+    pieces: int
+
+
+class CompiledPlan:
+    """A network on the CPU, ready for the compiled functions.
+
+    Values lie in tiles, ``[tiles, num_nodes, tile]``; with dense blocks as a matrix ``[num_nodes, batch]``, whose
+    columns are the tiles, so that a block is one matrix product. Nodes keep their numbers.
+
+    Args:
+        plan: the network.
+        target: the processor to compile for; by default the one at hand.
+    """
+
+    def __init__(self, plan: "NetworkPlan", target: Target | None = None) -> None:
+        self.target = host_target() if target is None else target
+        self.num_nodes, self.num_edges = plan.num_nodes, len(plan.edges)
+        self.num_inputs, self.num_outputs = len(plan.inputs), len(plan.outputs)
+        ends = plan.edges.numpy()
+        source = np.ascontiguousarray(ends[:, 0], dtype=np.int32)
+        in_offsets = offsets_of(np.bincount(ends[:, 1], minlength=self.num_nodes))
+
+        is_input = np.zeros(self.num_nodes, dtype=bool)
+        is_input[plan.inputs.numpy()] = True
+        codes = np.fromiter((CODES[name] for name in plan.activation), np.uint8, self.num_nodes)
+        self._names = _compiled_for([name for name, code in CODES.items() if (codes[~is_input] == code).any()])
+        codes[is_input] = INPUT
+        self.keeps_slopes = any((codes[~is_input] == CODES[name]).any() for name in KEEPS_SLOPE)
+
+        blocks = find_blocks(source, in_offsets, plan.node_levels.numpy())
+        dense = sum(block.num_edges for block in blocks)
+        self.blocks = blocks if dense >= _MIN_BLOCK_SHARE * max(1, self.num_edges) else []
+        self.reads_inputs_only = [
+            bool((codes[block.source_first : block.source_last] == INPUT).all()) for block in self.blocks
+        ]
+        self.positions = [
+            None if block.positions is None else torch.from_numpy(block.positions) for block in self.blocks
+        ]
+
+        seeded = np.zeros(self.num_nodes, dtype=np.uint8)
+        seeded[plan.outputs.numpy()] = 1
+        is_sparse = np.ones(self.num_edges, dtype=bool)
+        for block in self.blocks:
+            seeded[block.source_first : block.source_last] = 1
+            is_sparse[block.slot : block.slot + block.num_edges] = False
+        sparse = np.arange(self.num_edges) if not self.blocks else np.flatnonzero(is_sparse)
+        self.num_sparse = len(sparse)
+        out_slots = sparse[stable_order(source[sparse].astype(np.int64), self.num_nodes)]
+
+        bias_slots = np.where(plan.has_bias.numpy(), plan.bias_slot.numpy(), -1)
+        self._arrays: dict[str, NDArray[np.generic]] = {
+            "codes": codes,
+            "in_offsets": in_offsets,
+            "in_sources": source,
+            "bias_slots": bias_slots.astype(np.int32),
+            "out_offsets": offsets_of(np.bincount(source[sparse], minlength=self.num_nodes)),
+            "out_targets": ends[out_slots, 1].astype(np.int32),
+            "out_slots": out_slots.astype(np.int32),
+            "seeded": seeded,
+            "input_rows": plan.inputs.numpy().astype(np.int32),
+            "output_rows": plan.outputs.numpy().astype(np.int32),
+        }
+        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._frame = Frame()
+        self._frame.set(
+            num_nodes=self.num_nodes,
+            num_edges=self.num_sparse,
+            num_inputs=self.num_inputs,
+            num_outputs=self.num_outputs,
+            **{name: array.__array_interface__["data"][0] for name, array in self._arrays.items()},
+        )
+
+    def is_single(self, batch: int) -> bool:
+        """Whether so small a batch is computed sample by sample."""
+        return batch <= LARGEST_SINGLE and not self.blocks
+
+    def cut(self, batch: int, double: bool) -> Cut:
+        """How a batch of at least one sample is cut."""
+        tile = self._tile(batch, 8 if double else 4)
+        tiles = -(-batch // tile)
+        if self.blocks:
+            # Rows one power of two apart would all want the same few places in the caches.
+            row = tiles * tile
+            row_length, tile_length = row + 16 * (row % 128 == 0), tile
+        else:
+            row_length, tile_length = tile, self.num_nodes * tile
+        tiles_per_piece = -(-tiles // _MAX_PIECES)
+        shape = self.shape(double, tile)
+        return Cut(shape, batch, tiles, row_length, tile_length, tiles_per_piece, -(-tiles // tiles_per_piece))
+
+    def _tile(self, batch: int, size: int) -> int:
+        lanes = self.target.vector_bytes // size
+        allowed = [tile for tile in (64, 32, 16, 8) if tile <= max(8, 4 * lanes)]
+        smallest = next((tile for tile in reversed(allowed) if tile >= batch), allowed[0])
+        if self.blocks:
+            return 1 if batch == 1 else smallest  # a product with a vector, not with eight times the same one
+        # The rows that a tile gathers from should stay in the second-level cache. Where even narrow ones do not, wide
+        # ones: less waiting per number.
+        fitting = [tile for tile in allowed if self.num_nodes * tile * size <= 1.3 * self.target.level2_bytes]
+        best = next((tile for tile in fitting if tile >= 32), allowed[0])
+        return min(best, smallest)
+
+    def shape(self, double: bool, tile: int) -> Shape:
+        """The shape of compiled functions for this network."""
+        return Shape(double, tile, self._names, self.target)
+
+    def functions(self, shape: Shape) -> "Mapping[str, NativeFunction]":
+        """``forward``, ``backward``, ``gather`` and ``finish``; ``activate`` if there are blocks."""
+        functions = network_code.tile_functions(shape)
+        return {**functions, **network_code.block_functions(shape)} if self.blocks else functions
+
+    def single_functions(self, double: bool) -> "Mapping[str, NativeFunction]":
+        """``forward`` and ``backward``, sample by sample."""
+        # A vector of four numbers exists on every processor; only the activations use it.
+        return network_code.single_functions(self.shape(double, 2 if double else 4))
+
+    def frame(self, cut: Cut | None, **values: int) -> Frame:
+        """A frame with the addresses of the network, for a batch that is cut so."""
+        frame = self._frame.copy(**values)
+        if cut is not None:
+            size = cut.shape.size
+            frame.set(
+                batch=cut.batch,
+                tiles=cut.tiles,
+                tiles_per_piece=cut.tiles_per_piece,
+                row_bytes=cut.row_length * size,
+                tile_bytes=cut.tile_length * size,
+            )
+        return frame
+
+    def borrow(self, use: str, length: int, dtype: torch.dtype) -> Tensor:
+        """Memory of at least this length for one use, such as "scratch"; see `give_back`.
+
+        Memory that the system just handed out costs a page fault for every 4 KiB: as much as the backward pass
+        itself on a wide network with a small batch.
+        """
+        kept = self._kept.pop((use, dtype), None)  # one step: two threads never get the same
+        return kept if kept is not None and len(kept) >= length else torch.empty(length, dtype=dtype)
+
+    def give_back(self, use: str, memory: Tensor) -> None:
+        """Keep memory for the next pass: one piece for each use."""
+        self._kept[use, memory.dtype] = memory
+
+    def segments(self) -> list[tuple[int, int, int | None]]:
+        """All nodes in order, cut where blocks begin and end: (first, last, number of the block or None)."""
+        result: list[tuple[int, int, int | None]] = []
+        done = 0
+        for number, block in enumerate(self.blocks):
+            if done < block.first:
+                result.append((done, block.first, None))
+            result.append((block.first, block.last, number))
+            done = block.last
+        if done < self.num_nodes:
+            result.append((done, self.num_nodes, None))
+        return result
+
+    def matrix(self, number: int, weight: Tensor) -> Tensor:
+        """The weights of a block as a matrix: a view of ``weight``, or its weights spread out."""
+        block, positions = self.blocks[number], self.positions[number]
+        own = weight[block.slot : block.slot + block.num_edges]
+        if positions is None:
+            return own.view(block.shape)
+        return own.new_zeros(block.shape[0] * block.shape[1]).index_copy_(0, positions, own).view(block.shape)
+
+
+def _compiled_for(names: list[str]) -> tuple[str, ...]:
+    """The activations to compile for a network that uses ``names``: those, or all if there are several.
+
+    Every set of activations is compiled anew. The usual network has one, and another at its outputs.
+    """
+    return tuple(sorted(names if len(names) <= 2 else CODES))
+
+
+__all__ = ["LARGEST_SINGLE", "Block", "CompiledPlan", "Cut"]

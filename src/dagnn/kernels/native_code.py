@@ -1,0 +1,96 @@
+"""Machine code for the processor at hand: which instructions it has, and LLVM assembly made callable."""
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Target:
+    """A processor to compile for.
+
+    Attributes:
+        cpu, features: what LLVM calls the processor, and its instruction sets as ``+avx2,-fma,...``.
+        vector_bytes: size of a vector register, 16, 32 or 64.
+        fma: a fused multiply-add exists. Without one LLVM would call a function of libm for each: 1 GF/s.
+        level2_bytes: the second-level cache of a core, or a guess where the system does not tell.
+    """
+
+    cpu: str
+    features: str
+    vector_bytes: int
+    fma: bool
+    level2_bytes: int = 1 << 20
+
+
+PLAIN = Target("", "", vector_bytes=16, fma=False)
+"""What every processor of the family has: the least that the kernels must run on."""
+
+
+@cache
+def host_target() -> Target:
+    """The processor that this runs on, as it describes itself."""
+    import llvmlite.binding as llvm  # type: ignore[import-untyped,unused-ignore]  # here: `import dagnn` does not wait for it
+
+    try:
+        features = llvm.get_host_cpu_features()
+    except RuntimeError:  # a platform on which LLVM cannot ask
+        return PLAIN
+    size = 64 if features.get("avx512f") else 32 if features.get("avx") else 16
+    # ARM processors have a fused multiply-add with their vectors and no feature named for it.
+    fused = bool(features.get("fma") or features.get("neon"))
+    return Target(llvm.get_host_cpu_name(), features.flatten(), size, fused, _level2_bytes())
+
+
+def _level2_bytes(default: int = 1 << 20) -> int:
+    try:
+        with open("/sys/devices/system/cpu/cpu0/cache/index2/size") as file:  # noqa: PTH123
+            text = file.read().strip()
+        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+    except (OSError, ValueError, KeyError, IndexError):
+        return default
+
+
+# LLVM's global state is not ours alone: one compilation at a time.
+_compiling = threading.Lock()
+
+
+def compiled(assembly: str, names: tuple[str, ...], target: Target) -> Mapping[str, "NativeFunction"]:
+    """The functions called ``names`` of a module, each of type ``void (i64)``."""
+    import llvmlite.binding as llvm  # type: ignore[import-untyped,unused-ignore]
+
+    with _compiling:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=target.cpu, features=target.features, opt=3
+        )
+        module = llvm.parse_assembly(assembly)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        # The vectors are ours already; LLVM's own vectoriser prefers half-width ones.
+        options.slp_vectorization = options.loop_vectorization = False
+        passes = llvm.create_pass_builder(machine, options)
+        passes.getModulePassManager().run(module, passes)
+        engine = llvm.create_mcjit_compiler(module, machine)
+        engine.finalize_object()
+    return {name: NativeFunction(engine, engine.get_function_address(name)) for name in names}
+
+
+class NativeFunction:
+    """A compiled function that is called with the address of its `Frame`. The interpreter lock is released meanwhile.
+
+    Attributes:
+        address: where the code lies.
+    """
+
+    def __init__(self, engine: Any, address: int) -> None:
+        self._engine = engine  # the code lives as long as its engine
+        self.address = address
+        self._call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
+
+    def __call__(self, frame: int) -> None:
+        self._call(frame)

@@ -1,0 +1,168 @@
+"""A compiled network under autograd: first derivatives compiled, everything else by the reference.
+
+Gradients of parameters go straight into ``.grad`` where that is what autograd would do with them next. That is so
+when the parameter is a leaf without hooks and the pass is a plain backward: `torch.autograd.grad` gets them returned,
+as does anything that listens.
+"""
+
+import threading
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from dagnn.errors import GraphError
+from dagnn.kernels import compiled_network, reference
+from dagnn.kernels.compiled_network import Gradients, Saved
+from dagnn.kernels.network import NetworkPlan
+
+
+def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
+    """The same as `reference.run_network`, for tensors on the CPU of one floating dtype."""
+    if not len(x):
+        return reference.run_network(plan.levels, x, edge_weight, bias)
+    check_sizes(plan, edge_weight, bias)
+    if torch.is_grad_enabled() and (x.requires_grad or edge_weight.requires_grad or bias.requires_grad):
+        return cast(Tensor, _Network.apply(x, edge_weight, bias, plan))  # type: ignore[no-untyped-call]
+    y, _ = compiled_network.forward(plan.compiled, x.contiguous(), edge_weight.contiguous(), bias.contiguous())
+    return y
+
+
+def accumulate(
+    plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, grad_y: Tensor, lr: float | None = None
+) -> bool:
+    """Forward and backward in one go, without autograd, into the ``.grad`` of the two parameters.
+
+    Args:
+        lr: then also a step of plain gradient descent on what is accumulated, in the same pass.
+
+    Returns:
+        False, and nothing has happened, if somebody listens to the parameters or one of them is frozen.
+    """
+    if not (_is_plain(edge_weight) and _is_plain(bias)):
+        return False
+    if len(x):
+        with torch.no_grad(), plan.accumulating:
+            _, saved = compiled_network.forward(plan.compiled, x.contiguous(), edge_weight, bias)
+            into = replace(_gradients_of(edge_weight, bias), lr=lr)
+            compiled_network.backward(plan.compiled, grad_y.contiguous(), saved, edge_weight, bias, into, needs_x=False)
+            edge_weight.grad, bias.grad = into.weight, into.bias
+            if lr is not None:
+                torch.autograd.graph.increment_version((edge_weight, bias))
+    return True
+
+
+class _Network(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: NetworkPlan) -> Tensor:
+        weight, own_bias = edge_weight.contiguous(), bias.contiguous()
+        y, saved = compiled_network.forward(plan.compiled, x.contiguous(), weight, own_bias)
+        ctx.plan = plan
+        ctx.saved = saved  # not a saved tensor: nobody else can see it or write to it
+        ctx.save_for_backward(x, edge_weight, bias)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        x, edge_weight, bias = ctx.saved_tensors
+        check_sizes(ctx.plan, edge_weight, bias)
+        if torch.is_grad_enabled() or _is_batched(grad_y):
+            return _by_reference(ctx, grad_y, x, edge_weight, bias)
+        return _compiled_backward(ctx, grad_y, edge_weight, bias, ctx.saved)
+
+
+def _compiled_backward(
+    ctx: Any, grad_y: Tensor, edge_weight: Tensor, bias: Tensor, saved: Saved
+) -> tuple[Tensor | None, ...]:
+    needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    weight, own_bias, grad_y = edge_weight.contiguous(), bias.contiguous(), grad_y.contiguous()
+    if _takes_gradients(ctx, edge_weight, bias):
+        with ctx.plan.accumulating:
+            into = _gradients_of(edge_weight, bias)
+            grad_x = compiled_network.backward(
+                ctx.plan.compiled, grad_y, saved, weight, own_bias, into, needs_x=needs_x
+            )
+            edge_weight.grad, bias.grad = into.weight, into.bias
+        return grad_x, None, None, None
+    into = Gradients(torch.empty_like(weight), torch.empty_like(own_bias), accumulate=False)
+    grad_x = compiled_network.backward(ctx.plan.compiled, grad_y, saved, weight, own_bias, into, needs_x=needs_x)
+    return grad_x, into.weight if needs_weight else None, into.bias if needs_bias else None, None
+
+
+def check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
+    """Compiled code trusts what it is given, and reads past the end of a parameter that is too short.
+
+    Raises:
+        GraphError: other parameters than the network's, or those of before a change of its edges.
+    """
+    expected, given = (plan.num_edges, plan.num_biases), (edge_weight.numel(), bias.numel())
+    if given != expected:
+        raise GraphError(
+            f"the network has {expected[0]} edges and {expected[1]} biases, got {given[0]} and {given[1]} values: "
+            "after prune or grow, run the forward pass again before going backward."
+        )
+
+
+def _gradients_of(edge_weight: Tensor, bias: Tensor) -> Gradients:
+    """The buffers that the parameters hold, to be added to; or new ones, to be written, if neither holds any."""
+    held = (edge_weight.grad, bias.grad)
+    if held == (None, None):
+        return Gradients(torch.empty_like(edge_weight), torch.empty_like(bias), accumulate=False)
+    weight, of_bias = (
+        torch.zeros_like(parameter) if grad is None else grad
+        for parameter, grad in zip((edge_weight, bias), held, strict=True)
+    )
+    return Gradients(weight, of_bias, accumulate=True)
+
+
+def _takes_gradients(ctx: Any, edge_weight: Tensor, bias: Tensor) -> bool:
+    """Whether autograd would do nothing with the gradients of both parameters but add them to ``.grad``."""
+    if edge_weight.grad is None and bias.grad is None and threading.active_count() == 1:
+        # Autograd keeps a first gradient without a copy, and asking it below costs 0.1 ms when it says no by an
+        # exception. With other threads we keep it ourselves: theirs may be adding, under our lock.
+        return False
+    nodes = [node for node, _ in ctx.next_functions[1:3]]
+    for parameter, node in zip((edge_weight, bias), nodes, strict=True):
+        if node is None or not _is_plain(parameter):
+            return False
+        try:
+            if not torch._C._will_engine_execute_node(node):
+                return False
+        except RuntimeError:  # torch.autograd.grad: the gradient is a result, not to be accumulated
+            return False
+    return True
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    """A leaf that nobody listens to, with no gradient yet or one in a buffer that may be written in place."""
+    if not (parameter.is_leaf and parameter.requires_grad and parameter.is_contiguous()):
+        return False
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        return False
+    grad = parameter.grad
+    return grad is None or (
+        type(grad) is Tensor
+        and grad.layout == torch.strided
+        and grad.dtype == parameter.dtype
+        and grad.is_contiguous()
+        and not grad.requires_grad
+    )
+
+
+def _is_batched(grad_y: Tensor) -> bool:
+    """Whether it stands for many gradients at once, as in ``torch.autograd.grad(..., is_grads_batched=True)``."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(grad_y) or functorch.is_legacy_batchedtensor(grad_y)
+
+
+def _by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
+    """Differentiable gradients: those of the reference, computed anew."""
+    levels = ctx.plan.levels
+    # Typed as if there always were a third result.
+    pull: Any = torch.func.vjp(lambda *inputs: reference.run_network(levels, *inputs), x, edge_weight, bias)[1]
+    gradients = pull(grad_y)
+    return (*(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[:3], strict=True)), None)
+
+
+__all__ = ["accumulate", "run_network"]

@@ -1,0 +1,211 @@
+"""Structure that changes while a `DagNN` trains: edges removed and added, and what belongs to those that stay."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dagnn.errors import ConfigError, GraphError
+from dagnn.graph import Dag
+from dagnn.graph.attributes import take
+from dagnn.nn.parameter_layout import ParameterLayout
+
+if TYPE_CHECKING:
+    from dagnn.nn.dag_nn import DagNN
+
+
+@dataclass(frozen=True, eq=False)
+class StructureChange:
+    """How the parameters of a network moved when its edges changed. `DagNN.prune` and `DagNN.grow` return one.
+
+    Attributes:
+        removed, added: numbers of edges.
+        edge_from: int64 ``[num_edges]``, the entry of ``edge_weight`` that each entry was before; -1 for a new one.
+        bias_from: int64 ``[num_biases]``, the same for ``bias``.
+    """
+
+    edge_weight: torch.nn.Parameter
+    bias: torch.nn.Parameter
+    removed: int
+    added: int
+    edge_from: Tensor
+    bias_from: Tensor
+    _shape_before: tuple[int, int]
+
+    def carry_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring the state of an optimizer along: momenta and moments of what stays, zeros for what is new.
+
+        Call it once after the change and before the next ``optimizer.step()``, for every optimizer that holds the
+        network's parameters. Every entry of a parameter's state that had the parameter's shape is moved; others,
+        such as the number of steps, stay.
+
+        >>> from dagnn.nn import DagNN
+        >>> net = DagNN(Dag([("a", "c"), ("b", "c")]))
+        >>> optimizer = torch.optim.Adam(net.parameters())
+        >>> net.edge_weight.sum().backward(); optimizer.step()
+        >>> net.prune(fraction=0.5).carry_over(optimizer)
+        >>> optimizer.state[net.edge_weight]["exp_avg"].shape
+        torch.Size([1])
+        """
+        for parameter, moved_from, before in (
+            (self.edge_weight, self.edge_from, self._shape_before[0]),
+            (self.bias, self.bias_from, self._shape_before[1]),
+        ):
+            state: dict[str, Any] = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == (before,):
+                    state[name] = moved(value, moved_from)
+
+
+def moved(values: Tensor, moved_from: Tensor) -> Tensor:
+    """``values[moved_from]``, and 0 where that is -1."""
+    moved_from = moved_from.to(values.device)
+    result = values.new_zeros(len(moved_from))
+    stays = moved_from >= 0
+    result[stays] = values[moved_from[stays]]
+    return result
+
+
+def kept_by_prune(net: "DagNN", threshold: float | None, fraction: float | None) -> Tensor:
+    """Which edges stay: bool ``[num_edges]``, by slot.
+
+    Raises:
+        ConfigError: not exactly one of ``threshold`` and ``fraction``, or one out of range.
+    """
+    if (threshold is None) == (fraction is None):
+        raise ConfigError(
+            f"prune needs either threshold or fraction, got threshold={threshold!r} and fraction={fraction!r}."
+        )
+    size = net.edge_weight.detach().abs().cpu()
+    if fraction is None:
+        assert threshold is not None
+        if not threshold >= 0:
+            raise ConfigError(f"threshold must be at least 0, got {threshold!r}: it is compared with |weight|.")
+        return ~(size <= threshold)  # a NaN weight stays: nobody knows how small it is
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"fraction must lie between 0 and 1, got {fraction!r}: 0.9 removes 90 % of the edges.")
+    kept = torch.ones(len(size), dtype=torch.bool)
+    kept[size.argsort(stable=True)[: int(fraction * len(size))]] = False
+    return kept
+
+
+def check_outputs_stay_connected(net: "DagNN", kept: Tensor) -> None:
+    """Raise GraphError if an output that some input reaches now is reached by none over the edges ``kept``."""
+    layout = net._layout
+    lost = reached(layout, torch.ones_like(kept)) & ~reached(layout, kept)
+    cut_off = [place for place in layout.outputs.tolist() if lost[place]]
+    if cut_off:
+        name = layout.dag.name_of(int(layout.node_at[cut_off[0]]))
+        raise GraphError(
+            f"pruning {int((~kept).sum())} of {len(kept)} edges would cut the output {name!r} off from every input "
+            f"({len(cut_off)} of {len(layout.outputs)} outputs in all): prune less, or pass allow_disconnected=True."
+        )
+
+
+def reached(layout: ParameterLayout, kept: Tensor) -> NDArray[np.bool_]:
+    """Which nodes some input reaches over the edges ``kept``: ``[num_nodes]``, by place."""
+    source, target = layout.edges[kept].numpy().T
+    marked = np.zeros(layout.dag.num_nodes, dtype=bool)
+    marked[layout.inputs.numpy()] = True
+    # Edges are sorted by the place of their target, so by its level: one step per level.
+    levels = layout.levels.numpy()[target]
+    bounds = np.flatnonzero(np.diff(levels, prepend=-1, append=-1)) if len(levels) else np.zeros(0, np.int64)
+    for start, stop in pairwise(bounds):
+        marked[target[start:stop][marked[source[start:stop]]]] = True
+    return marked
+
+
+def without(net: "DagNN", kept: Tensor) -> Dag:
+    """The net's Dag with the edges of the slots ``kept`` only; all nodes stay."""
+    dag, layout = net.dag, net._layout
+    chosen = np.sort(layout.edge_at[kept].numpy())
+    return Dag(
+        dag.edges.numpy()[chosen],
+        dag.num_nodes,
+        inputs=dag.inputs,
+        outputs=dag.outputs,
+        names=dag.names,
+        node_attributes=dag.node_attributes,
+        edge_attributes=take(dag.edge_attributes, chosen),
+    )
+
+
+def with_more(
+    net: "DagNN", edges: Iterable[tuple[Hashable, Hashable]] | Tensor, nodes: Sequence[Hashable] | int
+) -> tuple[Dag, NDArray[np.int64]]:
+    """The net's Dag with more nodes and edges; and the new edges as node indices ``[num_new, 2]``.
+
+    Raises:
+        GraphError: an unknown or a repeated name, an edge that is there, attributes that new parts would lack.
+        CycleError: the new edges close a cycle; the message names it.
+    """
+    dag = net.dag
+    if dag.edge_attributes or (dag.node_attributes and nodes):
+        kind, attributes = ("edge", dag.edge_attributes) if dag.edge_attributes else ("node", dag.node_attributes)
+        raise GraphError(
+            f"the Dag has the {kind} attribute {next(iter(attributes))!r}, which the new {kind}s would lack: "
+            "build the network on a Dag without it."
+        )
+    num_nodes, names = _more_nodes(dag, nodes)
+    numbered = Dag(np.empty((0, 2), np.int64), num_nodes, names=names)
+    if isinstance(edges, Tensor):
+        new = edges.cpu().numpy().astype(np.int64).reshape(-1, 2)
+    else:
+        new = np.array([(numbered.index_of(u), numbered.index_of(v)) for u, v in edges], np.int64).reshape(-1, 2)
+    grown = Dag(
+        np.concatenate([dag.edges.numpy(), new]),
+        num_nodes,
+        inputs=dag.inputs,
+        outputs=dag.outputs,
+        names=names,
+        node_attributes=dag.node_attributes,
+    )
+    return grown, new
+
+
+def _more_nodes(dag: Dag, nodes: Sequence[Hashable] | int) -> tuple[int, tuple[Hashable, ...] | None]:
+    if dag.names is None:
+        if isinstance(nodes, int) or not nodes:
+            return dag.num_nodes + (nodes if isinstance(nodes, int) else 0), None
+        raise GraphError(f"the nodes of this Dag have no names, got nodes={nodes!r}: give the number of new nodes.")
+    if isinstance(nodes, int):
+        raise GraphError(f"the nodes of this Dag have names, got nodes={nodes}: list the names of the new nodes.")
+    return dag.num_nodes + len(nodes), (*dag.names, *nodes)
+
+
+def slots_before(old: ParameterLayout, new: ParameterLayout) -> tuple[Tensor, Tensor]:
+    """For every edge and for every bias of ``new`` its slot in ``old``, or -1. Nodes keep their indices."""
+    count = new.dag.num_nodes
+
+    def keys(layout: ParameterLayout) -> NDArray[np.int64]:
+        source, target = layout.node_at[layout.edges].numpy().T
+        result: NDArray[np.int64] = target * count + source
+        return result
+
+    old_keys, new_keys = keys(old), keys(new)
+    order = np.argsort(old_keys)
+    edge_from = np.full(len(new_keys), -1)
+    if len(order):
+        place = np.minimum(np.searchsorted(old_keys, new_keys, sorter=order), len(order) - 1)
+        found = old_keys[order[place]] == new_keys
+        edge_from[found] = order[place[found]]
+
+    bias_at = torch.full((count,), -1)
+    bias_at[old.node_at[old.has_bias]] = torch.arange(old.num_biases)
+    return torch.from_numpy(edge_from), bias_at[new.node_at[new.has_bias]]
+
+
+def replace_values(parameter: torch.nn.Parameter, values: Tensor, moved_from: Tensor) -> None:
+    """Give a parameter other values, of another length, and its gradient along; it stays the same object."""
+    grad = None if parameter.grad is None else moved(parameter.grad, moved_from)
+    parameter.grad = None
+    # A graph that is still alive holds the node that accumulates into this parameter, with its old shape. PyTorch
+    # makes a new one only when the type changes: so it does, for a moment.
+    parameter.data = parameter.data.to(torch.float16)
+    parameter.data = values
+    parameter.grad = grad

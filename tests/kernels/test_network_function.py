@@ -1,0 +1,290 @@
+"""A compiled network under autograd: derivatives of any order, `.grad` in place, and what must fall back."""
+
+import gc
+import resource
+
+import pytest
+import torch
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+from dagnn.graph import Dag
+from dagnn.kernels import ACTIVATIONS, network_function
+from dagnn.nn import DagNN
+
+EDGES = [("x", "a"), ("x", "b"), ("z", "b"), ("a", "y"), ("b", "y"), ("x", "y"), ("s", "y")]
+SMOOTH = sorted(set(ACTIVATIONS) - {"relu", "leaky_relu", "elu"})  # elu has a kink in its slope
+
+
+def network(activation: str = "tanh", dtype: torch.dtype = torch.float64) -> DagNN:
+    torch.manual_seed(0)
+    net = DagNN(
+        Dag(EDGES, inputs=["x", "z"], outputs=["y", "a", "z"]),
+        activation=activation,
+        output_activation=activation,
+        dtype=dtype,
+    )
+    torch.nn.init.normal_(net.bias)
+    return net
+
+
+def function(net: DagNN):
+    names = [name for name, _ in net.named_parameters()]
+
+    def call(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(net, dict(zip(names, parameters, strict=True)), (x,))
+
+    return call
+
+
+def inputs(net: DagNN, batch: int) -> list[torch.Tensor]:
+    x = torch.randn(batch, 2, dtype=torch.float64, requires_grad=True)
+    return [x, *(p.detach().clone().requires_grad_() for p in net.parameters())]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_first_derivatives_are_differences(name, batch):
+    net = network(name)
+    assert gradcheck(function(net), inputs(net, batch))
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_second_derivatives_are_differences(name, batch):
+    net = network(name)
+    assert gradgradcheck(function(net), inputs(net, batch))
+
+
+@pytest.fixture
+def compiled_passes(monkeypatch):
+    """Counts forward and backward passes of the compiled path."""
+    counts = {"forward": 0, "backward": 0}
+
+    def counted(name):
+        original = getattr(network_function.compiled_network, name)
+
+        def call(*args, **kwargs):
+            counts[name] += 1
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in counts:
+        monkeypatch.setattr(network_function.compiled_network, name, counted(name))
+    return counts
+
+
+def test_plain_training_runs_compiled(compiled_passes):
+    net = network()
+    net(torch.randn(4, 2, dtype=torch.float64)).sum().backward()
+    assert compiled_passes == {"forward": 1, "backward": 1}
+    with torch.no_grad():
+        net(torch.randn(4, 2, dtype=torch.float64))
+    assert compiled_passes == {"forward": 2, "backward": 1}
+
+
+def test_the_reference_can_be_forced(compiled_passes, monkeypatch):
+    monkeypatch.setenv("DAGNN_KERNELS", "reference")
+    net = network()
+    net(torch.randn(4, 2, dtype=torch.float64)).sum().backward()
+    assert compiled_passes == {"forward": 0, "backward": 0}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # PyTorch's own jacfwd
+def test_transforms_fall_back(compiled_passes):
+    net = network()
+    x = torch.randn(4, 2, dtype=torch.float64)
+    expected = torch.autograd.functional.jacobian(net, x[1])
+    before = dict(compiled_passes)
+    torch.testing.assert_close(torch.func.jacrev(net)(x[1]), expected)
+    torch.testing.assert_close(torch.func.jacfwd(net)(x[1]), expected)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(net(forward_ad.make_dual(x[1], x[0]))).tangent
+    torch.testing.assert_close(tangent, expected @ x[0])
+    assert compiled_passes == before
+
+
+def test_a_batch_of_gradients_at_once():
+    net = network()
+    x = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    y = net(x)
+    (rows,) = torch.autograd.grad(y, x, torch.eye(3, dtype=torch.float64), is_grads_batched=True)
+    torch.testing.assert_close(rows, torch.autograd.functional.jacobian(net, x))
+
+
+# ---- .grad ----
+
+
+def test_gradients_are_added_in_place_to_the_buffer_that_is_there():
+    net = network()
+    x = torch.randn(5, 2, dtype=torch.float64)
+    net(x).sum().backward()
+    buffer, once = net.edge_weight.grad, net.edge_weight.grad.clone()
+    place = buffer.data_ptr()
+    net(x).sum().backward()
+    assert net.edge_weight.grad is buffer and buffer.data_ptr() == place
+    torch.testing.assert_close(buffer, 2 * once, rtol=1e-12, atol=1e-12)
+
+
+def test_the_three_ways_of_zeroing_do_what_pytorch_says():
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.randn(5, 2, dtype=torch.float64)
+    net(x).sum().backward()
+    once = net.edge_weight.grad.clone()
+
+    optimizer.zero_grad()
+    assert net.edge_weight.grad is None
+    net(x).sum().backward()
+    buffer = net.edge_weight.grad
+    optimizer.zero_grad(set_to_none=False)
+    assert net.edge_weight.grad is buffer and not buffer.any()
+    net(x).sum().backward()
+    torch.testing.assert_close(net.edge_weight.grad, once, rtol=1e-12, atol=1e-12)
+    net.edge_weight.grad = None  # and the bias keeps its own
+    net(x).sum().backward()
+    torch.testing.assert_close(net.edge_weight.grad, once, rtol=1e-12, atol=1e-12)
+    assert buffer is not net.edge_weight.grad
+
+
+def test_autograd_grad_returns_and_touches_no_grad():
+    net = network()
+    x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    net(x).sum().backward()
+    before = [p.grad.clone() for p in net.parameters()]
+    weight, bias = torch.autograd.grad(net(x).sum(), [net.edge_weight, net.bias])
+    torch.testing.assert_close([weight, bias], before, rtol=1e-12, atol=1e-12)
+    net(x).sum().backward(inputs=[x])
+    assert all(torch.equal(p.grad, old) for p, old in zip(net.parameters(), before, strict=True))
+
+
+def test_hooks_see_the_gradient():
+    net = network()
+    x = torch.randn(5, 2, dtype=torch.float64)
+    net(x).sum().backward()
+    once, seen = net.edge_weight.grad.clone(), []
+    handle = net.edge_weight.register_hook(lambda grad: seen.append(grad.clone()) or 2 * grad)
+    net(x).sum().backward()
+    handle.remove()
+    net.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    net(x).sum().backward()
+    torch.testing.assert_close(seen[0], once, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(net.edge_weight.grad, 4 * once, rtol=1e-12, atol=1e-12)
+    assert len(seen) == 2 and torch.equal(seen[1], net.bias.grad)
+
+
+def test_a_network_used_twice_in_one_loss():
+    net = network()
+    x = torch.randn(2, 5, 2, dtype=torch.float64)
+    (net(x[0]).sum() + net(x[1]).sum() + net.edge_weight.square().sum()).backward()
+    found = net.edge_weight.grad.clone()
+    expected = torch.autograd.grad(net(x.reshape(10, 2)).sum() + net.edge_weight.square().sum(), net.edge_weight)
+    torch.testing.assert_close(found, expected[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", ["edge_weight", "bias"])
+def test_a_frozen_parameter_gets_nothing(frozen):
+    net, twin = network(), network()
+    getattr(net, frozen).requires_grad_(False)
+    x = torch.randn(5, 2, dtype=torch.float64)
+    net(x).sum().backward()
+    twin(x).sum().backward()
+    other = "bias" if frozen == "edge_weight" else "edge_weight"
+    assert getattr(net, frozen).grad is None
+    torch.testing.assert_close(getattr(net, other).grad, getattr(twin, other).grad)
+
+
+def test_twice_through_one_graph_and_never_after_it_is_freed():
+    net = network()
+    y = net(torch.randn(5, 2, dtype=torch.float64)).sum()
+    y.backward(retain_graph=True)
+    once = net.edge_weight.grad.clone()
+    y.backward()
+    torch.testing.assert_close(net.edge_weight.grad, 2 * once, rtol=1e-12, atol=1e-12)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.backward()
+
+
+def test_weights_changed_between_the_passes_are_noticed():
+    net = network()
+    y = net(torch.randn(5, 2, dtype=torch.float64)).sum()
+    net.step(0.0)
+    with torch.no_grad():
+        net.edge_weight += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_the_fused_step_is_noticed_too():
+    net = network()
+    x = torch.randn(5, 2, dtype=torch.float64)
+    y = net(x).sum()
+    with pytest.warns(DeprecationWarning):
+        net.backward_and_update(torch.ones(5, 3, dtype=torch.float64), lr=0.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("batch", [1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_fused_step_is_accumulate_and_step(batch, dtype):
+    net, twin = network(dtype=dtype), network(dtype=dtype)
+    grad_y = torch.randn(batch, 3, dtype=dtype)
+    for model in (net, twin):
+        model(torch.ones(batch, 2, dtype=dtype))
+    for _ in range(2):
+        with pytest.warns(DeprecationWarning):
+            net.backward_and_update(grad_y, lr=0.1)
+        twin.backward_accumulate(grad_y)
+        twin.step(0.1)
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+# ---- memory and torch.compile ----
+
+
+def test_nothing_leaks_over_many_steps():
+    net = network(dtype=torch.float32)
+    x = torch.randn(40, 2)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            net.zero_grad()
+            net(x).sum().backward()
+            net.step(1e-3)
+
+    steps(1_000)
+    gc.collect()
+    objects, memory = len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    steps(9_000)
+    gc.collect()
+    assert len(gc.get_objects()) <= objects + 50
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= memory + 2_000  # kilobytes: 200 bytes a step
+
+
+@pytest.mark.filterwarnings("default")  # those of torch.compile itself
+def test_torch_compile_takes_the_network_as_one_operator():
+    net, twin = network(), network()
+    operators = []
+
+    def backend(graph, example_inputs):
+        operators.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
+    for batch in (3, 1, 0):
+        x = torch.randn(batch, 2, dtype=torch.float64)
+        torch.testing.assert_close(compiled(x), twin(x))
+        compiled(x).square().sum().backward()
+        twin(x).square().sum().backward()
+        torch.testing.assert_close(net.edge_weight.grad, twin.edge_weight.grad)
+    assert any("dagnn.network" in name for name in operators)
+
+
+def test_the_operator_keeps_the_rules_of_torch_library():
+    net = network()
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    number = net._plan_on[torch.device("cpu")].number
+    torch.library.opcheck(torch.ops.dagnn.network.default, (x, net.edge_weight, net.bias, number))
