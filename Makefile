@@ -1,6 +1,7 @@
 # Every target sets up .venv first, and again only when pyproject.toml or constraints.txt have changed.
 #   make train        train the seven levels (RUN=directory, ARGS="flags of dagnn train")
 #   make test         the tests, 8 minutes at most on 2 cores;  make test-all adds the slow ones
+#   make test-faults  kills, failing disks, signals, several processes and hostile files in full (about 20 minutes)
 #   make lint         ruff and mypy
 #   make bench        every benchmark in full;  make bench-NAME runs benchmarks/NAME.py (ARGS="--quick")
 #   make docs         the site, in site/
@@ -13,7 +14,7 @@ BENCHMARKS := $(filter-out __init__ harness, $(basename $(notdir $(wildcard benc
 # One thread per test worker: two workers with two threads each would fight over two cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: help install train test test-all lint format bench docs clean
+.PHONY: help install train test test-all test-faults lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +37,11 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(PYTEST) -m "slow or not slow" $(ARGS)
+
+# Alone on the machine: the kill storm and the signals are about moments.
+test-faults: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/faults tests/training $(ARGS)
+	$(BIN)/python scripts/remove_guards.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

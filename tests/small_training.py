@@ -21,6 +21,9 @@ from torch import nn
 from dagnn.data import BatchIterator
 from dagnn.training import CheckpointStore, LevelPromotion, RunDirectory, Trainer, TrainingConfig, TrainingInterrupted
 from dagnn.training.metrics import read_metrics
+from dagnn.training.processes import Processes, joined
+from dagnn.training.run_directory import open_run
+from dagnn.training.tally import Tally
 
 NUM_STEPS = 21
 _LEVEL_OF_ITEM = [1 + i % 3 for i in range(33)]
@@ -44,10 +47,15 @@ class RunningMean(nn.Module):
 class LevelSource:
     """Batches of the open levels; `weigh` changes what is drawn, as an evaluation that finds mistakes would."""
 
-    def __init__(self):
+    def __init__(self, processes):
         self.levels = ()
         self.weights = [1.0] * 33
         self.drawn = []
+        self._share = {"rank": processes.rank, "world_size": processes.size}
+
+    @property
+    def epoch(self):
+        return self._order.epoch
 
     def open(self, levels):
         self.levels = tuple(levels)
@@ -75,7 +83,12 @@ class LevelSource:
         weights = [w if level in self.levels else 0.0 for w, level in zip(self.weights, _LEVEL_OF_ITEM, strict=True)]
         # 11 items an epoch in batches of 4, 4 and 3: epochs end inside windows, and micro-batches are ragged.
         self._order = BatchIterator(
-            _LEVEL_OF_ITEM, batch_size=4, seed=(7, len(self.levels)), item_weights=weights, epoch_size=11
+            _LEVEL_OF_ITEM,
+            batch_size=4,
+            seed=(7, len(self.levels)),
+            item_weights=weights,
+            epoch_size=11,
+            **self._share,
         )
 
 
@@ -104,15 +117,17 @@ def small_config(**flags):
     )
 
 
-def small_trainer(run, config=None, *, during_step=None, during_evaluation=None):
+def small_trainer(run, config=None, *, during_step=None, during_evaluation=None, wrap=lambda model: model):
     """The job in a run directory (None: without one).
 
     ``during_step(trainer)`` is called in every forward pass, ``during_evaluation(trainer)`` in every evaluation.
+    ``wrap`` takes the model and gives what is trained.
     """
     config = small_config() if config is None else config
     torch.manual_seed(11)
     model = nn.Sequential(nn.Linear(4, 6), RunningMean(), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 1))
-    source = LevelSource()
+    processes = Processes()
+    source = LevelSource(processes)
 
     def loss_fn(model, batch):
         if during_step is not None:
@@ -125,11 +140,12 @@ def small_trainer(run, config=None, *, during_step=None, during_evaluation=None)
         source.weigh(step % 33, 1.5)
         if during_evaluation is not None:
             during_evaluation(trainer)
-        loss = nn.functional.mse_loss(model(_FEATURES), _TARGETS).item()
-        return {"accuracy": 1 - loss, "accuracy/1": 1.0, "accuracy/2": 1.0, "accuracy/3": 1.0}
+        mine = slice(processes.rank, None, processes.size)
+        errors = nn.functional.mse_loss(model(_FEATURES[mine]), _TARGETS[mine], reduction="none").flatten()
+        return {"accuracy": Tally.of((1 - errors).tolist()), "accuracy/1": 1.0, "accuracy/2": 1.0, "accuracy/3": 1.0}
 
     trainer = Trainer(
-        model,
+        wrap(model),
         loss_fn,
         source,
         config,
@@ -159,11 +175,9 @@ def outcome(directory):
 
 def begin_or_go_on(directory, **hooks):
     """Train in ``directory`` until the end, from where it stands."""
-    if (Path(directory) / "run.json").exists():
-        run = RunDirectory.open(directory)
-    else:
-        run = RunDirectory.create(directory, small_config())
-    with run:
+    processes = Processes()
+    begun = processes.by_first(lambda: (Path(directory) / "run.json").exists())
+    with open_run(small_config(run_directory=str(directory)), begun, processes) as run:
         trainer = small_trainer(run, **hooks)
         trainer.resume()
         return trainer.fit()
@@ -220,7 +234,8 @@ if __name__ == "__main__":
         storm(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     else:
         try:
-            begin_or_go_on(sys.argv[2], during_step=lambda trainer: time.sleep(0.02))
+            with joined():
+                begin_or_go_on(sys.argv[2], during_step=lambda trainer: time.sleep(0.02))
         except TrainingInterrupted as interrupted:
             print(interrupted)
             sys.exit(interrupted.exit_code)

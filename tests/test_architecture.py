@@ -25,7 +25,8 @@ ARROWS = {
     "data": {"kernels", "graph"},
     "curriculum": {"kernels", "graph"},
     "training": {"curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
-    "cli": {"training", "curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+    "commands": {"training", "curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+    "cli": {"commands", "training", "curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
 }
 FREE = {"errors", "_version"}
 PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagnn.cli import main
+from dagnn.cli import COMMANDS, main
 from dagnn.data import Dataset
 from dagnn.training.config import TrainingConfig
 from dagnn.training.evaluate import Solution
@@ -75,12 +75,10 @@ def test_help_lists_the_commands(arguments, capsys):
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "usage: dagnn COMMAND [OPTIONS]"
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == (
-        ["train", "evaluate", "solve", "generate", "report", "info"]
-    )
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "solve", "generate", "report", "info"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_its_help(command, capsys):
     assert main([command, "--help"]) == 0
 
@@ -139,6 +137,7 @@ def test_value_of_the_wrong_type_is_named(fails):
         (["train", "--resume", "none"], "none holds no run"),
         (["report", "none"], "none holds no run"),
         (["info", "none"], "none holds no run"),
+        (["ged", "none.json", "none.json"], "No such file or directory: none.json"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, text, fails):
@@ -168,7 +167,13 @@ def test_dry_run_prints_the_settings_and_trains_nothing(capsys, called, tmp_path
 def test_train_trains_and_shows_the_report(capsys, called, run):
     assert main(["train", "--run-directory", run]) == 0
 
-    assert called.calls == [("train", (TrainingConfig(run_directory=run),), {"resume": False, "step": None})]
+    assert called.calls == [
+        (
+            "train",
+            (TrainingConfig(run_directory=run),),
+            {"resume": False, "step": None, "reschedule": None, "note": print},
+        )
+    ]
     assert capsys.readouterr().out.startswith("level  accuracy  expressions")
 
 
@@ -176,12 +181,64 @@ def test_resume_takes_the_settings_of_the_run(called, run):
     assert main(["train", "--resume", f"{run}/checkpoints/step-00000500", "--threads", "1"]) == 0
 
     config = TrainingConfig(run_directory=run, threads=1)
-    assert called.calls == [("train", (config,), {"resume": True, "step": 500})]
+    assert called.calls == [("train", (config,), {"resume": True, "step": 500, "reschedule": None, "note": print})]
 
 
 def test_resume_refuses_another_training(called, run, fails):
     assert fails("train", "--resume", run, "--optimizer.lr", "1").startswith("optimizer.lr = 1.0: the run has 0.001")
     assert called.calls == []
+
+
+def trained_with(called):
+    ((_, (config,), options),) = called.calls
+    called.calls.clear()
+    return config, options["resume"], options["step"], options["reschedule"]
+
+
+def test_resume_auto_begins_or_goes_on_with_the_same_line(called, tmp_path):
+    line = ["train", "--resume", "auto", "--run-directory", str(tmp_path / "run"), "--seed", "3"]
+    assert main(line) == 0
+    config, *rest = trained_with(called)
+    assert (config.seed, rest) == (3, [False, None, None])
+
+    RunDirectory.create(tmp_path / "run", config).close()
+    assert main(line) == 0
+    assert trained_with(called) == (config, True, None, None)
+
+
+def test_resume_latest_takes_what_was_said_and_the_rest_of_the_run(called, tmp_path, fails, capsys):
+    (tmp_path / "c.toml").write_text(f'run_directory = "{tmp_path}/run"\nseed = 3\n')
+    line = ["train", "--resume", "latest", "--config", str(tmp_path / "c.toml")]
+    assert "holds no run" in fails(*line)
+
+    stored = TrainingConfig(seed=3, batch_size=64, run_directory=f"{tmp_path}/run")
+    RunDirectory.create(tmp_path / "run", stored).close()
+    assert main([*line, "--threads", "2"]) == 0
+    assert trained_with(called)[0] == stored.changed({"threads": 2})
+    capsys.readouterr()
+    assert fails(*line, "--seed", "4").startswith("seed = 4: the run has 3")
+
+
+def test_environment_is_not_silently_passed_over_at_a_resume(called, run, fails, monkeypatch):
+    monkeypatch.setenv("DAGNN_OPTIMIZER_LR", "0.5")
+    assert fails("train", "--resume", run).startswith("optimizer.lr = 0.5: the run has 0.001")
+    assert called.calls == []
+
+
+def test_restart_by_torchrun_goes_on_by_itself(called, run, monkeypatch, fails):
+    assert main(["train", "--run-directory", run]) == 0
+    assert trained_with(called)[1] is False
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert main(["train", "--run-directory", run]) == 0
+    assert trained_with(called)[1] is True
+
+
+def test_reschedule_is_passed_on_and_belongs_to_a_resume(called, run, fails):
+    assert "--reschedule keep: it is for a run that goes on" in fails("train", "--reschedule", "keep")
+    assert "--reschedule keep to stay on that curve" in fails("train", "--resume", run, "--max-steps", "9000")
+    assert main(["train", "--resume", run, "--max-steps", "9000", "--reschedule", "keep"]) == 0
+    config, _, _, reschedule = trained_with(called)
+    assert (config.max_steps, config.schedule.steps, reschedule) == (9000, TrainingConfig().max_steps, "keep")
 
 
 @pytest.mark.parametrize(("number", "code"), [(2, 130), (15, 143)])
@@ -225,6 +282,15 @@ def test_solve_prints_answer_verdict_and_seconds(right, reason, has_answer, verd
     assert called.calls == [("solve", ("my-run", "(derive (^ x 2) x)"), {})]
     out = capsys.readouterr().out.splitlines()
     assert out == ["answer   (* 2 x)", f"verdict  {verdict}", "seconds  0.250 for 12 steps"]
+
+
+def test_check_says_whether_a_loop_is_right(capsys, tmp_path):
+    assert main(["check", "examples/accumulation_check.py:right"]) == 0
+    assert "EQUAL" in capsys.readouterr().out
+    assert main(["check", "examples/accumulation_check.py:wrong"]) == 1
+    assert "mean of means" in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "none.py:loop")]) == 2
+    assert "there is no file" in capsys.readouterr().err
 
 
 def test_report_prints_text_or_json(capsys, run, tmp_path):

@@ -3,30 +3,24 @@
 What a command needs is imported when it runs: `dagnn --help` must not wait for torch.
 """
 
-import contextlib
 import difflib
-import io
 import json
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple, TextIO
 
-import tyro
 from tyro.conf import Positional, arg
 
 from dagnn._version import __version__
+from dagnn.commands.arguments import complain as _complain
+from dagnn.commands.arguments import parsed as _parsed
 from dagnn.errors import ConfigError, DagnnError
-
-if TYPE_CHECKING:
-    from dagnn.training.config import TrainingConfig
 
 DEFAULT_RUN = "runs/curriculum"
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
-
-Arguments = TypeVar("Arguments")
 
 
 class Command(NamedTuple):
@@ -82,54 +76,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: Sequence[str]) -> int:
-    from dagnn.training.flags import given_flags, training_flags
+    from dagnn.commands.train import run
 
-    settings = training_flags()
-    own = [
-        ("config", Annotated[str | None, arg(help="settings in a TOML file; flags beat it", metavar="FILE")], None),
-        ("resume", Annotated[str | None, arg(help="a run or checkpoint to go on with", metavar="PATH")], None),
-        ("dry_run", Annotated[bool, arg(help="check and print the settings, and train nothing")], False),
-        ("settings", Annotated[settings, arg(name="")], settings()),
-    ]
-    # Made at run time, as the flags of the settings are. An entry is (name, type, default).
-    kind = make_dataclass("Train", own, frozen=True)
-    kind.__doc__ = (
-        "Trains the network on the seven levels. Every setting is also an environment variable: DAGNN_<FLAG>."
-    )
-    given: Any = _parsed(kind, "train", arguments)
-    config, step = _training_config(given, given_flags(given.settings))
-    if given.dry_run:
-        print(config.to_toml(), end="")
-        return 0
-
-    from dagnn.training.curriculum_run import train
-    from dagnn.training.report import report_after_training
-    from dagnn.training.signals import TrainingInterrupted
-
-    try:
-        train(config, resume=given.resume is not None, step=step)
-    except TrainingInterrupted as interrupted:
-        _complain(str(interrupted))
-        return interrupted.exit_code
-    report = report_after_training(config.run_directory, _complain)
-    if report is not None:
-        print(report.text)
-    return 0
-
-
-def _training_config(given: Any, flags: dict[str, str]) -> tuple["TrainingConfig", int | None]:
-    """The settings of a training, and the step of the checkpoint that it goes on from (None: the newest, or none)."""
-    from dagnn.training.config import TrainingConfig
-
-    if given.resume is None:
-        return TrainingConfig.resolve(given.config, flags=flags), None
-    if given.config is not None:
-        raise ConfigError("--config and --resume exclude each other: a resumed run keeps its own settings.")
-    from dagnn.training.resume import find_run, resumed_config
-    from dagnn.training.run_directory import RunDirectory
-
-    directory, step = find_run(given.resume)
-    return resumed_config(RunDirectory.read(directory).config(), {**flags, "run_directory": str(directory)}), step
+    return run(arguments)
 
 
 @dataclass(frozen=True)
@@ -142,8 +91,8 @@ class Evaluate:
     """expressions per level"""
     split: str = "test"
     """test or validation: neither is ever trained on"""
-    seed: int = 0
-    """seed of the expressions"""
+    seed: int | None = None
+    """seed of the expressions; the run's own when not given"""
     json: bool = False
     """print JSON"""
 
@@ -272,13 +221,98 @@ def _info(arguments: Sequence[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Ged:
+    """Compares two graphs that Dag.to_json wrote: their edit distance, the edits in words, and a picture."""
+
+    a: Positional[Annotated[str, arg(metavar="A.JSON")]]
+    """file of the first graph"""
+    b: Positional[Annotated[str, arg(metavar="B.JSON")]]
+    """file of the second graph"""
+    budget: int = 200_000
+    """nodes of the search tree at most; 0 for bounds only"""
+    seconds: float | None = None
+    """stop the search after that long, too"""
+    node_insertion: float = 1.0
+    """cost of a node that only B has"""
+    node_deletion: float = 1.0
+    """cost of a node that only A has"""
+    node_substitution: float = 1.0
+    """cost of another label"""
+    edge_insertion: float = 1.0
+    """cost of an edge that only B has"""
+    edge_deletion: float = 1.0
+    """cost of an edge that only A has"""
+    edge_substitution: float = 1.0
+    """cost of another label"""
+    node_label: str = "label"
+    """node attribute that holds the labels"""
+    edge_label: str = "label"
+    """edge attribute that holds the labels; position: the order of operands counts"""
+    plot: str | None = None
+    """file of the picture, .svg or .png"""
+    json: bool = False
+    """print JSON"""
+
+
+def _ged(arguments: Sequence[str]) -> int:
+    given = _parsed(Ged, "ged", arguments)
+    from dagnn.ged import EditCosts
+    from dagnn.ged.command import compare_files
+
+    kinds = [f"{part}_{edit}" for part in ("node", "edge") for edit in ("insertion", "deletion", "substitution")]
+    found = compare_files(
+        given.a,
+        given.b,
+        EditCosts(**{kind: getattr(given, kind) for kind in kinds}),
+        budget=given.budget,
+        seconds=given.seconds,
+        node_label=given.node_label,
+        edge_label=given.edge_label,
+        plot=given.plot,
+    )
+    print(json.dumps(found.summary()) if given.json else found.text)
+    return 0
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether a loop accumulates the gradient of the full batch, and if not, why and what to change."""
+
+    target: Positional[Annotated[str, arg(metavar="FILE:FUNCTION")]]
+    """a function without arguments that returns what check_equivalence or check_loop takes, or their report"""
+
+
+def _check(arguments: Sequence[str]) -> int:
+    given = _parsed(Check, "check", arguments)
+    from dagnn.accumulation.check.command import run_check
+
+    return run_check(given.target)
+
+
+def _metrics(arguments: Sequence[str]) -> int:
+    from dagnn.commands.metrics import run
+
+    return run(arguments)
+
+
+def _checkpoint(arguments: Sequence[str]) -> int:
+    from dagnn.commands.checkpoint import run
+
+    return run(arguments)
+
+
 COMMANDS = {
     "train": Command("train the curriculum, or go on with a run", _train),
     "evaluate": Command("accuracy of a run on fresh expressions, judged by the exact engine", _evaluate),
     "solve": Command("one answer of the network, with the engine's verdict", _solve),
     "generate": Command("verified samples of a level as JSON lines", _generate),
     "report": Command("accuracy, examples, errors and curves of a run", _report),
+    "check": Command("is an accumulation loop equal to the full batch, and if not, why", _check),
     "info": Command("step, level and parameters of a run or checkpoint", _info),
+    "metrics": Command("what happened in a run as CSV, or for TensorBoard", _metrics),
+    "checkpoint": Command("verify, list, export and import checkpoints", _checkpoint),
+    "ged": Command("edit distance of two graphs, the edits in words and as a picture", _ged),
 }
 
 
@@ -296,39 +330,6 @@ def _help() -> str:
             "`dagnn COMMAND --help` lists the options of a command, `dagnn --version` prints the version.",
         ]
     )
-
-
-def _parsed(kind: type[Arguments], name: str, arguments: Sequence[str]) -> Arguments:
-    """The arguments of a command.
-
-    Raises:
-        ConfigError: what tyro says about a wrong argument, in one line.
-        SystemExit: ``--help`` was printed.
-    """
-    told = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(told):
-            return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise ConfigError(f"{_in_one_line(told.getvalue())}; see dagnn {name} --help.") from None
-
-
-def _in_one_line(box: str) -> str:
-    """What stands inside tyro's frame, without its title and the help texts; rules part its sections.
-
-    Where stdout's encoding has no box characters, there is no frame and the title is a section of its own.
-    """
-    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    sections = " ".join("\n" if line and set(line) <= {"─", "-"} else line for line in lines).split("\n")
-    told = [each.strip() for each in sections if not each.strip().startswith(("Argument help", "For full help"))]
-    return "; ".join(told if box.startswith("╭") else told[1:]) or "wrong arguments"
-
-
-def _complain(message: str) -> None:
-    """One line on stderr, whatever is in the message: a problem of a file may quote the file."""
-    print(f"dagnn: {' '.join(message.split())}", file=sys.stderr)
 
 
 def _show_warning(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum import judge, level_of, parse
+from dagnn.curriculum.engine import RuleEngine, normal_form
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.errors import CheckpointError, ConfigError, ExpressionError, RunError
@@ -10,8 +11,8 @@ from dagnn.graph.rewriting import RewritingMachine, RuleRewriter
 from dagnn.training.checkpoint import read_checkpoint
 from dagnn.training.config import TrainingConfig
 from dagnn.training.curriculum_run import train
-from dagnn.training.evaluate import ask, evaluate, model_of, solve
-from dagnn.training.evaluation import Evaluation
+from dagnn.training.evaluate import _window_counts, ask, evaluate, model_of, solve
+from dagnn.training.evaluation import Evaluation, WindowCounts
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +61,15 @@ def test_a_trained_network_answers_expressions_it_never_saw(learned):
     assert evaluation.levels[1].accuracy >= 0.9
 
 
-def test_windows_never_trained_on_are_counted(learned):
-    _, evaluation = learned
-    counts = evaluation.windows
-    assert 0 <= counts.unseen_right <= counts.unseen <= counts.asked
-    assert counts.asked > 100
+def test_windows_never_trained_on_are_counted():
+    machine = RewritingMachine(SIGNATURE, RuleEngine())
+    ask(machine, [make_sample(2, seed=3, index=0, split="test")])
+    asked = [machine.window(w) for w in range(machine.num_windows)]
+    assert _window_counts(machine, set(asked[:4])) == WindowCounts(len(asked), len(asked) - 4, len(asked) - 4)
+
+    idle = RewritingMachine(SIGNATURE, RuleRewriter(lambda window: ()))
+    ask(idle, [make_sample(1, seed=3, index=0, split="test")])
+    assert _window_counts(idle, set()) == WindowCounts(1, 1, 0)
 
 
 def test_evaluating_again_gives_the_same_and_changes_nothing(learned):
@@ -102,8 +107,27 @@ def test_solve_takes_any_legal_expression(learned):
     path, _ = learned
     for text in ("(derive (^ speed 2) speed)", "(- 0.1 0.1 0.1)", "(sin 0)", "(integrate (/ 1 x) x 1 e)", "7"):
         found = solve(path, text)
-        assert isinstance(found.right, bool)
         assert found.reason
+        assert found.verdict.startswith(("right, ", "wrong, "))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(derive (^ speed 2) speed)",
+        "(- 0.1 0.1 0.1)",
+        "(sin 0)",
+        "(approx (sin 3))",
+        "(+ (approx (/ 1 3)) (sin 1))",
+        "(integrate (/ 1 x) x 1 e)",
+        "(solve (= (* 2 y) 3) y)",
+        "7",
+    ],
+)
+def test_what_a_perfect_network_would_answer_is_right(text):
+    expression = parse(text)
+    level = level_of(expression)
+    assert judge(level, expression, normal_form(expression, level)).right
 
 
 def test_an_expression_without_an_answer_is_said_to_have_none(learned):

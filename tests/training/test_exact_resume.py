@@ -14,6 +14,8 @@ from small_training import NUM_STEPS, begin_or_go_on, outcome, small_config, sma
 
 from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.training import LevelPromotion, RunDirectory, TrainingInterrupted
+from dagnn.training.metrics import read_metrics
+from dagnn.training.schedules import make_schedule
 
 SCRIPT = Path(__file__).parent.parent / "small_training.py"
 
@@ -148,7 +150,7 @@ def test_resume_with_other_settings_is_refused(tmp_path):
         small_trainer(run, config).resume()
     assert "2 settings are wrong" in str(error.value)
     assert "optimizer.lr = 0.1: the run has 0.05, and a resumed run keeps it" in str(error.value)
-    assert "max_steps = 30: the run has 21" in str(error.value)
+    assert "max_steps = 30: the run has 21, and its learning rates follow a warmup_cosine" in str(error.value)
 
 
 def test_longer_training_equals_one_that_was_long_from_the_start(tmp_path):
@@ -165,6 +167,25 @@ def test_longer_training_equals_one_that_was_long_from_the_start(tmp_path):
         trainer.fit()
         assert run.config().max_steps == 15
     assert outcome(tmp_path / "extended") == outcome(tmp_path / "long")
+
+
+@pytest.mark.parametrize(("reschedule", "steps"), [("keep", 21), ("stretch", 30)])
+def test_rescheduled_training_has_the_chosen_rates_and_says_so(tmp_path, reschedule, steps):
+    longer = small_config(max_steps=30)
+    begin_or_go_on(tmp_path / "run")
+    with RunDirectory.open(tmp_path / "run") as run:
+        with pytest.raises(ConfigError, match="--reschedule keep"):
+            small_trainer(run, longer).resume()
+        trainer = small_trainer(run, longer)
+        assert trainer.resume(reschedule=reschedule)
+        trainer.fit()
+        assert run.config().schedule_steps == steps
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    (told,) = (row for row in rows if row["kind"] == "reschedule")
+    assert told == {"kind": "reschedule", "step": 21, "reschedule": reschedule, "max_steps_before": 21, "max_steps": 30}
+    schedule = make_schedule(longer.schedule, steps)
+    rates = [row["lr"] for row in rows if row["kind"] == "step" and row["step"] > 21]
+    assert rates == [0.05 * schedule(step) for step in range(21, 30)]
 
 
 def test_another_model_is_refused_and_left_alone(tmp_path):
@@ -213,7 +234,7 @@ def check_storm(directory, kills, seed, uninterrupted):
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(uninterrupted, tmp_path):
-    check_storm(tmp_path, 10, 1, uninterrupted)
+    check_storm(tmp_path, 20, 1, uninterrupted)
 
 
 @pytest.mark.slow

@@ -44,3 +44,14 @@ def test_untouched_even_by_an_exception():
     except KeyError:
         pass
     assert draws() == expected
+
+
+def test_ranks_draw_numbers_of_their_own_and_the_first_those_of_one_process():
+    def draws(seed, rank):
+        seed_everything(seed, rank)
+        return random.random(), float(np.random.rand()), torch.rand(2).tolist()  # noqa: NPY002
+
+    assert draws(5, 0) == draws(5, 0)
+    assert len({str(draws(2**32 - 1, rank)) for rank in range(50)}) == 50
+    seed_everything(5)
+    assert draws(5, 0)[0] == random.Random(5).random()

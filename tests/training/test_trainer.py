@@ -34,6 +34,7 @@ def config(**flags):
     plain = {
         "max_steps": 5,
         "batch_size": 4,
+        "micro_batches": 1,
         "optimizer.name": "sgd",
         "optimizer.lr": 0.1,
         "optimizer.weight_decay": 0.0,
@@ -123,6 +124,7 @@ def test_rows_have_the_documented_keys(tmp_path):
         "step": "kind step loss grad_norm lr weight micro_batches level skipped seconds",
         "evaluation": "kind step accuracy accuracy/1 accuracy/2 accuracy/3 seconds",
         "promotion": "kind step level active",
+        "epoch": "kind step epoch loss weight",
     }
     assert [(row["step"], row["active"]) for row in rows if row["kind"] == "promotion"] == [
         (8, [1, 2]),

@@ -9,14 +9,20 @@ if TYPE_CHECKING:
     from dagnn.training.checkpoint import verify_checkpoint as verify_checkpoint
     from dagnn.training.checkpoint_store import CheckpointStore as CheckpointStore
     from dagnn.training.config import TrainingConfig as TrainingConfig
+    from dagnn.training.lr_finder import LrCurve as LrCurve
+    from dagnn.training.lr_finder import find_lr as find_lr
     from dagnn.training.metrics import MetricsLog as MetricsLog
     from dagnn.training.metrics import read_metrics as read_metrics
+    from dagnn.training.processes import Processes as Processes
+    from dagnn.training.processes import joined as joined
     from dagnn.training.promotion import LevelPromotion as LevelPromotion
     from dagnn.training.result import TrainingResult as TrainingResult
     from dagnn.training.run_directory import RunDirectory as RunDirectory
+    from dagnn.training.run_directory import open_run as open_run
     from dagnn.training.signals import TrainingInterrupted as TrainingInterrupted
     from dagnn.training.source import BatchSource as BatchSource
     from dagnn.training.source import MappedSource as MappedSource
+    from dagnn.training.tally import Tally as Tally
     from dagnn.training.trainer import Trainer as Trainer
 
 # Loaded on first use (PEP 562): a configuration, and so `dagnn train --help`, does not wait for torch.
@@ -24,14 +30,20 @@ _MODULE_OF = {
     "BatchSource": "dagnn.training.source",
     "Checkpoint": "dagnn.training.checkpoint",
     "CheckpointStore": "dagnn.training.checkpoint_store",
+    "LrCurve": "dagnn.training.lr_finder",
     "LevelPromotion": "dagnn.training.promotion",
     "MappedSource": "dagnn.training.source",
     "MetricsLog": "dagnn.training.metrics",
+    "Processes": "dagnn.training.processes",
     "RunDirectory": "dagnn.training.run_directory",
+    "Tally": "dagnn.training.tally",
     "Trainer": "dagnn.training.trainer",
     "TrainingConfig": "dagnn.training.config",
     "TrainingInterrupted": "dagnn.training.signals",
     "TrainingResult": "dagnn.training.result",
+    "find_lr": "dagnn.training.lr_finder",
+    "joined": "dagnn.training.processes",
+    "open_run": "dagnn.training.run_directory",
     "read_checkpoint": "dagnn.training.checkpoint",
     "read_metrics": "dagnn.training.metrics",
     "verify_checkpoint": "dagnn.training.checkpoint",

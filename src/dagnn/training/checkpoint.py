@@ -15,6 +15,7 @@ safetensors refuses a truncated file by itself, but loads a flipped bit without 
 
 import hashlib
 import json
+import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -99,23 +100,28 @@ def read_manifest(path: Path) -> Manifest:
     """The verified manifest of the checkpoint in ``path``.
 
     Raises:
-        CheckpointError: damaged, missing, or of a newer format.
+        CheckpointError: damaged, missing, a symbolic link, or of a newer format.
     """
+    if path.is_symlink():
+        raise CheckpointError(f"{path} is a symbolic link: a checkpoint is a directory of its own.")
     content = _read(path, _MANIFEST, _MAX_MANIFEST_BYTES)
     manifest = _parse_json(path, _MANIFEST, content)
     # Written again it must give the same bytes, hash included: no byte of the file is left unproved.
-    if not isinstance(manifest, dict) or content != _manifest_bytes(_without_hash(manifest)):
+    if not isinstance(manifest, dict) or content != _rewritten(manifest):
         raise DamagedCheckpointError(f"{path / _MANIFEST} is damaged: its own sha256 does not match.")
-    if manifest.get("format", 0) > FORMAT:
+    written = manifest.get("format")
+    if type(written) is not int or written < 1:
+        raise CheckpointError(f"{path / _MANIFEST} is no manifest of dagnn: its format is {written!r}.")
+    if written > FORMAT:
         raise CheckpointError(
-            f"{path} has checkpoint format {manifest['format']} (dagnn {manifest['dagnn']}), this is dagnn "
+            f"{path} has checkpoint format {written} (dagnn {manifest.get('dagnn')}), this is dagnn "
             f"{__version__} with format {FORMAT}: update dagnn to read it."
         )
     try:
         score = None if manifest["score"] is None else float(manifest["score"])
         files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
         found = Manifest(str(manifest["run"]), int(manifest["step"]), score, files)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is no manifest of dagnn: {error!r}.") from error
     unknown = set(files) - {*_JSON_FILES, *_TENSOR_FILES}
     if unknown or not set(_JSON_FILES) <= set(files):
@@ -143,10 +149,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def verify_checkpoint(path: Path) -> Manifest:
-    """The manifest, after every file was compared with it. Raises as `read_checkpoint`."""
+    """The manifest, after every file was compared with it, and nothing else is there. Raises as `read_checkpoint`."""
     manifest = read_manifest(path)
     for name, entry in manifest.files.items():
         _verified(path, name, *entry)
+    foreign = sorted({each.name for each in path.iterdir()} - {_MANIFEST, *manifest.files})
+    if foreign:
+        raise CheckpointError(f"{path / foreign[0]} is not in the manifest: a checkpoint holds nothing else.")
     return manifest
 
 
@@ -174,26 +183,46 @@ def _manifest_bytes(manifest: dict[str, Any]) -> bytes:
     return json_bytes({**manifest, "sha256": digest})
 
 
+def _rewritten(manifest: dict[str, Any]) -> bytes | None:
+    """The bytes that this version would have written; None where JSON has no word for a value."""
+    try:
+        return _manifest_bytes(_without_hash(manifest))
+    except ValueError:
+        return None
+
+
 def _without_hash(manifest: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in manifest.items() if key != "sha256"}
 
 
 def _verified(path: Path, name: str, num_bytes: int, sha256: str) -> bytes:
-    content = _read(path, name, num_bytes)
-    if len(content) != num_bytes:
-        raise DamagedCheckpointError(f"{path / name} is damaged: {len(content)} bytes, the manifest says {num_bytes}.")
+    content = _read(path, name, num_bytes, exactly=True)
     if hashlib.sha256(content).hexdigest() != sha256:
         raise DamagedCheckpointError(f"{path / name} is damaged: its sha256 is not the manifest's.")
     return content
 
 
-def _read(path: Path, name: str, max_bytes: int) -> bytes:
-    """At most ``max_bytes + 1`` bytes of a plain file: its size is known before memory is taken for it."""
+def _read(path: Path, name: str, num_bytes: int, *, exactly: bool = False) -> bytes:
+    """The bytes of a plain file of at most (or exactly) ``num_bytes``.
+
+    Its size is looked at before memory is taken for it: neither a file nor a manifest that lies about one fills it.
+    """
     try:
-        if not stat.S_ISREG((path / name).lstat().st_mode):
-            raise CheckpointError(f"{path / name} is not a plain file: a checkpoint holds no links.")
-        with (path / name).open("rb") as file:
-            return file.read(max_bytes + 1)
+        # Not followed, not waited for: a link or a pipe in the place of a file is refused.
+        descriptor = os.open(path / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if (path / name).is_symlink():
+            raise CheckpointError(f"{path / name} is not a plain file: a checkpoint holds no links.") from error
+        raise DamagedCheckpointError(f"cannot read {path / name}: {error.strerror or error}.") from error
+    try:
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{path / name} is not a plain file: a checkpoint holds no links.")
+            if status.st_size > num_bytes or (exactly and status.st_size != num_bytes):
+                told = f"the manifest says {num_bytes}" if exactly else f"at most {num_bytes} are allowed"
+                raise DamagedCheckpointError(f"{path / name} is damaged: {status.st_size} bytes, {told}.")
+            return file.read(status.st_size)
     except OSError as error:
         raise DamagedCheckpointError(f"cannot read {path / name}: {error.strerror or error}.") from error
 

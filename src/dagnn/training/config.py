@@ -27,6 +27,7 @@ from dagnn.training.settings import (
 NUM_LEVELS = 7
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 SCHEDULES = ("constant", "step", "exponential", "cosine", "warmup", "warmup_cosine")
+_MAX_FILE_CHARACTERS = 1 << 20
 _WARMUP_SCHEDULES = ("warmup", "warmup_cosine")
 
 
@@ -124,6 +125,7 @@ class ScheduleConfig:
         accepts=lambda value: 0 < value <= 1,
     )
     final_fraction: float = setting(0.01, "lr at the end of a cosine, as a part of the base", **within(0.0, 1.0))
+    steps: int = setting(0, "step at which a cosine ends; 0: max_steps", **at_least(0))
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,14 @@ class CheckpointConfig:
     save_every: int = setting(500, "optimizer steps between two checkpoints; 0: only at the end", **at_least(0))
     keep_last: int = setting(3, "newest checkpoints to keep", **at_least(1))
     keep_best: int = setting(1, "best checkpoints to keep beside them", **at_least(0))
+
+
+@dataclass(frozen=True)
+class EarlyStoppingConfig:
+    """When training ends before `max_steps`: the monitor no longer gets better."""
+
+    patience: int = setting(0, "evaluations in a row without a better monitor that end it; 0: never", **at_least(0))
+    min_delta: float = setting(0.0, "how much better counts as better", **at_least(0.0))
 
 
 @dataclass(frozen=True)
@@ -157,7 +167,7 @@ class TrainingConfig:
     threads: int = setting(0, "threads of torch; 0: its own choice", **at_least(0))
     max_steps: int = setting(3000, "optimizer steps in all", **at_least(1))
     batch_size: int = setting(512, "examples per optimizer step", **at_least(1))
-    micro_batches: int = setting(1, "parts in which an optimizer step is computed", **at_least(1))
+    micro_batches: int = setting(2, "parts in which an optimizer step is computed", **at_least(1))
     max_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", **at_least(0.0))
     ema_decay: float = setting(
         0.999,
@@ -165,6 +175,12 @@ class TrainingConfig:
         allowed="a number from 0 to below 1",
         accepts=lambda value: 0 <= value < 1,
     )
+    precision: str = setting(
+        "float32",
+        "the forward pass of training: as the model is, or in bfloat16 where torch.autocast says so",
+        **one_of("float32", "bfloat16"),
+    )
+    profile_steps: int = setting(0, "optimizer steps to profile, into profile.json of the run", **at_least(0))
     non_finite: str = setting("skip", "after a refused step (loss or gradient not finite)", **one_of("skip", "stop"))
     eval_every: int = setting(500, "optimizer steps between two evaluations; 0: never", **at_least(0))
     test_samples: int = setting(500, "test expressions per level in the final evaluation", **at_least(1))
@@ -179,6 +195,7 @@ class TrainingConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
 
     def __post_init__(self) -> None:
         problems = []
@@ -197,6 +214,11 @@ class TrainingConfig:
     def micro_batch_size(self) -> int:
         """Examples in one micro-batch."""
         return self.batch_size // self.micro_batches
+
+    @property
+    def schedule_steps(self) -> int:
+        """Steps that a cosine spans."""
+        return self.schedule.steps or self.max_steps
 
     @classmethod
     def resolve(
@@ -217,6 +239,17 @@ class TrainingConfig:
         Raises:
             ConfigError: unreadable file; unknown keys (with a suggestion) and wrong values, all at once.
         """
+        return _built(cls.given(file, environment=environment, flags=flags))
+
+    @classmethod
+    def given(
+        cls,
+        file: str | Path | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        flags: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What was said about settings, by dotted key, without defaults; arguments and errors as of `resolve`."""
         problems: list[str] = []
         values: dict[str, Any] = {}
         if file is not None:
@@ -224,7 +257,7 @@ class TrainingConfig:
         values |= _from_environment(os.environ if environment is None else environment, problems)
         values |= _typed(flags or {}, "", problems)
         refuse(problems)
-        return _built(values)
+        return values
 
     @classmethod
     def from_toml(cls, text: str) -> "TrainingConfig":
@@ -257,10 +290,10 @@ class TrainingConfig:
             found.append(
                 f"micro_batches = {self.micro_batches}: allowed is a divisor of batch_size = {self.batch_size}."
             )
-        if self.schedule.name in _WARMUP_SCHEDULES and self.schedule.warmup_steps >= self.max_steps:
+        if self.schedule.name in _WARMUP_SCHEDULES and self.schedule.warmup_steps >= self.schedule_steps:
             found.append(
                 f"schedule.warmup_steps = {self.schedule.warmup_steps}: allowed is less than "
-                f"max_steps = {self.max_steps}."
+                f"{'schedule.steps' if self.schedule.steps else 'max_steps'} = {self.schedule_steps}."
             )
         if not any(self.curriculum.weight_of(level) > 0 for level in self.curriculum.levels):
             found.append(
@@ -271,6 +304,8 @@ class TrainingConfig:
             found.append(
                 "eval_every = 0: allowed is at least 1 when curriculum.order = progressive (nothing promotes)."
             )
+        if self.early_stopping.patience and not self.eval_every:
+            found.append("eval_every = 0: allowed is at least 1 with early_stopping.patience (nothing to wait for).")
         return found
 
 
@@ -290,16 +325,21 @@ def _built(values: Mapping[str, Any]) -> TrainingConfig:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MAX_FILE_CHARACTERS + 1)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error}.") from error
+    if len(text) > _MAX_FILE_CHARACTERS:
+        raise ConfigError(f"the configuration file {path} has more than {_MAX_FILE_CHARACTERS:,} characters.")
     return _parse_toml(text, str(path))
 
 
 def _parse_toml(text: str, origin: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{origin} is not TOML of ours: its values are nested too deeply.") from None
+    except ValueError as error:  # a TOMLDecodeError, or a number with too many digits
         raise ConfigError(f"{origin} is not TOML: {error}.") from error
 
 

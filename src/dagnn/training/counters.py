@@ -20,6 +20,9 @@ class Counters:
         evaluation_due: an evaluation belongs to this moment and is not made yet.
         save_due: a checkpoint belongs to this moment (after the evaluation).
         best_score, best_step: of the monitored metric.
+        waited_from: the score that early stopping waits to be beaten; None before the first.
+        waited: evaluations in a row that did not beat it.
+        epoch: sums of the epoch under way, as `EpochMeans.to_json` gives them.
         num_rows: metrics rows written.
     """
 
@@ -34,6 +37,9 @@ class Counters:
     best_score: float | None = None
     best_step: int | None = None
     num_rows: int = 0
+    waited_from: float | None = None
+    waited: int = 0
+    epoch: list[float] = field(default_factory=list)
 
     def rank(self, score: float, mode: str) -> bool:
         """Note this score, reached at ``step``; True when it is the best so far. NaN and infinity never are."""
@@ -44,6 +50,15 @@ class Counters:
             return False
         self.best_score, self.best_step = score, self.step
         return True
+
+    def wait(self, score: float, mode: str, min_delta: float) -> None:
+        """Count an evaluation with this score towards early stopping. NaN and infinity beat nothing."""
+        sign = 1.0 if mode == "max" else -1.0
+        beaten = math.isfinite(score) and (self.waited_from is None or sign * (score - self.waited_from) > min_delta)
+        if beaten:
+            self.waited_from, self.waited = score, 0
+        else:
+            self.waited += 1
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; a number that is not finite becomes a string, as in the metrics file."""

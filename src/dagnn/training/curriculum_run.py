@@ -1,23 +1,28 @@
 """The main job: collect the windows of all levels, train a GraphRewriter on them, judge it by the exact engine."""
 
+import functools
 import os
 import resource
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import WindowSet, collect_windows
+from dagnn.errors import RunError
 from dagnn.graph.rewriting import RewritingMachine
 from dagnn.nn import GraphRewriter
 from dagnn.training.config import TrainingConfig
 from dagnn.training.evaluate import ask, description_of, evaluate, samples_of
 from dagnn.training.evaluation import Evaluation
+from dagnn.training.processes import Processes
 from dagnn.training.promotion import LevelPromotion
 from dagnn.training.rng import seed_everything
-from dagnn.training.run_directory import RunDirectory
+from dagnn.training.run_directory import RunDirectory, open_run
+from dagnn.training.tally import Tally
 from dagnn.training.trainer import Trainer
 from dagnn.training.window_file import Cost, read_windows, write_windows
 from dagnn.training.window_source import WindowBatch, WindowSource
@@ -33,6 +38,7 @@ def train(
     *,
     resume: bool = False,
     step: int | None = None,
+    reschedule: str | None = None,
     note: Callable[[str], object] = print,
 ) -> Evaluation:
     """Trains the curriculum in ``config.run_directory`` and evaluates the result on the test split.
@@ -40,23 +46,25 @@ def train(
     Args:
         config: every setting.
         resume: go on with the run that is there, from its newest whole checkpoint, or that of `step`.
+        reschedule: "keep" or "stretch", where a resume changes ``max_steps`` under a cosine.
         note: called with a line about what is being done.
+
+    Several processes, joined by torch.distributed, all call it: they share every batch and every evaluation; the
+    first one traces, writes and judges the result, which all get.
 
     Raises:
         TrainingInterrupted: by a signal; everything is saved.
         RunError: the directory is in use, holds another run, or cannot be written.
     """
-    path = config.run_directory
-    with RunDirectory.open(path) if resume else RunDirectory.create(path, config) as run:
-        windows = _windows(run, config, note)
+    processes = Processes()
+    with open_run(config, resume, processes) as run:
+        windows = _windows(run, config, processes, note)
         trainer = make_trainer(run, config, windows)
         if resume:
-            trainer.resume(step)
+            trainer.resume(step, reschedule=reschedule)
         trainer.fit()
         note(f"asking {config.test_samples} test expressions of each level")
-        found = evaluate(run.path, expressions=config.test_samples)
-        found.write(run.path)
-    return found
+        return processes.by_first(lambda: _judged(run, config))
 
 
 def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) -> Trainer:
@@ -71,7 +79,8 @@ def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) 
         slot_width=config.model.slot_width,
         num_slots=config.model.num_slots,
     )
-    source = WindowSource(windows, model, config)
+    processes = Processes()
+    source = WindowSource(windows, model, config, rank=processes.rank, num_ranks=processes.size)
     loss = config.loss
 
     def batch_loss(network: nn.Module, batch: WindowBatch) -> Tensor:
@@ -80,7 +89,7 @@ def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) 
 
     def evaluate_network(network: nn.Module, step: int) -> Mapping[str, Any]:
         assert isinstance(network, GraphRewriter)
-        return _progress_of(network, source, config, promotion.active)
+        return _progress_of(network, source, config, promotion.active, processes)
 
     promotion = LevelPromotion.from_config(config.curriculum)
     return Trainer(
@@ -96,13 +105,32 @@ def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) 
     )
 
 
-def _windows(run: RunDirectory, config: TrainingConfig, note: Callable[[str], object]) -> WindowSet:
-    """The windows of the run: those that it has, or all traced now."""
+def _judged(run: RunDirectory, config: TrainingConfig) -> Evaluation:
+    found = evaluate(run.path, expressions=config.test_samples)
+    found.write(run.path)
+    return found
+
+
+def _windows(
+    run: RunDirectory, config: TrainingConfig, processes: Processes, note: Callable[[str], object]
+) -> WindowSet:
+    """The windows of the run: those that it has, or all traced now by the first process."""
+    traced: list[WindowSet] = []
+    processes.by_first(lambda: traced.append(_traced(run, config, note)))
+    if traced:
+        return traced[0]
+    kept = read_windows(run.path)
+    if kept is None:
+        raise RunError(f"{run.path} has no windows: all processes must see the directory of the run.")
+    return kept[0]
+
+
+def _traced(run: RunDirectory, config: TrainingConfig, note: Callable[[str], object]) -> WindowSet:
     kept = read_windows(run.path)
     if kept is not None:
         return kept[0]
     samples = {level: config.curriculum.samples_of(level) for level in config.curriculum.levels}
-    processes = min(os.cpu_count() or 1, 8) if sum(samples.values()) > 20_000 else 1
+    processes = min(_cores(), 8) if sum(samples.values()) > 20_000 else 1
     note(f"tracing {sum(samples.values()):,} expressions of the levels {', '.join(map(str, samples))}")
     start, cpu_start = time.perf_counter(), _cpu_seconds()
     windows = collect_windows(samples, seed=config.seed, preset=config.curriculum.preset, processes=processes)
@@ -112,6 +140,11 @@ def _windows(run: RunDirectory, config: TrainingConfig, note: Callable[[str], ob
     return windows
 
 
+def _cores() -> int:
+    """Cores that this process may use: a container may own 2 of 64."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _cpu_seconds() -> float:
     """CPU time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -119,32 +152,44 @@ def _cpu_seconds() -> float:
 
 
 def _progress_of(
-    model: GraphRewriter, source: WindowSource, config: TrainingConfig, levels: tuple[int, ...]
+    model: GraphRewriter,
+    source: WindowSource,
+    config: TrainingConfig,
+    levels: tuple[int, ...],
+    processes: Processes,
 ) -> dict[str, Any]:
-    """Part of the windows that are wrong, and the accuracy by level on fresh validation expressions."""
-    wrong = _wrong_windows(model, source)
-    accuracy = dict.fromkeys(levels, 0.0)
-    if wrong <= _WRONG_WINDOWS_AT_MOST:
-        machine = RewritingMachine(SIGNATURE, model)
-        for level in levels:
-            samples = samples_of(level, config.eval_samples, config, split="validation", seed=config.seed)
-            examples, _ = ask(machine, samples)
-            accuracy[level] = sum(example.right for example in examples) / len(examples)
+    """Part of the open levels' windows that are wrong, and the accuracy by level on fresh validation expressions.
+
+    While too many windows are wrong nothing is asked: then there is no accuracy by level, and ``accuracy``, which ranks
+    checkpoints, is 0. Every process looks at all windows, which takes little and decides alike, and asks its share of
+    the expressions.
+    """
+    wrong = _wrong_windows(model, source, levels)
+    if wrong > _WRONG_WINDOWS_AT_MOST:
+        return {"windows_wrong": wrong, "accuracy": Tally.of([0.0])}
+    machine = RewritingMachine(SIGNATURE, model)
+    accuracy = {}
+    for level in levels:
+        samples = samples_of(level, config.eval_samples, config, split="validation", seed=config.seed)
+        examples, _ = ask(machine, samples[processes.rank :: processes.size])
+        accuracy[level] = Tally.of(float(example.right) for example in examples)
+    # Every level asks as many expressions, so that the mean over all of them is the mean of the levels' means.
     return {
         "windows_wrong": wrong,
-        "accuracy": sum(accuracy.values()) / len(accuracy),
+        "accuracy": functools.reduce(Tally.merged, accuracy.values()),
         **{f"accuracy/{level}": value for level, value in accuracy.items()},
     }
 
 
-def _wrong_windows(model: GraphRewriter, source: WindowSource) -> float:
-    """Part of the training windows whose replacement is not exactly right."""
+def _wrong_windows(model: GraphRewriter, source: WindowSource, levels: tuple[int, ...]) -> float:
+    """Part of the windows of these levels whose replacement is not exactly right."""
     wrong = 0
-    for first in range(0, len(source.rows), _WINDOWS_AT_ONCE):
-        targets = source.targets[first : first + _WINDOWS_AT_ONCE]
+    windows = source.windows_of(levels)
+    for items in torch.split(windows, _WINDOWS_AT_ONCE):
+        targets = source.targets[items]
         num_slots = int((targets >= 0).any(0).any(0).sum())
         targets = targets[..., :num_slots]
-        predicted = model(source.rows[first : first + _WINDOWS_AT_ONCE], num_slots).argmax(-1)[:, None]
+        predicted = model(source.rows[items], num_slots).argmax(-1)[:, None]
         right_orders = ((predicted == targets) | (targets < 0)).all(2)
         wrong += len(targets) - int(right_orders.any(1).sum())
-    return wrong / max(1, len(source.rows))
+    return wrong / max(1, len(windows))

@@ -8,10 +8,14 @@ from pathlib import Path
 
 def write_new(path: Path, content: bytes) -> None:
     """Write a file and wait until the disk has it. Its name is safe only after `sync_directory`."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o644)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -11,6 +11,7 @@ from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.terms import from_term, to_term
 from dagnn.errors import CheckpointError, ConfigError, ExpressionError
 from dagnn.graph.rewriting.machine import RewritingMachine, Rewritten
+from dagnn.graph.rewriting.signature import Signature
 from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens
 from dagnn.nn import GraphRewriter
 from dagnn.nn.rewriter_features import WindowFeatures
@@ -59,14 +60,14 @@ class Solution:
         return f"right, {self.reason}" if self.right else f"wrong, {self.reason}"
 
 
-def evaluate(run: str | Path, *, expressions: int = 500, split: str = "test", seed: int = 0) -> Evaluation:
+def evaluate(run: str | Path, *, expressions: int = 500, split: str = "test", seed: int | None = None) -> Evaluation:
     """Accuracy of a run's network on fresh expressions of each of its levels.
 
     Args:
         run: a run directory, or one of its checkpoints.
         expressions: how many of each level.
         split: "test" or "validation"; "train" asks what the network was trained on.
-        seed: of the expressions.
+        seed: of the expressions; None is the run's own, whose first training expressions split "train" then asks.
 
     Raises:
         RunError, CheckpointError: there is no run, or no whole checkpoint.
@@ -78,9 +79,12 @@ def evaluate(run: str | Path, *, expressions: int = 500, split: str = "test", se
     model = model_of(checkpoint)
     machine = RewritingMachine(SIGNATURE, model)
     results = {}
+    seed = config.seed if seed is None else seed
+    opened = _open_levels(checkpoint, config)
     for level in config.curriculum.levels:
         examples, seconds = ask(machine, samples_of(level, expressions, config, split=split, seed=seed))
-        results[level] = LevelResult.of(examples, samples_seen=config.curriculum.samples_of(level), seconds=seconds)
+        seen = config.curriculum.samples_of(level) if level in opened else 0
+        results[level] = LevelResult.of(examples, samples_seen=seen, seconds=seconds)
     traced = read_windows(directory.path)
     cost = traced[1] if traced else Cost(0.0, 0.0)
     return Evaluation(
@@ -154,7 +158,7 @@ def model_of(checkpoint: Checkpoint) -> GraphRewriter:
     """
     described = checkpoint.state.get("description") or {}
     try:
-        if described["labels"] != [label.name for label in SIGNATURE.labels]:
+        if described["labels"] != labels_of(SIGNATURE):
             raise CheckpointError(
                 f"the checkpoint of step {checkpoint.step} was trained on another set of rewrite rules: "
                 "train a new run with this version."
@@ -167,10 +171,15 @@ def model_of(checkpoint: Checkpoint) -> GraphRewriter:
     return model.eval()
 
 
+def labels_of(signature: Signature) -> list[list[str | int | None]]:
+    """What a network's numbers mean: name, arity and window depth of every label, as JSON values."""
+    return [[label.name, label.arity, label.window_depth] for label in signature.labels]
+
+
 def description_of(model: GraphRewriter) -> dict[str, object]:
     """What `model_of` needs to build the network again, as JSON values."""
     return {
-        "labels": [label.name for label in model.signature.labels],
+        "labels": labels_of(model.signature),
         "features": model.features.known,
         "size": {
             "width": model.width,
@@ -191,6 +200,12 @@ def _opened(path: str | Path) -> tuple[RunDirectory, TrainingConfig, Checkpoint]
             f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first save."
         )
     return run, run.config(), checkpoint
+
+
+def _open_levels(checkpoint: Checkpoint, config: TrainingConfig) -> tuple[int, ...]:
+    """The levels that training had begun with when the checkpoint was written."""
+    promotion = checkpoint.state.get("promotion")
+    return config.curriculum.levels if promotion is None else tuple(promotion["levels"][: promotion["open"]])
 
 
 def _window_counts(machine: RewritingMachine, trained: set[WindowTokens]) -> WindowCounts:

@@ -14,16 +14,18 @@ operator of their expression (`operator_of`), then by reason.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dagnn.errors import RunError
 from dagnn.training.durable import replace_file
 
 FILE_NAME = "evaluation.json"
 SHOWN, SHOWN_WRONG = 5, 2
+
+Number = TypeVar("Number", int, float)
 
 _WRAPPERS = {"derive", "integrate", "solve", "approx", "subst", "="}
 _HEADS = re.compile(r"\(\s*([^\s()]+)\s*")
@@ -156,9 +158,16 @@ class Evaluation:
         try:
             content = json.loads(path.read_bytes())
             levels = {int(level): _level_result(values) for level, values in content["levels"].items()}
-            windows = None if content["windows"] is None else WindowCounts(**content["windows"])
-            cost = (content["cpu_seconds"], content["wall_seconds"], content["parameters"], content["step"])
-            return cls(levels, *cost, windows)
+            counts = content["windows"]
+            windows = None if counts is None else WindowCounts(**{key: int(value) for key, value in counts.items()})
+            return cls(
+                levels,
+                cpu_seconds=_optional(float, content["cpu_seconds"]),
+                wall_seconds=_optional(float, content["wall_seconds"]),
+                parameters=_optional(int, content["parameters"]),
+                step=int(content["step"]),
+                windows=windows,
+            )
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -200,5 +209,26 @@ def _shown(examples: list[Example]) -> tuple[Example, ...]:
 
 
 def _level_result(values: Mapping[str, Any]) -> LevelResult:
-    examples = tuple(Example(**example) for example in values["examples"])
-    return LevelResult(**{**values, "examples": examples})
+    """Each value in its own type: a file may say anything."""
+    examples = tuple(
+        Example(
+            str(each["input"]), str(each["answer"]), str(each["expected"]), bool(each["right"]), str(each["reason"])
+        )
+        for each in values["examples"]
+    )
+    errors = {
+        str(operator): {str(reason): int(count) for reason, count in reasons.items()}
+        for operator, reasons in values["errors"].items()
+    }
+    return LevelResult(
+        accuracy=float(values["accuracy"]),
+        expressions=int(values["expressions"]),
+        samples_seen=int(values["samples_seen"]),
+        samples_per_second=float(values["samples_per_second"]),
+        examples=examples,
+        errors=errors,
+    )
+
+
+def _optional(kind: Callable[[Any], Number], value: Any) -> Number | None:
+    return None if value is None else kind(value)

@@ -8,6 +8,7 @@ from dagnn.training.checkpoint import Checkpoint
 from dagnn.training.checkpoint_store import CheckpointStore
 from dagnn.training.resume import find_run
 from dagnn.training.run_directory import RunDirectory
+from dagnn.training.text import printable
 
 _MODULE_DEPTH = 2  # `cells.0.linear.weight` counts for `cells.0`
 
@@ -28,7 +29,7 @@ def info(path: str | Path) -> str:
     checkpoint = store.latest() if step is None else store.load(step)
     lines = [f"run {run.run_id} in {run.path}"]
     if checkpoint is None:
-        return "\n".join([*lines, "no checkpoint yet"])
+        return "\n".join(map(printable, [*lines, "no checkpoint yet"]))
 
     lines.append(f"step {checkpoint.step:,} of {run.config().max_steps:,}, in {store.path_of(checkpoint.step)}")
     if step is None and len(store.steps()) > 1:
@@ -46,7 +47,7 @@ def info(path: str | Path) -> str:
     width = max(map(len, counts), default=0)
     lines += ["", f"{sum(counts.values()):,} parameters"]
     lines += [f"  {module.ljust(width)}  {count:>12,}" for module, count in counts.items()]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def parameters_by_module(checkpoint: Checkpoint) -> dict[str, int]:

@@ -6,7 +6,9 @@ Every row has ``kind`` and ``step`` (optimizer steps made so far):
     "step"        after each optimizer step        loss, grad_norm, lr, weight, micro_batches, level, skipped, seconds
     "refused"     after a window without a step    loss, grad_norm, lr, weight, micro_batches, level, skipped, seconds
     "evaluation"  after each evaluation            what the evaluation returned, and seconds
+    "epoch"       after the last step of an epoch  epoch (from 0), loss (mean over its items), weight (their number)
     "promotion"   when a level opens               level, active
+    "reschedule"  after a resume that changed it   reschedule, max_steps_before, max_steps
 
 Rows are strict JSON. A number that is not finite is the string "nan", "inf" or "-inf": it is shown as it is, any
 JSON reader reads the line, and ``float(row["loss"])`` gives it back. ``seconds`` is the last key and, being the
@@ -24,6 +26,8 @@ from typing import Any, Self
 
 from dagnn.errors import DataError, RunError
 from dagnn.training.counters import strict_json
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class MetricsLog:
@@ -57,7 +61,10 @@ class MetricsLog:
             RunError: it cannot be written; the message names the path.
         """
         row = {"kind": kind, "step": step, **values}
-        line = json.dumps(strict_json(row), allow_nan=False).encode() + b"\n"
+        try:
+            line = _ENCODER.encode(row).encode() + b"\n"
+        except ValueError:  # a number that is not finite: seldom, so that the usual row need not be walked through
+            line = _ENCODER.encode(strict_json(row)).encode() + b"\n"
         try:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

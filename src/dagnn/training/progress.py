@@ -21,6 +21,7 @@ class Progress:
         self._max_steps = max_steps
         self._interval = max(1, -(-max_steps // _LINES_PER_RUN))
         self._first_step, self._started = step, time.monotonic()
+        self._items = 0.0
         self._shown = shown
         self._bar: Any = None
         if shown and self._stream.isatty():
@@ -28,13 +29,24 @@ class Progress:
 
             self._bar = tqdm(total=max_steps, initial=step, file=self._stream, unit="step", dynamic_ncols=True)
 
-    def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """After an optimizer step: ``values`` are short words and numbers to show beside it."""
+    def step(self, step: int, values: Mapping[str, Any], items: float | None = None) -> None:
+        """After an optimizer step.
+
+        Args:
+            values: short words and numbers to show beside it.
+            items: examples in it; their rate in this session is shown.
+        """
+        self._items += items or 0.0
+        due = step % self._interval == 0 or step == self._max_steps
+        if self._bar is None and not (self._shown and due):
+            return
+        if self._items:
+            values = {**values, "samples/s": f"{self._items / max(time.monotonic() - self._started, 1e-9):,.0f}"}
         text = " ".join(f"{key} {_short(value)}" for key, value in values.items() if value is not None)
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
-        elif self._shown and (step % self._interval == 0 or step == self._max_steps):
+        else:
             self._line(f"step {step}/{self._max_steps} {text} {self._time_left(step)}")
 
     def note(self, text: str) -> None:

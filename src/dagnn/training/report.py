@@ -52,7 +52,10 @@ def report(run: str | Path, *, picture: str | Path | None = None) -> Report:
     """
     directory = RunDirectory.read(run)
     rows = read_metrics(directory.metrics_path) if directory.metrics_path.exists() else []
-    evaluation = Evaluation.read(directory.path) or _from_metrics(rows, directory.config().eval_samples)
+    evaluation = Evaluation.read(directory.path)
+    if evaluation is None or evaluation.step < max((row.get("step", 0) for row in rows), default=0):
+        # None yet, or one from before the run went on.
+        evaluation = _from_metrics(rows, directory.config().eval_samples)
     target = directory.path / PICTURE_NAME if picture is None else Path(picture)
     problem = _draw(target, directory.path.name, rows, evaluation)
     lines = [*results_table(evaluation), "", *_examples(evaluation), *_errors(evaluation)]
@@ -76,7 +79,7 @@ def report_after_training(run: str | Path, note: Callable[[str], object]) -> Rep
 
 
 def results_table(evaluation: Evaluation) -> list[str]:
-    """One line per level: accuracy by the engine, samples seen, samples per second; then the cost."""
+    """One line per level: accuracy by the engine, samples trained on, samples answered per second; then the cost."""
     head = ("level", "accuracy", "expressions", "samples seen", "samples/s")
     lines = [
         (

@@ -18,6 +18,7 @@ class TrainingResult:
         best_score, best_step: of the monitored metric; None without one.
         seconds, cpu_seconds: spent in `Trainer.fit`, in all sessions.
         checkpoint: the last one; None without a run directory.
+        stopped_early: the monitor had not got better for ``early_stopping.patience`` evaluations.
     """
 
     step: int
@@ -29,3 +30,4 @@ class TrainingResult:
     seconds: float
     cpu_seconds: float
     checkpoint: Path | None
+    stopped_early: bool = False

@@ -1,6 +1,6 @@
 """Everything that decides how a training goes on, in one place: taken into a checkpoint, and put back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from dagnn.training.checkpoint import Checkpoint
 from dagnn.training.counters import Counters
 from dagnn.training.ema import WeightAverage
 from dagnn.training.promotion import LevelPromotion
-from dagnn.training.rng import rng_state, set_rng_state
+from dagnn.training.rng import set_rng_state
 from dagnn.training.source import BatchSource
 from dagnn.training.tensor_state import check_tensors, load_model, load_optimizer, model_tensors, optimizer_state
 
@@ -35,28 +35,40 @@ class Resumable:
         }
         return groups if self.average is None else {**groups, "ema": self.average.state_dict()}
 
-    def state(self, counters: Counters, description: Any) -> dict[str, Any]:
-        """All the rest as JSON values."""
+    def state(self, counters: Counters, description: Any, rng_of_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """All the rest as JSON values; ``rng_of_rank`` are the generators of every process (`rng_state`)."""
+        first, *others = rng_of_rank
         return {
             "counters": counters.to_json(),
             "data": self.source.state_dict(),
             "promotion": None if self.promotion is None else self.promotion.state_dict(),
             "optimizer": optimizer_state(self.optimizer, self.model)[1],
-            "rng": rng_state(),
+            "rng": first,
             "description": description,
+            **({"rng_of_other_ranks": others} if others else {}),
         }
 
-    def restore(self, checkpoint: Checkpoint, announce_levels: Callable[[], None]) -> Counters:
+    def restore(
+        self, checkpoint: Checkpoint, announce_levels: Callable[[], None], *, rank: int = 0, num_ranks: int = 1
+    ) -> Counters:
         """Put everything back.
 
         Args:
+            checkpoint: of a training by as many processes.
+            rank, num_ranks: this process, whose generators are put back, and how many there are.
             announce_levels: called between the promotion and the source, whose state may depend on the levels.
 
         Raises:
             CheckpointError: it is of another model, optimizer, curriculum or data.
         """
         try:
-            return self._restore(checkpoint.tensors, checkpoint.state, announce_levels)
+            generators = [checkpoint.state["rng"], *checkpoint.state.get("rng_of_other_ranks", [])]
+            if len(generators) != num_ranks:
+                raise CheckpointError(
+                    f"the checkpoint of step {checkpoint.step} is of a training by {len(generators)} processes, here "
+                    f"are {num_ranks}: each has random numbers of its own, so go on with as many."
+                )
+            return self._restore(checkpoint.tensors, checkpoint.state, announce_levels, generators[rank])
         except DagnnError:
             raise
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
@@ -67,6 +79,7 @@ class Resumable:
         tensors: Mapping[str, Mapping[str, Tensor]],
         state: Mapping[str, Any],
         announce_levels: Callable[[], None],
+        generators: Mapping[str, Any],
     ) -> Counters:
         if (self.average is None) != ("ema" not in tensors) or (self.promotion is None) != (state["promotion"] is None):
             raise CheckpointError(
@@ -86,5 +99,5 @@ class Resumable:
             self.promotion.load_state_dict(state["promotion"])
         announce_levels()
         self.source.load_state_dict(state["data"])
-        set_rng_state(state["rng"])  # last: whatever the others have drawn does not count
+        set_rng_state(generators)  # last: whatever the others have drawn does not count
         return counters

@@ -1,17 +1,27 @@
 """What a resumed run is: where it lies, and which of its settings may be given anew."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dagnn.errors import ConfigError
 from dagnn.training.config import TrainingConfig
 from dagnn.training.settings import flatten, refuse
 
 # These change where or when something is kept or shown, and no number of the training.
-_FREE = {"threads", "run_directory", "checkpoint.save_every", "checkpoint.keep_last", "checkpoint.keep_best"}
+_FREE = {
+    "threads",
+    "run_directory",
+    "profile_steps",
+    "checkpoint.save_every",
+    "checkpoint.keep_last",
+    "checkpoint.keep_best",
+}
 # Schedules whose learning rate at a step does not depend on how many steps there will be.
 _ENDLESS = ("constant", "step", "exponential", "warmup")
+RESCHEDULE = ("keep", "stretch")
 
 
 def find_run(path: str | Path) -> tuple[Path, int | None]:
@@ -29,27 +39,64 @@ def find_run(path: str | Path) -> tuple[Path, int | None]:
     return path, None
 
 
-def resumed_config(stored: TrainingConfig, flags: Mapping[str, Any]) -> TrainingConfig:
-    """The run's own configuration with the flags given at the resume.
+def begun(directory: Path) -> bool:
+    """Whether a run was begun in this directory."""
+    return (directory / "run.json").exists()
+
+
+def is_restart() -> bool:
+    """Whether torchrun has started this process again after a failure."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+
+
+def resumed_config(
+    stored: TrainingConfig, given: Mapping[str, Any], *, reschedule: str | None = None
+) -> TrainingConfig:
+    """The run's own configuration with the settings given at the resume.
 
     May change: what decides only where and how often things are kept (``threads`` too: it does not alter the
-    data or the formulas), and ``max_steps`` under a schedule that does not look at it.
+    data or the formulas), and ``max_steps``. Under a cosine, whose learning rates depend on ``max_steps``, it takes a
+    word on what becomes of them.
+
+    Args:
+        stored: of the run.
+        given: dotted key -> value.
+        reschedule: "keep" goes on along the run's curve, and at its final learning rate after its end; "stretch" goes
+            over to the curve that spans the new ``max_steps``. Without a change of ``max_steps`` it says nothing.
 
     Raises:
-        ConfigError: a flag would change the training itself; a resume then would be no resume.
+        ConfigError: a setting would change the training itself; a resume then would be no resume.
     """
-    wanted = stored.changed(flags)
-    free = _FREE | ({"max_steps"} if stored.schedule.name in _ENDLESS else set())
-    refuse(
-        [
-            f"{key} = {theirs}: the run has {mine}, and a resumed run keeps it: leave it out, or begin a new run."
-            for key, (mine, theirs) in stored.differences(wanted).items()
-            if key not in free
-        ]
-    )
+    if reschedule is not None and reschedule not in RESCHEDULE:
+        raise ConfigError(f"reschedule = {reschedule}: allowed is one of {', '.join(RESCHEDULE)}.")
+    wanted = stored.changed(given)
+    free, problems = set(_FREE), []
+    if stored.schedule.name in _ENDLESS:
+        free.add("max_steps")
+    elif wanted.max_steps != stored.max_steps:
+        free |= {"max_steps", "schedule.steps"}
+        if reschedule is None:
+            problems.append(
+                f"max_steps = {wanted.max_steps}: the run has {stored.max_steps}, and its learning rates follow a "
+                f"{stored.schedule.name} that ends at step {stored.schedule_steps}: say --reschedule keep to stay on "
+                "that curve, or --reschedule stretch to go over to the one that ends at the new max_steps."
+            )
+        else:
+            steps = stored.schedule_steps if reschedule == "keep" else 0
+            wanted = wanted.changed({"schedule.steps": steps})
+    problems += [
+        f"{key} = {theirs}: the run has {mine}, and a resumed run keeps it: leave it out, or begin a new run."
+        for key, (mine, theirs) in stored.differences(wanted).items()
+        if key not in free
+    ]
+    refuse(problems)
     return wanted
 
 
-def same_training(stored: TrainingConfig, given: TrainingConfig) -> None:
-    """Raise ConfigError where `resumed_config` would refuse what ``given`` says."""
-    resumed_config(stored, flatten(given))
+def same_training(stored: TrainingConfig, wanted: TrainingConfig, *, reschedule: str | None = None) -> TrainingConfig:
+    """What `resumed_config` makes of a whole configuration; raises ConfigError where it does."""
+    given = flatten(wanted)
+    # Whoever resumes a run that was rescheduled before need not know where its curve ends.
+    if wanted.schedule.steps == 0:
+        given["schedule.steps"] = stored.schedule.steps
+    return resumed_config(stored, given, reschedule=reschedule)

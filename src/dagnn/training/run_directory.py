@@ -13,13 +13,16 @@ import os
 import secrets
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dagnn._version import __version__
 from dagnn.errors import RunError
 from dagnn.training.checkpoint import json_bytes
 from dagnn.training.config import TrainingConfig
 from dagnn.training.durable import replace_file
+
+if TYPE_CHECKING:
+    from dagnn.training.processes import Processes
 
 _LOCK, _RUN, _CONFIG = "lock", "run.json", "config.toml"
 
@@ -124,6 +127,18 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def open_run(config: TrainingConfig, resume: bool, processes: "Processes") -> RunDirectory:
+    """The run in ``config.run_directory``, begun or gone on with by the first process, looked at by the others.
+
+    Raises:
+        RunError: as `RunDirectory.create` or `RunDirectory.open` in the first process; then in all of them.
+    """
+    path = config.run_directory
+    taken: list[RunDirectory] = []
+    processes.by_first(lambda: taken.append(RunDirectory.open(path) if resume else RunDirectory.create(path, config)))
+    return taken[0] if taken else RunDirectory.read(path)
 
 
 def _run_id(path: Path) -> str:

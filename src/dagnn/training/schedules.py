@@ -2,7 +2,8 @@
 
 A schedule gives the *factor* on the base learning rate for the optimizer step with this number (the first
 is 0). It runs through `torch.optim.lr_scheduler.LambdaLR`, and its only state is the step. With
-``T = max_steps``, ``W = warmup_steps``, ``S = step_size``, ``g = gamma``, ``f = final_fraction``:
+``T = schedule.steps`` (by default ``max_steps``), ``W = warmup_steps``, ``S = step_size``, ``g = gamma``,
+``f = final_fraction``:
 
     constant        1
     step            g ** (step // S)
@@ -27,15 +28,15 @@ from dagnn.training.config import ScheduleConfig
 Schedule = Callable[[int], float]
 
 
-def make_schedule(config: ScheduleConfig, max_steps: int) -> Schedule:
-    """The factor on the base learning rate as a function of the step, 0 .. ``max_steps`` - 1."""
+def make_schedule(config: ScheduleConfig, num_steps: int) -> Schedule:
+    """The factor on the base learning rate as a function of the step, from 0; a cosine ends at ``num_steps``."""
     schedules: dict[str, Schedule] = {
         "constant": lambda step: 1.0,
         "step": lambda step: config.gamma ** (step // config.step_size),
         "exponential": lambda step: config.gamma**step,
-        "cosine": lambda step: cosine(step, max_steps, config.final_fraction),
+        "cosine": lambda step: cosine(step, num_steps, config.final_fraction),
         "warmup": lambda step: warmup(step, config.warmup_steps),
-        "warmup_cosine": lambda step: warmup_cosine(step, max_steps, config.warmup_steps, config.final_fraction),
+        "warmup_cosine": lambda step: warmup_cosine(step, num_steps, config.warmup_steps, config.final_fraction),
     }
     return schedules[config.name]
 
@@ -51,11 +52,11 @@ def warmup(step: int, warmup_steps: int) -> float:
     return (step + 1) / warmup_steps if step < warmup_steps else 1.0
 
 
-def warmup_cosine(step: int, max_steps: int, warmup_steps: int, final_fraction: float) -> float:
-    """`warmup` below ``warmup_steps``, then `cosine` over the ``max_steps - warmup_steps`` that are left."""
+def warmup_cosine(step: int, num_steps: int, warmup_steps: int, final_fraction: float) -> float:
+    """`warmup` below ``warmup_steps``, then `cosine` over the ``num_steps - warmup_steps`` that are left."""
     if step < warmup_steps:
         return warmup(step, warmup_steps)
-    return cosine(step - warmup_steps, max_steps - warmup_steps, final_fraction)
+    return cosine(step - warmup_steps, num_steps - warmup_steps, final_fraction)
 
 
 def attach_schedule(optimizer: Optimizer, schedule: Schedule, step: int = 0) -> LambdaLR:

@@ -1,11 +1,13 @@
 """Ctrl-C and SIGTERM: finish the step, save once, leave; a second signal leaves at once."""
 
+import multiprocessing
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -34,6 +36,26 @@ class EvaluationAborted(BaseException):
     """
 
 
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM end the process by an exception, so that what is open is closed and the exit code is
+    130 or 143. For work that has nothing of its own to save: `StopRequest.installed` takes over for training.
+
+    Processes that this one has started end with it: waiting for their work to end may take minutes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(signal_number: int, frame: FrameType | None) -> None:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        _raise(signal_number)
+
+    with _handlers(leave):
+        yield
+
+
 class StopRequest:
     """Remembers that a signal has asked the training to stop.
 
@@ -52,15 +74,8 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
-        try:
-            for number in _SIGNALS:
-                signal.signal(number, self._handle)
+        with _handlers(self._handle):
             yield
-        finally:
-            for number, handler in before.items():
-                # None: a handler that was not set from Python and cannot be put back.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -87,11 +102,28 @@ class StopRequest:
 
     def _handle(self, signal_number: int, frame: FrameType | None) -> None:
         if self.signal_number is not None:
-            # KeyboardInterrupt and SystemExit pass every `except Exception` on the way out.
-            if signal_number == signal.SIGINT:
-                raise KeyboardInterrupt
-            raise SystemExit(128 + signal_number)
+            _raise(signal_number)
         self.request(signal_number)
         if self._interruptible:
             self._interruptible = False
             raise EvaluationAborted
+
+
+@contextmanager
+def _handlers(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        for number in _SIGNALS:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: a handler that was not set from Python and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _raise(signal_number: int) -> NoReturn:
+    # KeyboardInterrupt and SystemExit pass every `except Exception` on the way out.
+    if signal_number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + signal_number)

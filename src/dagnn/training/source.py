@@ -14,6 +14,10 @@ class BatchSource(Protocol[Batch_co]):
 
     The series after `load_state_dict` must be the one after `state_dict`, bit for bit: that, and nothing else,
     is what the trainer needs of it for an exact resume. The state must be JSON values.
+
+    With several processes each has its own source; ``next_batch`` gives this process's share of a micro-batch (it may
+    be empty), and the state is the same in all of them. A source with an attribute ``epoch`` (of the next batch, from
+    0) gets the mean loss of every epoch in the metrics.
     """
 
     def next_batch(self) -> Batch_co: ...
@@ -38,6 +42,11 @@ class MappedSource:
     def next_batch(self) -> Any:
         """The next batch of the source, through the function."""
         return self._function(self._source.next_batch())
+
+    @property
+    def epoch(self) -> int | None:
+        """The source's; None where it has none."""
+        return getattr(self._source, "epoch", None)
 
     def state_dict(self) -> Mapping[str, Any]:
         """The source's."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation import GradientAccumulator
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.checkpoint import Checkpoint
 from dagnn.training.checkpoint_store import CheckpointStore
@@ -19,22 +18,26 @@ from dagnn.training.clock import Clock
 from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import Counters
 from dagnn.training.ema import WeightAverage
+from dagnn.training.epochs import EpochMeans
 from dagnn.training.metrics import MetricsLog
 from dagnn.training.optimizers import make_optimizer
+from dagnn.training.processes import Processes
+from dagnn.training.profiling import FILE_NAME, StepProfiler
 from dagnn.training.progress import Progress
 from dagnn.training.promotion import LevelPromotion
 from dagnn.training.result import TrainingResult
 from dagnn.training.resumable import Resumable
 from dagnn.training.resume import same_training
-from dagnn.training.rng import seed_everything, untouched_rng
+from dagnn.training.rng import rng_state, seed_everything, untouched_rng
 from dagnn.training.run_directory import RunDirectory
-from dagnn.training.schedules import attach_schedule, make_schedule
 from dagnn.training.signals import EvaluationAborted, StopRequest, TrainingInterrupted
 from dagnn.training.source import BatchSource
+from dagnn.training.tally import joined_metrics
+from dagnn.training.tensor_state import unwrapped
 from dagnn.training.threads import torch_threads
+from dagnn.training.window_step import WindowStep
 
 _MAX_REFUSED_IN_A_ROW = 20
-_REASONS = {"non-finite": "a gradient is not finite", "empty": "its micro-batches have no items"}
 
 
 class Trainer:
@@ -42,6 +45,9 @@ class Trainer:
 
     `resume`, then `fit`, gives the same weights, optimizer state, averages, random numbers, data and metrics
     rows as never having stopped, wherever it was stopped.
+
+    Where torchrun has started several processes (`dagnn.training.processes.joined`), each makes a trainer with its
+    own share of the data: all hold the same weights and decide alike, and the first writes.
 
     Attributes:
         model, source, config, promotion: as given.
@@ -73,8 +79,9 @@ class Trainer:
             run: where configuration, metrics and checkpoints are kept; None keeps nothing.
             evaluate: ``evaluate(model, step)``, called every ``eval_every`` steps and after the last one, in
                 eval mode, without gradients, with the averaged weights where there are any. Returns JSON values by
-                name: the monitored metric, and ``"accuracy/<level>"`` for promotion. What it draws from the
-                generators leaves no trace; a signal may abort it, and the resume then calls it again.
+                name: the monitored metric, and ``"accuracy/<level>"`` for promotion; a `Tally` counts as its mean,
+                over the shares of all processes, each of which is asked. What it draws from the generators leaves
+                no trace; a signal may abort it, and the resume then calls it again.
             promotion: the rule that opens levels.
             on_promotion: called with the open levels when training starts or resumes (before the source's state
                 is loaded) and whenever a level opens: this is how the source learns what to draw from.
@@ -93,19 +100,23 @@ class Trainer:
         self._on_promotion = on_promotion
         self._weight = weight
         self._description = description
-        self._show_progress = show_progress
+        self._processes = Processes()
+        self._show_progress = show_progress and self._processes.is_first
         self._run = run
         self._store = None if run is None else open_checkpoints(run, config)
-        self._average = WeightAverage(model, config.ema_decay) if config.ema_decay else None
+        self._average = WeightAverage(unwrapped(model), config.ema_decay) if config.ema_decay else None
         self._parts = Resumable(model, self.optimizer, self._average, source, promotion)
-        self._accumulator: GradientAccumulator | None = None
+        self._window: WindowStep | None = None
 
         self._counters = Counters()
+        self._epoch = EpochMeans()
         self._started = False
+        self._rescheduled: dict[str, Any] | None = None
         self._saved: tuple[int, int, bool] | None = None
         self._checkpoint: Path | None = None
         self._clock = Clock()
         self._metrics: MetricsLog | None = None
+        self._profiler = StepProfiler(None, 0)
         self._progress = Progress(config.max_steps, shown=False)
 
     @property
@@ -114,7 +125,7 @@ class Trainer:
         return self._counters.step
 
     def fit(self) -> TrainingResult:
-        """Train until ``max_steps``.
+        """Train until ``max_steps``, or until early stopping ends it.
 
         A fresh training first seeds every global generator with ``config.seed``. SIGINT and SIGTERM end it after
         the step at hand, or out of an evaluation, with everything saved; a second signal ends it at once.
@@ -129,21 +140,30 @@ class Trainer:
             stack.enter_context(torch_threads(self.config.threads))
             if not self._started:
                 self._begin()
-            self._accumulator = self._make_accumulator()
-            if self._run is not None:
+            self._window = self._make_window()
+            if self._run is not None and self._processes.is_first:
                 log = MetricsLog(self._run.metrics_path, num_rows=self._counters.num_rows)
                 self._metrics = stack.enter_context(log)
+                self._profiler = StepProfiler(self._run.path / FILE_NAME, self.config.profile_steps)
             self._progress = Progress(self.config.max_steps, step=self.step, shown=self._show_progress)
             stack.callback(self._progress.close)
             stack.enter_context(self._clock.running())
+            stack.enter_context(self._profiler.running())
             self.model.train()
+            if self._rescheduled is not None:
+                self._write("reschedule", self._rescheduled)
+                self._rescheduled, self._counters.save_due = None, True
             self._loop()
         return self._result()
 
-    def resume(self, step: int | None = None) -> bool:
+    def resume(self, step: int | None = None, *, reschedule: str | None = None) -> bool:
         """Go back to a checkpoint of the run: the newest whole one, or that of ``step``. Then call `fit`.
 
         A damaged one is passed over with a warning. Later ones are moved to ``checkpoints/set-aside``.
+
+        Args:
+            step: of the checkpoint; None takes the newest.
+            reschedule: "keep" or "stretch", where ``max_steps`` changes the schedule; see `resumed_config`.
 
         Returns:
             False when the run has no checkpoint yet: `fit` then starts from the beginning.
@@ -155,19 +175,26 @@ class Trainer:
         """
         if self._run is None or self._store is None:
             raise RunError("there is nothing to resume: the trainer was made without run=.")
-        same_training(self._run.config(), self.config)
-        self._store.recover()
-        checkpoint = self._store.latest() if step is None else self._store.load(step)
+        stored = self._run.config()
+        self.config = same_training(stored, self.config, reschedule=reschedule)
+        checkpoint = self._found(self._store, step)
         if checkpoint is None:
             return False
 
-        self._counters = self._parts.restore(checkpoint, self._announce_levels)
+        rank, num_ranks = self._processes.rank, self._processes.size
+        self._counters = self._parts.restore(checkpoint, self._announce_levels, rank=rank, num_ranks=num_ranks)
+        self._epoch = EpochMeans.from_json(self._counters.epoch)
         self._clock = Clock(checkpoint.clock.get("seconds", 0.0), checkpoint.clock.get("cpu_seconds", 0.0))
-        self._store.set_aside_after(checkpoint.step)
-        self._run.store_config(self.config)
+        self._processes.by_first(lambda: self._go_on_from(checkpoint.step))
         self._checkpoint = self._store.path_of(checkpoint.step)
         self._saved = self._moment()
         self._started = True
+        if reschedule is not None and self.config.max_steps != stored.max_steps:
+            self._rescheduled = {
+                "reschedule": reschedule,
+                "max_steps_before": stored.max_steps,
+                "max_steps": self.config.max_steps,
+            }
         return True
 
     @contextmanager
@@ -182,12 +209,30 @@ class Trainer:
             for module, mode in modes:
                 module.training = mode
 
+    def _found(self, store: CheckpointStore, step: int | None) -> Checkpoint | None:
+        """The checkpoint to go on from: the first process finds it, the others load the same."""
+        found: list[Checkpoint | None] = []
+
+        def find() -> int | None:
+            store.recover()
+            found.append(store.latest() if step is None else store.load(step))
+            return found[0].step if found[0] is not None else None
+
+        chosen = self._processes.by_first(find)
+        return found[0] if found else None if chosen is None else store.load(chosen)
+
+    def _go_on_from(self, step: int) -> None:
+        assert self._run is not None and self._store is not None
+        self._store.set_aside_after(step)
+        self._run.store_config(self.config)
+
     def _begin(self) -> None:
         if self._store is not None and self._store.steps():
             raise RunError(f"{self._store.path} holds checkpoints: call resume() before fit().")
-        if self._run is not None:
+        if self._run is not None and self._processes.is_first:
             self._run.store_config(self.config)
-        seed_everything(self.config.seed)
+        self._processes.same_model(self.model)
+        seed_everything(self.config.seed, self._processes.rank)
         self._announce_levels()
         self._started = True
 
@@ -195,23 +240,43 @@ class Trainer:
         while True:
             if self._counters.evaluation_due:
                 self._run_evaluation()
-            if self.stop.signal_number is not None:
-                self._save()
-                raise TrainingInterrupted(self.stop.taken(), self.step, self._checkpoint)
-            if self._counters.save_due:
+            # After an aborted evaluation the save stays due, for after the resume: it is to hold the score.
+            if self._counters.save_due and not self._counters.evaluation_due:
                 self._counters.save_due = False
                 self._save()
-            if self.step >= self.config.max_steps:
+            if self._asked_to_stop():
+                self._save()
+                raise TrainingInterrupted(self.stop.taken(), self.step, self._checkpoint)
+            if self.step >= self.config.max_steps or self._stopped_early:
                 return
             self._train_step()
 
+    def _asked_to_stop(self) -> bool:
+        """Whether a signal has come to any of the processes: then all follow it, at the same step."""
+        asked = [number for number in self._processes.gather(self.stop.signal_number) if number is not None]
+        if asked:
+            self.stop.request(asked[0])
+        return bool(asked)
+
+    @property
+    def _stopped_early(self) -> bool:
+        patience = self.config.early_stopping.patience
+        return patience > 0 and self._counters.waited >= patience
+
     def _train_step(self) -> None:
-        values, refused = self._window()
+        assert self._window is not None
+        values, refused, shares = self._window.make()
         values["level"] = None if self.promotion is None else self.promotion.level
+        epochs = self._epoch.add(self._processes.gather(shares), made=refused is None)
         if refused is not None:
             self._refuse(values, refused)
-            return
+        else:
+            self._count(values)
+        for row in epochs:
+            self._write("epoch", row)
 
+    def _count(self, values: Mapping[str, Any]) -> None:
+        """The window made a step."""
         counters = self._counters
         counters.step += 1
         counters.refused_in_a_row = 0
@@ -221,30 +286,8 @@ class Trainer:
         counters.evaluation_due = self._evaluate is not None and self._is_due(self.config.eval_every)
         counters.save_due = self._is_due(self.config.checkpoint.save_every)
         self._write("step", {**values, "skipped": counters.skipped, "seconds": round(self._clock.seconds, 3)})
-        self._progress.step(self.step, {key: values[key] for key in ("level", "loss", "lr")})
-
-    def _window(self) -> tuple[dict[str, Any], str | None]:
-        """One window: the numbers of its row, and why the step was refused (None: it was made)."""
-        assert self._accumulator is not None
-        # Its own micro-batches and no more are taken from the source, whose position is then exact between steps.
-        count = self.config.micro_batches
-        batches = [self.source.next_batch() for _ in range(count)]
-        lr = float(self.optimizer.param_groups[0]["lr"])
-        for window in self._accumulator.windows(batches, micro_batches=count, weight=self._weight):
-            losses = []
-            for batch in window:
-                loss = self._loss_fn(self.model, batch)
-                window.backward(loss)
-                losses.append(loss.detach())
-            # A loss may be infinite where every gradient is finite (a saturated clamp): refused as well.
-            broken = [loss for loss in losses if not torch.isfinite(loss)]
-            if broken:
-                window.discard()
-                return _row(float(broken[0]), None, lr, None, count), "the loss is not finite"
-            update = window.step()
-            row = _row(update.loss, update.grad_norm, lr, update.weight, count)
-            return row, _REASONS.get(update.skipped, update.skipped) if update.skipped else None
-        raise AssertionError("one window per step")
+        self._progress.step(self.step, {key: values[key] for key in ("level", "loss", "lr")}, values["weight"])
+        self._profiler.step()
 
     def _refuse(self, values: Mapping[str, Any], reason: str) -> None:
         """The window made no step: weights, averages and learning rate are as they were."""
@@ -266,12 +309,17 @@ class Trainer:
         """Evaluate, record, rank, promote. Aborted by a signal it stays due, for after the resume."""
         assert self._evaluate is not None
         data = copy.deepcopy(self.source.state_dict())
+        own: Mapping[str, Any] | None = None
         try:
             with untouched_rng(), self.averaged() as model, torch.no_grad(), self.stop.interruptible():
-                metrics = dict(self._evaluate(model, self.step))
+                own = dict(self._evaluate(model, self.step))
         except EvaluationAborted:
+            pass
+        parts = [part for part in self._processes.gather(own) if part is not None]
+        if len(parts) < self._processes.size:
             self.source.load_state_dict(data)  # an evaluation may weigh examples anew: then it will do so again
             return
+        metrics = joined_metrics(parts)
         counters = self._counters
         counters.evaluation_due = False
         counters.evaluation, counters.evaluated_step = metrics, self.step
@@ -282,11 +330,18 @@ class Trainer:
         score = self._score()
         if score is not None and counters.rank(score, self.config.monitor_mode):
             counters.save_due = counters.save_due or self.config.checkpoint.keep_best > 0
+        if score is not None and self.config.early_stopping.patience:
+            counters.wait(score, self.config.monitor_mode, self.config.early_stopping.min_delta)
+            if self._stopped_early:
+                counters.save_due = True
+                self._progress.note(f"early stopping: {self.config.monitor} is no better since {counters.waited_from}")
         if self.promotion is not None:
             given = {level: metrics.get(f"accuracy/{level}") for level in self.promotion.levels}
             if self.promotion.observe(self.step, {k: float(value) for k, value in given.items() if value is not None}):
                 self._write("promotion", {"level": self.promotion.level, "active": self.promotion.active})
                 self._progress.note(f"level {self.promotion.level} opens at step {self.step}")
+                # A harder level lowers every score: whoever waits for a better one waits anew.
+                counters.waited, counters.waited_from = 0, None
                 self._announce_levels()
 
     def _score(self) -> float | None:
@@ -294,7 +349,7 @@ class Trainer:
         name, metrics = self.config.monitor, self._counters.evaluation
         if name in metrics:
             return float(metrics[name])
-        if self.config.checkpoint.keep_best:
+        if self.config.checkpoint.keep_best or self.config.early_stopping.patience:
             raise ConfigError(f"monitor = {name}: the evaluation returned {', '.join(metrics) or 'nothing'}.")
         return None
 
@@ -303,9 +358,10 @@ class Trainer:
             self._on_promotion(self.promotion.active)
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
+        # Counted by all processes, written by the first: all must know whether there is something new to save.
+        self._counters.num_rows += 1
         if self._metrics is not None:
             self._metrics.write(kind, self.step, values)
-            self._counters.num_rows = self._metrics.num_rows
 
     def _moment(self) -> tuple[int, int, bool]:
         """What tells two checkpoints of one session apart."""
@@ -313,26 +369,34 @@ class Trainer:
 
     def _save(self) -> None:
         """A checkpoint of this moment, unless it is on the disk already."""
-        if self._store is None or self._run is None or self._saved == self._moment():
+        if self._store is None or self._saved == self._moment():
             return
-        if self._metrics is not None:
-            self._metrics.sync()  # the checkpoint counts on these rows
-        state = self._parts.state(self._counters, self._description)
-        score = self._score() if self._counters.evaluated_step == self.step else None
-        score = score if score is not None and math.isfinite(score) else None
-        self._checkpoint = self._store.save(
-            Checkpoint(self._run.run_id, self.step, score, self._parts.tensors(), state, self._clock.to_json())
-        )
+        generators = self._processes.gather(rng_state())
+        self._checkpoint = self._processes.by_first(lambda: self._write_checkpoint(generators))
         self._saved = self._moment()
 
-    def _make_accumulator(self) -> GradientAccumulator:
-        """With the schedule at the present step: its position is no state of its own that could differ."""
-        schedule = make_schedule(self.config.schedule, self.config.max_steps)
-        return GradientAccumulator(
+    def _write_checkpoint(self, generators: list[dict[str, Any]]) -> Path:
+        assert self._store is not None and self._run is not None
+        if self._metrics is not None:
+            self._metrics.sync()  # the checkpoint counts on these rows
+        self._counters.epoch = self._epoch.to_json()
+        state = self._parts.state(self._counters, self._description, generators)
+        score = self._score() if self._counters.evaluated_step == self.step else None
+        score = score if score is not None and math.isfinite(score) else None
+        return self._store.save(
+            Checkpoint(self._run.run_id, self.step, score, self._parts.tensors(), state, self._clock.to_json())
+        )
+
+    def _make_window(self) -> WindowStep:
+        return WindowStep(
             self.model,
+            self._loss_fn,
+            self.source,
             self.optimizer,
-            max_norm=self.config.max_norm or None,
-            scheduler=attach_schedule(self.optimizer, schedule, self.step),
+            self.config,
+            self._processes,
+            step=self.step,
+            weight=self._weight,
         )
 
     def _result(self) -> TrainingResult:
@@ -347,6 +411,7 @@ class Trainer:
             seconds=self._clock.seconds,
             cpu_seconds=self._clock.cpu_seconds,
             checkpoint=self._checkpoint,
+            stopped_early=self._stopped_early and counters.step < self.config.max_steps,
         )
 
 
@@ -359,7 +424,3 @@ def open_checkpoints(run: RunDirectory, config: TrainingConfig) -> CheckpointSto
         keep_best=config.checkpoint.keep_best,
         mode=config.monitor_mode,
     )
-
-
-def _row(loss: float, grad_norm: float | None, lr: float, weight: float | None, count: int) -> dict[str, Any]:
-    return {"loss": loss, "grad_norm": grad_norm, "lr": lr, "weight": weight, "micro_batches": count}

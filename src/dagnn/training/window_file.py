@@ -11,6 +11,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from dagnn._version import __version__
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import WindowSet
 from dagnn.errors import RunError
@@ -75,8 +76,9 @@ def read_windows(directory: Path) -> tuple[WindowSet, Cost] | None:
 
 
 def _labels() -> str:
-    """The labels that the tokens are numbers of."""
-    return " ".join(shown.name for shown in SIGNATURE.shown)
+    """What the tokens mean, and the version whose rules made them: of another one they are traced anew."""
+    shown = " ".join(f"{each.name}/{each.arity}/{each.window_depth}" for each in SIGNATURE.shown)
+    return f"{__version__} {shown}"
 
 
 def _joined(sequences: list[tuple[int, ...]]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:

@@ -40,13 +40,16 @@ class WindowSource:
         rows, targets: every window, encoded; `WindowBatch` of the whole set.
     """
 
-    def __init__(self, windows: WindowSet, model: GraphRewriter, config: TrainingConfig) -> None:
+    def __init__(
+        self, windows: WindowSet, model: GraphRewriter, config: TrainingConfig, *, rank: int = 0, num_ranks: int = 1
+    ) -> None:
         """Encodes all windows; nothing is drawn until `open_levels` was called.
 
         Args:
             windows: of all levels of the run.
             model: whose features and slots they are encoded for.
             config: batch size, seed, level weights and order.
+            rank, num_ranks: of every batch, this process's share of as many.
         """
         rows = model.features.encode(windows.windows)
         # Most windows are far shorter than the longest allowed one.
@@ -58,6 +61,7 @@ class WindowSource:
         else:
             self.targets = targets[:, None]
         self._config = config
+        self._rank, self._num_ranks = rank, num_ranks
         self._level_of_item = windows.first_level
         level_weight = np.array([config.curriculum.weight_of(int(level)) for level in self._level_of_item])
         self._weights = level_weight * np.sqrt(np.minimum(windows.counts.sum(1), _LARGEST_COUNT))
@@ -75,7 +79,13 @@ class WindowSource:
             seed=(self._config.seed, len(levels)),
             item_weights=self._weights,
             level_shares={**closed, **newest},
+            rank=self._rank,
+            world_size=self._num_ranks,
         )
+
+    def windows_of(self, levels: Sequence[int]) -> Tensor:
+        """Items that come first at one of these levels: int64 ``[n]``."""
+        return torch.from_numpy(np.flatnonzero(np.isin(self._level_of_item, levels)))
 
     def next_batch(self) -> WindowBatch:
         items = torch.from_numpy(self._opened().next_batch())

@@ -1,0 +1,221 @@
+"""The trainer adds at most 0.1 ms to a step of 1 ms of a bare loop, and no memory that grows.
+
+The bare loop is what one writes by hand for the same work: next batch, forward, backward, clip, optimizer, schedule,
+averaged weights, loss and norm as numbers. The trainer does that too, and beside it agrees with other processes,
+checks that all is finite, joins weights, writes a row of metrics for every step, and can stop anywhere.
+"""
+
+import argparse
+import gc
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.harness import QUICK_ROUNDS, ROUNDS, Row, as_json, table
+from dagnn.data import BatchIterator
+from dagnn.training import MappedSource, MetricsLog, RunDirectory, Trainer, TrainingConfig
+from dagnn.training.ema import WeightAverage
+from dagnn.training.schedules import attach_schedule, make_schedule
+
+STEPS, QUICK_STEPS = 500, 100
+MAX_ROW_SECONDS = MAX_ADDED_SECONDS = 1e-4
+ITEMS, FEATURES = 4096, 64
+MEMORY_STEPS = 10_000
+_MAY_GROW = 4 << 20  # bytes over 10,000 steps: one malloc arena; a row kept per step would be ten times that
+
+
+def model_of(width: int, depth: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(FEATURES, width), nn.Tanh()]
+    for _ in range(depth - 2):
+        layers += [nn.Linear(width, width), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+def config_of(steps: int, directory: str = "run") -> TrainingConfig:
+    flags = {
+        "max_steps": steps,
+        "batch_size": 128,
+        "micro_batches": 1,
+        "eval_every": 0,
+        "schedule.warmup_steps": 10,
+        "run_directory": directory,
+        "checkpoint.save_every": 0,
+        "checkpoint.keep_best": 0,
+        "ema_decay": 0.9,
+    }
+    return TrainingConfig.resolve(environment={}, flags=flags)
+
+
+def source_of(batch_size: int) -> MappedSource:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(ITEMS, FEATURES, generator=generator)
+    targets = inputs[:, :1].tanh()
+    order = BatchIterator([1] * ITEMS, batch_size=batch_size, seed=0)
+    return MappedSource(order, lambda items: (inputs[items], targets[items]))
+
+
+def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def optimizer_of(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    given = config.optimizer
+    return torch.optim.AdamW(model.parameters(), lr=given.lr, betas=given.betas, weight_decay=given.weight_decay)
+
+
+def by_hand(
+    model: nn.Module, config: TrainingConfig, *, on_step: Callable[[int], None] | None = None
+) -> list[tuple[float, float]]:
+    """The bare loop; returns loss and norm of every step."""
+    loss_of = loss_fn if on_step is None else _told(on_step)
+    source, optimizer = source_of(config.batch_size), optimizer_of(model, config)
+    scheduler = attach_schedule(optimizer, make_schedule(config.schedule, config.max_steps))
+    average = WeightAverage(model, config.ema_decay)
+    model.train()
+    found = []
+    for step in range(1, config.max_steps + 1):
+        batch = source.next_batch()
+        loss = loss_of(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
+        optimizer.step()
+        scheduler.step()
+        average.update(step)
+        optimizer.zero_grad()
+        found.append((loss.item(), norm.item()))
+    return found
+
+
+def by_trainer(model: nn.Module, config: TrainingConfig, *, on_step: Callable[[int], None] | None = None) -> Trainer:
+    """The same with the trainer, in a run directory of its own."""
+    with tempfile.TemporaryDirectory() as folder, RunDirectory.create(Path(folder) / "run", config) as run:
+        trainer = Trainer(
+            model, loss_fn if on_step is None else _told(on_step), source_of(config.batch_size), config, run=run,
+            show_progress=False,
+        )  # fmt: skip
+        trainer.fit()
+    return trainer
+
+
+def _told(on_step: Callable[[int], None]) -> Callable[[nn.Module, Any], torch.Tensor]:
+    steps = iter(range(sys.maxsize))
+
+    def told(model: nn.Module, batch: Any) -> torch.Tensor:
+        on_step(next(steps))
+        return loss_fn(model, batch)
+
+    return told
+
+
+def same_weights(width: int, depth: int) -> None:
+    """Both end with the same weights, or what is compared is not the same work."""
+    config = config_of(20)
+    hand, trained = model_of(width, depth), model_of(width, depth)
+    by_hand(hand, config)
+    by_trainer(trained, config)
+    for mine, theirs in zip(trained.parameters(), hand.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def flat_memory(steps: int) -> bool:
+    """Whether resident memory after a tenth of the steps and at the end differs by no more than an arena."""
+    sizes: dict[int, int] = {}
+
+    def look(step: int) -> None:
+        if step in (steps // 10, steps - 1):
+            gc.collect()
+            sizes[step] = _resident()
+
+    by_trainer(model_of(16), config_of(steps), on_step=look)
+    grown = sizes[steps - 1] - sizes[steps // 10]
+    print(f"memory after {steps // 10:,} steps {sizes[steps // 10] >> 20} MB, after {steps:,} {grown / 2**20:+.2f} MB")
+    return grown <= _MAY_GROW
+
+
+def _resident() -> int:
+    pages = Path("/proc/self/statm")
+    if pages.exists():
+        return int(pages.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def seconds_of_a_step(train: Callable[..., object], width: int, depth: int, steps: int) -> float:
+    """Median seconds from one forward pass to the next: what a run costs once, to begin and to save, is not in it."""
+    times: list[float] = []
+    train(model_of(width, depth), config_of(steps), on_step=lambda step: times.append(time.perf_counter()))
+    return statistics.median(after - before for before, after in pairwise(times))
+
+
+def measured(name: str, width: int, depth: int, *, steps: int, rounds: int) -> list[Row]:
+    """Trainer against bare loop, a round of each in turn: their ratio, and what the trainer adds."""
+    same_weights(width, depth)
+    hand: list[float] = []
+    ours: list[float] = []
+    for number in range(rounds):
+        pair = [(by_hand, hand), (by_trainer, ours)]
+        for train, times in pair[:: 1 if number % 2 else -1]:
+            times.append(seconds_of_a_step(train, width, depth, steps))
+    ratios = [theirs / mine for theirs, mine in zip(hand, ours, strict=True)]
+    added = sorted(max(mine - theirs, 1e-9) for theirs, mine in zip(hand, ours, strict=True))
+    print(f"{name}: {statistics.median(added) * 1e6:+.0f} microseconds, {100 / statistics.median(ratios) - 100:+.1f} %")
+    return [
+        Row(
+            name, "a bare loop", statistics.median(hand), statistics.median(ours), statistics.median(ratios),
+            min(ratios), max(ratios), required=None, ok=True, threads=1,
+        ),
+        _limit(f"added to {name}", MAX_ADDED_SECONDS, added),
+    ]  # fmt: skip
+
+
+def _limit(name: str, limit: float, seconds: Sequence[float]) -> Row:
+    ratio = limit / statistics.median(seconds)
+    lowest, highest = limit / max(seconds), limit / min(seconds)
+    return Row(name, "0.1 ms", limit, statistics.median(seconds), ratio, lowest, highest, 1.0, ratio >= 1, threads=1)
+
+
+def metrics_rows(count: int) -> float:
+    """Seconds that a row of metrics takes."""
+    row = {"loss": 0.123456789, "grad_norm": 1.5, "lr": 1e-3, "weight": 128.0, "micro_batches": 1, "seconds": 12.345}
+    with tempfile.TemporaryDirectory() as folder, MetricsLog(Path(folder) / "metrics.jsonl") as log:
+        begin = time.perf_counter()
+        for step in range(count):
+            log.write("step", step, row)
+        return (time.perf_counter() - begin) / count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark from the command line, with the arguments of `benchmarks.harness`; returns the exit code."""
+    headline = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(description=headline)
+    parser.add_argument("--quick", action="store_true", help="fewer steps and rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
+    given = parser.parse_args(argv)
+    print(headline)
+    torch.set_num_threads(1)
+    flat = flat_memory(1_000 if given.quick else MEMORY_STEPS)
+    steps, rounds = (QUICK_STEPS, QUICK_ROUNDS) if given.quick else (STEPS, ROUNDS)
+    rows = [
+        *measured("a step of about 1 ms", 160, 4, steps=steps, rounds=rounds),
+        # With the size of the model grows what the accumulator does to every gradient; only the ratio is shown.
+        *measured("a step of about 4 ms", 384, 4, steps=steps, rounds=rounds)[:1],
+        _limit("a row of metrics", MAX_ROW_SECONDS, [metrics_rows(2_000) for _ in range(rounds)]),
+    ]
+    print(table(rows))
+    if given.json:
+        given.json.write_text(json.dumps(as_json(headline, rows, quick=given.quick), indent=1) + "\n")
+    return 0 if flat and all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""Removes the guards of training one by one, and reports whether a test notices each.
+
+    python scripts/remove_guards.py [WORD ...]     only the guards whose name has one of the words
+
+A guard is a line that keeps a promise of docs/reliability.md. In a copy of the source it is replaced by a line without
+it; then its test must fail there, having passed with the guard in place. Exit code 1 when one is not missed.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src"
+_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A promise, the text that keeps it, the text without it, and the test that must notice.
+
+    Attributes:
+        name: what is guarded, in words.
+        file: below ``src/dagnn/training``.
+        text, without: what is replaced by what; ``text`` occurs once.
+        test: as pytest takes it, below ``tests``.
+    """
+
+    name: str
+    file: str
+    text: str
+    without: str
+    test: str
+
+
+STORE, SAVE = "training/test_checkpoint_store.py", "faults/test_failing_disk.py"
+CHECKPOINT, RESUME = "training/test_checkpoint.py", "training/test_exact_resume.py"
+SECURITY, TRAINER = "faults/test_security.py", "training/test_trainer.py"
+ORDER = f"{SAVE}::test_calls_of_a_save_come_in_the_order_that_survives_a_crash"
+
+GUARDS = [
+    # A save
+    Guard(
+        "files are on the disk before the manifest",
+        "durable.py",
+        "        os.fsync(descriptor)\n    finally:\n        os.close(descriptor)\n\n\ndef replace_file",
+        "    finally:\n        os.close(descriptor)\n\n\ndef replace_file",
+        ORDER,
+    ),
+    Guard("the folder is on the disk before the rename", "checkpoint.py", "\n    sync_directory(path)\n", "\n", ORDER),
+    Guard(
+        "the rename is on the disk before the removal",
+        "checkpoint_store.py",
+        "            sync_directory(self.path)\n",
+        "",
+        ORDER,
+    ),
+    Guard(
+        "the manifest comes last",
+        "checkpoint.py",
+        "    for name, content in _file_contents(checkpoint):\n",
+        "    write_new(path / _MANIFEST, b'')\n    for name, content in _file_contents(checkpoint):\n",
+        ORDER,
+    ),
+    Guard(
+        "a failed save puts the replaced checkpoint back",
+        "checkpoint_store.py",
+        "                if replaced.exists() and not target.exists():\n",
+        "                if False:\n",
+        f"{SAVE}::test_each_call_of_a_save_fails_once",
+    ),
+    Guard(
+        "leftovers of a killed save are cleared",
+        "checkpoint_store.py",
+        "            else:\n                remove_tree(leftover)\n",
+        "",
+        f"{SAVE}::test_each_call_of_a_save_fails_once",
+    ),
+    Guard(
+        "the newest are never pruned",
+        "checkpoint_store.py",
+        "*sorted(paths)[-self.keep_last :], ",
+        "",
+        f"{STORE}::test_worsening_scores_never_remove_the_newest",
+    ),
+    # A load
+    Guard(
+        "every byte is verified",
+        "checkpoint.py",
+        "if hashlib.sha256(content).hexdigest() != sha256:",
+        "if False:",
+        f"{CHECKPOINT}::test_flipped_bits_are_found",
+    ),
+    Guard(
+        "the manifest proves itself",
+        "checkpoint.py",
+        " or content != _rewritten(manifest)",
+        "",
+        f"{CHECKPOINT}::test_every_bit_of_the_manifest_is_proved",
+    ),
+    Guard(
+        "sizes are checked before memory is taken",
+        "checkpoint.py",
+        "            if status.st_size > num_bytes or (exactly and status.st_size != num_bytes):\n",
+        "            if False:\n",
+        f"{CHECKPOINT}::test_no_more_is_read_than_the_manifest_says",
+    ),
+    Guard(
+        "links are not followed",
+        "checkpoint.py",
+        ' | getattr(os, "O_NOFOLLOW", 0)',
+        "",
+        f"{CHECKPOINT}::test_symbolic_links_are_refused",
+    ),
+    Guard(
+        "newer formats are refused",
+        "checkpoint.py",
+        "    if written > FORMAT:\n",
+        "    if False:\n",
+        f"{CHECKPOINT}::test_newer_format_is_refused_in_clear_words",
+    ),
+    Guard(
+        "checkpoints of other runs are refused",
+        "checkpoint_store.py",
+        "if checkpoint.run_id != self.run_id:",
+        "if False:",
+        STORE,
+    ),
+    Guard(
+        "later checkpoints are set aside",
+        "trainer.py",
+        "        self._store.set_aside_after(step)\n",
+        "",
+        f"{RESUME}::test_resume_from_a_chosen_step_sets_later_checkpoints_aside",
+    ),
+    # A resume
+    Guard(
+        "random numbers come back",
+        "resumable.py",
+        "        set_rng_state(generators)",
+        "        return counters",
+        f"{RESUME}::test_stop_after_every_step",
+    ),
+    Guard(
+        "the data's position comes back",
+        "resumable.py",
+        '        self.source.load_state_dict(state["data"])\n',
+        "",
+        f"{RESUME}::test_stop_after_every_step",
+    ),
+    Guard(
+        "averages come back",
+        "resumable.py",
+        '            self.average.load_state_dict(tensors["ema"])\n',
+        "            pass\n",
+        f"{RESUME}::test_stop_after_every_step",
+    ),
+    Guard(
+        "levels come back",
+        "resumable.py",
+        '            self.promotion.load_state_dict(state["promotion"])\n',
+        "            pass\n",
+        f"{RESUME}::test_stop_after_every_step",
+    ),
+    Guard(
+        "other settings are refused",
+        "resume.py",
+        "        if key not in free\n",
+        "        if False\n",
+        "training/test_resume.py::test_everything_else_is_refused",
+    ),
+    Guard(
+        "another number of processes is refused",
+        "resumable.py",
+        "            if len(generators) != num_ranks:\n",
+        "            if False:\n",
+        "faults/test_processes.py::test_other_number_of_processes_is_refused",
+    ),
+    Guard(
+        "metrics after the checkpoint are cut off",
+        "metrics.py",
+        "            os.truncate(path, size)\n",
+        "",
+        "training/test_metrics.py::test_resuming_cuts_what_came_after_the_checkpoint",
+    ),
+    # Training
+    Guard(
+        "an evaluation draws no number of training",
+        "trainer.py",
+        "with untouched_rng(), self.averaged()",
+        "with self.averaged()",
+        f"{TRAINER}::test_evaluation_leaves_no_trace",
+    ),
+    Guard(
+        "an aborted evaluation changes no data",
+        "trainer.py",
+        "            self.source.load_state_dict(data)  #",
+        "            pass  #",
+        f"{RESUME}::test_signal_inside_an_evaluation",
+    ),
+    Guard(
+        "a loss that is not finite makes no step",
+        "window_step.py",
+        "            if not joined.empty and not math.isfinite(joined.loss):\n",
+        "            if False:\n",
+        f"{TRAINER}::test_step_that_is_not_finite_is_refused_shown_and_counted",
+    ),
+    Guard(
+        "nan is never the best",
+        "counters.py",
+        "        if not math.isfinite(score):\n            return False\n",
+        "",
+        "training/test_counters.py",
+    ),
+    Guard(
+        "the second signal leaves at once",
+        "signals.py",
+        "            _raise(signal_number)\n        self.request",
+        "            return\n        self.request",
+        "training/test_signals.py",
+    ),
+    Guard(
+        "SIGTERM outside of training is 143",
+        "signals.py",
+        "    with _handlers(leave):\n",
+        "    if True:\n",
+        "faults/test_interrupts.py",
+    ),
+    Guard(
+        "one process at a time has a run",
+        "run_directory.py",
+        "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "        pass\n",
+        "training/test_run_directory.py",
+    ),
+    # What strangers send
+    Guard(
+        "pickles are read by their tensors only",
+        "foreign.py",
+        "weights_only=True)",
+        "weights_only=False)",
+        f"{SECURITY}::test_code_in_a_pickle_is_not_run",
+    ),
+    Guard(
+        "claimed sizes are compared with the file's",
+        "foreign.py",
+        "    if wanted > _LARGEST_RATIO * size:\n",
+        "    if False:\n",
+        f"{SECURITY}::test_tensor_that_claims_a_terabyte_is_refused",
+    ),
+    Guard(
+        "compressed archives are refused",
+        "foreign.py",
+        "    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):\n",
+        "    if False:\n",
+        f"{SECURITY}::test_compressed_archive_is_refused",
+    ),
+    Guard(
+        "names are printed without control characters",
+        "text.py",
+        "each if each.isprintable() else repr(each)[1:-1] for each in text",
+        "each for each in text",
+        f"{SECURITY}::test_names_in_a_checkpoint_are_neither_paths_nor_escape_codes",
+    ),
+    Guard(
+        "exports never overwrite",
+        "checkpoint_tools.py",
+        "            os.link(temporary, target)\n",
+        "            temporary.replace(target)\n",
+        "training/test_checkpoint_tools.py::test_export_never_overwrites_and_leaves_nothing_behind",
+    ),
+]
+
+
+def noticed(guard: Guard, folder: Path) -> str:
+    """What the test said about the source without the guard: "missed" when it failed there, as it must."""
+    copy = folder / "src"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        place = copy / "dagnn" / "training" / guard.file
+        text = place.read_text()
+        if text.count(guard.text) != 1:
+            return f"its text occurs {text.count(guard.text)} times in {guard.file}"
+        place.write_text(text.replace(guard.text, guard.without))
+        return {0: "NOT NOTICED", 1: "missed"}.get(_tested(guard.test, copy, folder), "the test cannot run")
+    finally:
+        shutil.rmtree(copy)
+
+
+def _tested(test: str, source: Path, folder: Path) -> int:
+    environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}"]
+    try:
+        return subprocess.run(
+            [*command, str(ROOT / "tests" / test)], cwd=ROOT, env=environment, capture_output=True, timeout=_SECONDS,
+            check=False,
+        ).returncode  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 1  # it hangs without its guard: noticed
+
+
+def main(words: list[str]) -> int:
+    """Runs the guards whose name has one of the words (all without words); returns the exit code."""
+    chosen = [guard for guard in GUARDS if not words or any(word in guard.name for word in words)]
+    bad = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for test in sorted({guard.test for guard in chosen}):
+            if _tested(test, SOURCE, Path(folder)) != 0:
+                print(f"{test} does not pass with its guards in place")
+                bad += 1
+        for guard in chosen:
+            found = noticed(guard, Path(folder))
+            bad += found != "missed"
+            print(f"{found:12}  {guard.name}", flush=True)
+    print(f"{len(chosen)} guards removed one by one, {len(chosen) - bad} missed by a test")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

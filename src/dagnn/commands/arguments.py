@@ -1,0 +1,47 @@
+"""Arguments of a command and what is wrong with them, in one line each."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Sequence
+from typing import TypeVar
+
+import tyro
+
+from dagnn.errors import ConfigError
+from dagnn.training.text import printable
+
+Arguments = TypeVar("Arguments")
+
+
+def parsed(kind: type[Arguments], name: str, arguments: Sequence[str]) -> Arguments:
+    """The arguments of a command.
+
+    Raises:
+        ConfigError: what tyro says about a wrong argument, in one line.
+        SystemExit: ``--help`` was printed.
+    """
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ConfigError(f"{_in_one_line(told.getvalue())}; see dagnn {name} --help.") from None
+
+
+def complain(message: str) -> None:
+    """One line on stderr without control characters, whatever is in the message: it may quote a stranger's file."""
+    print(f"dagnn: {printable(' '.join(message.split()))}", file=sys.stderr)
+
+
+def _in_one_line(box: str) -> str:
+    """What stands inside tyro's frame, without its title and the help texts; rules part its sections.
+
+    Where stdout's encoding has no box characters, there is no frame and the title is a section of its own.
+    """
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = " ".join("\n" if line and set(line) <= {"─", "-"} else line for line in lines).split("\n")
+    told = [each.strip() for each in sections if not each.strip().startswith(("Argument help", "For full help"))]
+    return "; ".join(told if box.startswith("╭") else told[1:]) or "wrong arguments"

@@ -1,0 +1,97 @@
+"""A learning rate to begin with: the loss while the rate rises step by step, on a copy that is thrown away."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dagnn.errors import ConfigError
+from dagnn.training.rng import untouched_rng
+from dagnn.training.source import BatchSource
+
+# Where the loss is so many times its lowest the rate is too high, and higher ones say nothing more (Smith; fastai).
+_DIVERGED = 4.0
+_SMOOTHING = 0.9
+
+
+@dataclass(frozen=True)
+class LrCurve:
+    """Losses at rising rates.
+
+    Attributes:
+        rates, losses: one for every step made; the losses smoothed.
+        suggestion: the rate where the loss falls fastest; None when it never falls.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def suggestion(self) -> float | None:
+        slopes = [after - before for before, after in zip(self.losses, self.losses[1:], strict=False)]
+        steepest = min(range(len(slopes)), key=slopes.__getitem__, default=None)
+        # Below that it is the smoothing's rounding that falls.
+        if steepest is None or slopes[steepest] >= -1e-9 * abs(self.losses[steepest]):
+            return None
+        return self.rates[steepest]
+
+
+def find_lr(
+    model: nn.Module,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    source: BatchSource[Any],
+    make_optimizer: Callable[[nn.Module], Optimizer],
+    *,
+    lowest: float = 1e-6,
+    highest: float = 1.0,
+    steps: int = 100,
+) -> LrCurve:
+    """The loss of a copy of the model while the learning rate rises, evenly in its logarithm.
+
+    Leaves no trace: weights, buffers, random numbers and the source's position are as they were, also after an error.
+
+    Args:
+        model, loss_fn, source: as of `Trainer`.
+        make_optimizer: makes the optimizer of the copy.
+        lowest, highest: 0 < lowest < highest.
+        steps: at least 2; it stops earlier where the loss diverges.
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+    Source: Smith, "Cyclical learning rates for training neural networks", WACV 2017, section 3.3; smoothing and the
+    steepest point as in fastai.
+    """
+    if not 0 < lowest < highest or not math.isfinite(highest):
+        raise ConfigError(f"expected 0 < lowest < highest, got lowest={lowest} and highest={highest}.")
+    if steps < 2:
+        raise ConfigError(f"steps must be at least 2, got {steps}.")
+    position = copy.deepcopy(source.state_dict())
+    rates: list[float] = []
+    losses: list[float] = []
+    try:
+        with untouched_rng():
+            trial = copy.deepcopy(model).train()
+            optimizer = make_optimizer(trial)
+            average = 0.0
+            for step in range(steps):
+                rate = lowest * (highest / lowest) ** (step / (steps - 1))
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.zero_grad()
+                loss = loss_fn(trial, source.next_batch())
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                average = _SMOOTHING * average + (1 - _SMOOTHING) * float(loss.detach())
+                smoothed = average / (1 - _SMOOTHING ** (step + 1))
+                if not math.isfinite(smoothed) or (losses and smoothed > _DIVERGED * min(losses)):
+                    break
+                rates.append(rate)
+                losses.append(smoothed)
+    finally:
+        source.load_state_dict(position)
+    return LrCurve(tuple(rates), tuple(losses))

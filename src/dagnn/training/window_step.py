@@ -1,0 +1,112 @@
+"""One optimizer step: its micro-batches drawn, computed, accumulated, and the update made or refused."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dagnn.accumulation import GradientAccumulator
+from dagnn.accumulation.items import count_items
+from dagnn.training.config import TrainingConfig
+from dagnn.training.epochs import Share
+from dagnn.training.processes import Processes, device_of
+from dagnn.training.schedules import attach_schedule, make_schedule
+from dagnn.training.source import BatchSource
+
+_REASONS = {"non-finite": "a gradient is not finite", "empty": "its micro-batches have no items"}
+
+
+class Outcome(NamedTuple):
+    """What a window came to.
+
+    Attributes:
+        row: the numbers of its row in metrics.jsonl.
+        refused: why no step was made; None: it was.
+        shares: this process's micro-batches.
+    """
+
+    row: dict[str, Any]
+    refused: str | None
+    shares: list[Share]
+
+
+class WindowStep:
+    """Makes the optimizer steps of a training, one at a time."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[nn.Module, Any], Tensor],
+        source: BatchSource[Any],
+        optimizer: Optimizer,
+        config: TrainingConfig,
+        processes: Processes,
+        *,
+        step: int,
+        weight: Callable[[Any], float] | None,
+    ) -> None:
+        """The learning rate starts at its value for ``step``: its position is no state of its own that could differ."""
+        self._model = model
+        self._loss_fn = loss_fn
+        self._source = source
+        self._optimizer = optimizer
+        self._processes = processes
+        self._count = config.micro_batches
+        self._weight = weight
+        self._autocast = _autocast(model, config.precision)
+        self._accumulator = GradientAccumulator(
+            model,
+            optimizer,
+            max_norm=config.max_norm or None,
+            scheduler=attach_schedule(optimizer, make_schedule(config.schedule, config.schedule_steps), step),
+            process_group=processes.group,
+        )
+
+    def make(self) -> Outcome:
+        """The next window. All processes refuse it, or none."""
+        # Its own micro-batches and no more are taken from the source, whose position is then exact between steps.
+        epochs, batches = [], []
+        for _ in range(self._count):
+            before = getattr(self._source, "epoch", None)
+            batches.append(self._source.next_batch())
+            epochs.append((before, getattr(self._source, "epoch", None) != before))
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        for window in self._accumulator.windows(batches, micro_batches=self._count, weight=self._weight):
+            losses, weights = [], []
+            for batch in window:
+                with self._autocast():
+                    loss = self._loss_fn(self._model, batch)
+                window.backward(loss)
+                losses.append(loss.detach())
+                weights.append(float((self._weight or count_items)(batch)))
+            window.settle()
+            self._processes.same_buffers(self._model)
+            joined = window.joined
+            shares = [
+                Share(epoch, weight * float(loss) if weight else 0.0, weight, last)
+                for (epoch, last), loss, weight in zip(epochs, losses, weights, strict=True)
+            ]
+            # A loss may be infinite where every gradient is finite (a saturated clamp): refused as well.
+            if not joined.empty and not math.isfinite(joined.loss):
+                window.discard()
+                return Outcome(_row(joined.loss, None, lr, None, self._count), "the loss is not finite", shares)
+            update = window.step()
+            row = _row(update.loss, update.grad_norm, lr, update.weight, self._count)
+            refused = _REASONS.get(update.skipped, update.skipped) if update.skipped else None
+            return Outcome(row, refused, shares)
+        raise AssertionError("one window per step")
+
+
+def _autocast(model: nn.Module, precision: str) -> Callable[[], AbstractContextManager[object]]:
+    if precision == "float32":
+        return nullcontext
+    device = device_of(model).type
+    return lambda: torch.autocast(device, dtype=torch.bfloat16)
+
+
+def _row(loss: float, grad_norm: float | None, lr: float, weight: float | None, count: int) -> dict[str, Any]:
+    return {"loss": loss, "grad_norm": grad_norm, "lr": lr, "weight": weight, "micro_batches": count}

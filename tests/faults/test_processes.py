@@ -1,0 +1,183 @@
+"""Two processes under torchrun with gloo: the same promises as one, and no process waits for one that is gone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from faults.two_processes import ITEMS, plain_trainer
+from small_training import outcome, small_trainer
+
+from dagnn.errors import CheckpointError
+from dagnn.training import RunDirectory
+from dagnn.training.tally import Tally
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no torch.distributed")
+
+
+def torchrun(*arguments, restarts=0):
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(HERE.parent),
+    }
+    options = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(process, seconds=120):
+    """Its exit code and what it said; nobody is left behind where it hangs, which is what must not happen."""
+    try:
+        _, told = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun then ends its processes
+        process.communicate(timeout=60)
+        raise
+    return process.returncode, told[-4000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    """name of a case -> its results on rank 0 and rank 1."""
+    code, told = finished(torchrun(HERE / "two_processes.py", folder), 240)
+    assert code == 0, told
+    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return {name: (ranks[0][name], ranks[1][name]) for name in ranks[0]}
+
+
+def test_both_ranks_see_the_same_run(results):
+    whole, other = results["uninterrupted"]
+    assert whole == other
+    assert whole[0] == "step-00000021"
+    assert [row["step"] for row in whole[3] if row["kind"] == "step"] == list(range(1, 22))
+    assert {row["weight"] for row in whole[3] if row["kind"] == "step"} == {7, 8}
+
+
+def test_model_in_ddp_trains_to_the_same_bytes(results):
+    assert results["wrapped_in_ddp"][0] == results["uninterrupted"][0]
+
+
+def test_signal_to_one_rank_stops_both_at_the_same_step_and_loses_nothing(results):
+    for left, found in results["stopped_on_one_rank_only"]:
+        assert left == [[10, 143, "step-00000010"], [16, 130, "step-00000016"]]
+        assert found == results["uninterrupted"][0]
+
+
+def test_save_that_fails_ends_both(results):
+    (told, wrote), (told_other, wrote_other) = results["full_disk_of_the_one_that_writes"]
+    assert told == told_other and "No space left on device" in told
+    assert (wrote, wrote_other) == (True, False)
+
+
+def test_both_refuse_a_step_that_is_not_finite_on_one(results):
+    mine, other = results["loss_that_is_not_finite_on_one_rank"]
+    assert mine == other
+    assert mine[0] == [[3, "the loss is not finite"]] and mine[1] == 8
+
+
+def test_two_processes_train_as_one(results):
+    trainer = plain_trainer(lambda model, batch: model(batch).square().mean())
+    lrs = []
+    make = trainer._train_step
+    trainer._train_step = lambda: (lrs.append(trainer.optimizer.param_groups[0]["lr"]), make())
+    loss = trainer.fit().loss
+    for weight, lrs_of_rank, loss_of_rank in results["same_as_one_process"]:
+        torch.testing.assert_close(torch.tensor(weight, dtype=torch.float64), trainer.model.weight, rtol=1e-12, atol=0)
+        assert lrs_of_rank == lrs
+        assert loss_of_rank == pytest.approx(loss, rel=1e-12)
+    begun_apart = results["weights_that_begin_apart_are_those_of_the_first"]
+    assert begun_apart[0] == begun_apart[1] == results["same_as_one_process"][0][0]
+
+
+def test_sharded_model_goes_on_from_its_distributed_checkpoint(results):
+    for whole, again in results["sharded_model_goes_on_from_dcp"]:
+        assert whole == again
+    assert results["sharded_model_goes_on_from_dcp"][0] == results["sharded_model_goes_on_from_dcp"][1]
+
+
+def test_other_number_of_processes_is_refused(results, folder):
+    with RunDirectory.open(folder / "whole") as run:
+        trainer = small_trainer(run)
+        with pytest.raises(CheckpointError, match=r"a training by 2 processes, here are 1: .* go on with as many"):
+            trainer.resume()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 40])
+def test_evaluation_counts_every_example_once_for_any_number_of_processes(size):
+    values = torch.rand(ITEMS, generator=torch.Generator().manual_seed(0)).tolist()
+    whole = Tally.of([])
+    for rank in range(size):
+        whole = whole.merged(Tally.of(values[rank::size]))
+    assert whole.count == ITEMS
+    assert whole.mean == Tally.of(values).mean
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [[0], [1], [1, 0]])
+def test_killed_rank_is_started_again_and_the_bytes_are_the_same(results, folder, tmp_path, killed):
+    """SIGKILL in the first session, and again in the second; torchrun starts both processes again."""
+    script = tmp_path / "killed.py"
+    script.write_text(
+        f"""
+import os, signal, sys
+sys.path.insert(0, {str(HERE.parent)!r})
+import torch
+from small_training import begin_or_go_on
+from dagnn.training.processes import joined
+
+killed, session = {killed}, int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def during_step(trainer):
+    due = session < len(killed) and killed[session] == int(os.environ["RANK"])
+    if due and trainer.step == 7 + 6 * session:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+torch.set_num_threads(1)
+with joined():
+    begin_or_go_on({str(tmp_path / "run")!r}, during_step=during_step)
+"""
+    )
+    code, told = finished(torchrun(script, restarts=2))
+    assert code == 0, told
+    assert outcome(tmp_path / "run") == outcome(folder / "whole")
+
+
+@pytest.mark.slow
+def test_sigterm_to_torchrun_saves_and_the_next_start_goes_on(results, folder, tmp_path):
+    process = torchrun(HERE.parent / "small_training.py", "run", tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 5):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert finished(process)[0] != 0
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+    code, told = finished(torchrun(HERE.parent / "small_training.py", "run", tmp_path / "run"))
+    assert code == 0, told
+    assert outcome(tmp_path / "run") == outcome(folder / "whole")
+
+
+@pytest.mark.slow
+def test_the_command_trains_in_two_processes_and_repeats_itself(tmp_path):
+    small = {"max_steps": 24, "batch_size": 32, "micro_batches": 2, "threads": 1, "eval_every": 10, "eval_samples": 3}
+    settings = [f"{key} = {value}" for key, value in (small | {"test_samples": 3}).items()]
+    settings += ["[model]", "width = 32", "[schedule]", "warmup_steps = 5", "[checkpoint]", "save_every = 5"]
+    settings += ["[curriculum]", 'preset = "small"', "samples = [30, 20, 20, 2, 20, 20, 20]"]
+    (tmp_path / "small.toml").write_text("\n".join(settings))
+    for name in ("a", "b"):
+        line = ["train", "--config", tmp_path / "small.toml", "--run-directory", tmp_path / name]
+        code, told = finished(torchrun("-m", "dagnn.cli", *line), 200)
+        assert code == 0, told
+    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+    assert outcome(tmp_path / "a")[0] == "step-00000024"
