@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagnn.curriculum.engine import RuleEngine
-from dagnn.curriculum.expression import Expr
+from dagnn.curriculum.expression import FUNCTIONS, Expr
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS, level_spec
 from dagnn.curriculum.rules import SIGNATURE
@@ -140,16 +140,20 @@ def _trace_share(samples: Mapping[int, int], seed: int, preset: str, number: int
 
 
 def _drilled_terms(level: int) -> list[LabelTokens]:
-    """What drawn samples never or hardly ever hold: every constant of level 4, and operations without a value."""
+    """What drawn samples never or hardly ever hold: operations without a value, powers with a function as exponent, the
+    constant e, and every constant of level 4."""
     numbers: list[Expr] = [0, 1, 2, 3, 12, -1, -2, -3, -12, ("/", 1, 2), ("/", -1, 2)]
     divisions: list[Expr] = [("/", a, 0) for a in numbers]
-    undefined: dict[int, list[Expr]] = {
+    functions: list[Expr] = ["x", ("+", "x", 3), ("*", 2, "x"), ("^", "x", 2), *((f, "x") for f in FUNCTIONS)]
+    powers: list[Expr] = [("derive", ("^", a, b), "x") for a in [*functions, 2, "e"] for b in functions]
+    drilled: dict[int, list[Expr]] = {
         1: divisions,
         3: [("^", 0, exponent) for exponent in (-1, -2, -3, -12)],
         4: divisions + [(f, a) for f in ("log", "sqrt") for a in (0, -1, -2, -3, -12, ("/", -1, 2))],
-        5: [("log", 0), ("/", "x", 0)],
+        5: [("log", 0), ("/", "x", 0), *powers],
+        6: [("integrate", ("/", a, "x"), "x", *bounds) for a in numbers[1:] for bounds in ((1, "e"), ("e", 1), (1, 2))],
     }
-    terms: list[LabelTokens] = [to_term(expression, level)[0] for expression in undefined.get(level, [])]
+    terms: list[LabelTokens] = [to_term(expression, level)[0] for expression in drilled.get(level, [])]
     if LEVELS[level].numeric:
         terms += [encode_replacement(term, SIGNATURE) for term in constant_terms()]
     return terms
