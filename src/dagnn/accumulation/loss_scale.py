@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dagnn.accumulation.losses import is_low_precision
@@ -20,18 +21,32 @@ class LossScale:
         self._sums = sums
         self._scale = scale  # read once: one loss scale per window
         self._residual = 1.0
+        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
-    def apply(self, losses: Sequence[Tensor], coefficients: Sequence[float]) -> list[Tensor]:
-        """``coefficient * scale * loss`` for each, up to the factor that ``leftover`` still holds."""
+    def apply(self, losses: Sequence[Tensor], coefficients: Sequence[float]) -> tuple[list[Tensor], list[Tensor]]:
+        """Where to begin the backward pass, and with which gradient: ``coefficient * scale`` for each loss, up to the
+        factor that ``leftover`` still holds.
+
+        The gradient is given and not multiplied onto the loss, which would be one more operation in both directions.
+        """
         if self._sums.all_wide and len(losses) == 1 and is_low_precision(losses[0].dtype):
             mantissa, exponent = math.frexp(coefficients[0] * self._scale)
             rest = 2 * mantissa  # at least 1: the 16-bit gradients are never larger than they would be otherwise
             if rest != self._residual:
                 self._sums.scale_(self._residual / rest)
                 self._residual = rest
-            return [_total(losses[0]) * math.ldexp(1.0, exponent - 1)]
-        factor = self._scale / self._residual
-        return [_total(loss) * (c * factor) for loss, c in zip(losses, coefficients, strict=True)]
+            coefficients, factor = [math.ldexp(1.0, exponent - 1)], 1.0
+        else:
+            factor = self._scale / self._residual
+        roots = [_total(loss) for loss in losses]
+        return roots, [self._seed(root, c * factor) for root, c in zip(roots, coefficients, strict=True)]
+
+    def _seed(self, root: Tensor, value: float) -> Tensor:
+        """The number as a tensor like the loss; most micro-batches of a window share one."""
+        key = (value, root.dtype, root.device)
+        if key not in self._seeds:
+            self._seeds[key] = torch.full((), value, dtype=root.dtype, device=root.device)
+        return self._seeds[key]
 
     @property
     def leftover(self) -> float:

@@ -159,7 +159,8 @@ class Window:
         if self._loss_scale is None:
             finisher = self._engine.finisher
             self._loss_scale = LossScale(self._engine.sums, 1.0 if finisher is None else finisher.scale())
-        self._engine.sums.backward(self._loss_scale.apply(tensors, coefficients), retain_graph=retain_graph)
+        roots, seeds = self._loss_scale.apply(tensors, coefficients)
+        self._engine.sums.backward(roots, gradients=seeds, retain_graph=retain_graph)
 
     def carry_back(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], retain_graph: bool) -> None:
         """Continue a backward pass that was cut: ``gradients`` of ``roots`` have the window's division in them."""
