@@ -10,6 +10,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 DOCS_INSTALLED := .venv/docs-installed
+PEERS_INSTALLED := .venv/peers-installed
 BENCHMARKS := $(filter-out __init__ harness, $(basename $(notdir $(wildcard benchmarks/*.py))))
 # One thread per test worker: two workers with two threads each would fight over two cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -52,12 +53,18 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# What benchmarks compare with, one by one: a peer that does not install is told, and its rows are left out.
+$(PEERS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["peers"], sep="\n")' > .venv/peers.txt
+	@while read -r peer; do $(BIN)/python -m pip install --quiet -c constraints.txt "$$peer" || echo "not installed: $$peer" >&2; done < .venv/peers.txt
+	touch $@
+
 # All of them run, whatever one says; the exit code tells whether any missed.
-bench: $(INSTALLED)
+bench: $(PEERS_INSTALLED)
 	@failed=; for name in $(BENCHMARKS); do echo; $(BIN)/python -m benchmarks.$$name $(ARGS) || failed="$$failed $$name"; done; \
 	if [ -n "$$failed" ]; then echo "missed:$$failed" >&2; exit 1; fi
 
-bench-%: $(INSTALLED)
+bench-%: $(PEERS_INSTALLED)
 	$(BIN)/python -m benchmarks.$* $(ARGS)
 
 $(DOCS_INSTALLED): docs/requirements.txt $(INSTALLED)
