@@ -49,7 +49,8 @@ class StructureChange:
         >>> optimizer = torch.optim.Adam(net.parameters())
         >>> net.edge_weight.sum().backward(); optimizer.step()
         >>> net.prune(fraction=0.5).carry_over(optimizer)
-        >>> optimizer.state[net.edge_weight]["exp_avg"].shape
+        >>> state = optimizer.state[net.edge_weight]
+        >>> state["exp_avg"].shape
         torch.Size([1])
         """
         for parameter, moved_from, before in (

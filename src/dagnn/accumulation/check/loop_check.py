@@ -49,8 +49,8 @@ def check_loop(
     >>> model, batch = torch.nn.Linear(20, 1), (torch.randn(32, 20), torch.randn(32, 1))
     >>> loss_fn = lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1])
     >>> report = dagnn.check_loop(train_step, model, batch, loss_fn=loss_fn, micro_batches=4)
-    >>> [str(cause.kind) for cause in report.causes]
-    ['not scaled']
+    >>> print(*(cause.kind for cause in report.causes))
+    not scaled
 
     Args:
         train_step: ``train_step(model, optimizer, micro_batches)``, your loop; ``micro_batches`` is a list. With a
