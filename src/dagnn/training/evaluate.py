@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dagnn.curriculum import Sample, judge, level_of, make_sample, parse, to_text
 from dagnn.curriculum.engine import RuleEngine
-from dagnn.curriculum.expression import Expr
+from dagnn.curriculum.expression import FUNCTIONS, Expr
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.terms import from_term, to_term
 from dagnn.errors import CheckpointError, ConfigError, ExpressionError
@@ -30,6 +30,10 @@ STEP_BUDGET = 30_000
 _ROUNDS = 600
 # Expressions that go on side by side: every round asks the network for all windows that any of them waits for.
 _CHUNK = 500
+
+
+# What may be rewritten and yet stand in an answer: operators that keep their operands, and a number's own labels.
+_ANSWER_LABELS = {"+", "-", "*", "/", "^", *FUNCTIONS, "negative", "d0"}
 
 
 @dataclass(frozen=True)
@@ -241,11 +245,8 @@ def _kind_of_error(sample: Sample, result: Rewritten, answer: Expr | None) -> st
     if result.tokens is None:
         return "no end"
     shown = {SIGNATURE.labels[token].name for token in result.tokens}
-    if any(SIGNATURE.labels[SIGNATURE.id_of[name]].window_depth is not None for name in shown - _OPERATORS):
+    if any(SIGNATURE.labels[SIGNATURE.id_of[name]].window_depth is not None for name in shown - _ANSWER_LABELS):
         return "stuck half-way"
     if isinstance(answer, tuple) != isinstance(sample.answer, tuple):
         return "other form"
     return "other value"
-
-
-_OPERATORS = {"+", "-", "*", "/", "^", "sin", "cos", "tan", "log", "exp", "sqrt", "negative", "d0"}
