@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROUNDS, QUICK_ROUNDS = 9, 3
-MIN_SECONDS = 0.02  # a shorter call is repeated until a round takes this long: clocks and caches jitter below it
+MIN_SECONDS = 0.1  # a shorter call is repeated until a round takes this long: clocks and caches jitter below it
 VERSIONS_OF = ("torch", "numpy", "numba", "scipy", "networkx")
 
 Contestant = Callable[[], object]
@@ -129,8 +129,8 @@ def measure(case: Case, *, rounds: int, clock: Callable[[], float] = time.perf_c
         calls = {"ours": case.ours, **case.peers}
         repeats = {name: _repeats(calls[name], clock) for name in names}
         times: dict[str, list[float]] = {name: [] for name in names}
+        gc.collect()  # once: it walks every object, and what ran right after it would run from cold caches
         for number in range(rounds):
-            gc.collect()
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 times[name].append(_seconds(calls[name], repeats[name], clock))
         threads = _threads()

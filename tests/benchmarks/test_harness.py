@@ -53,7 +53,7 @@ def test_short_calls_are_repeated():
     clock = Clock()
 
     (row,) = measure(
-        Case("c", clock.contestant("ours", 0.001), {"peer": clock.contestant("peer", 0.01)}), rounds=2, clock=clock
+        Case("c", clock.contestant("ours", 0.005), {"peer": clock.contestant("peer", 0.05)}), rounds=2, clock=clock
     )
 
     assert clock.calls.count("ours") == 2 + 2 * 20

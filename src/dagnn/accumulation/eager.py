@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dagnn.accumulation.backward_pass import run_backward
 from dagnn.accumulation.norms import total_norm
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
@@ -46,7 +47,7 @@ class _HookedSums(Sums):
         self._attach()
         self._running = True
         try:
-            torch.autograd.backward(losses, gradients, retain_graph=retain_graph)
+            run_backward(losses, gradients, retain_graph=retain_graph)
         finally:
             self._running = False
             self._detach()

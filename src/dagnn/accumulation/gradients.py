@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dagnn.accumulation.backward_pass import run_backward
 from dagnn.accumulation.norms import local_part, total_norm
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import ConfigError
@@ -47,7 +48,7 @@ class GradientSums(Sums):
     ) -> None:
         self._attach()
         try:
-            torch.autograd.backward(losses, gradients, retain_graph=retain_graph)
+            run_backward(losses, gradients, retain_graph=retain_graph)
         finally:
             self._detach()
 

@@ -38,15 +38,16 @@ class LossScale:
             coefficients, factor = [math.ldexp(1.0, exponent - 1)], 1.0
         else:
             factor = self._scale / self._residual
-        roots = [_total(loss) for loss in losses]
+        roots = [loss.sum() if loss.ndim else loss for loss in losses]
         return roots, [self._seed(root, c * factor) for root, c in zip(roots, coefficients, strict=True)]
 
     def _seed(self, root: Tensor, value: float) -> Tensor:
         """The number as a tensor like the loss; most micro-batches of a window share one."""
         key = (value, root.dtype, root.device)
-        if key not in self._seeds:
-            self._seeds[key] = torch.full((), value, dtype=root.dtype, device=root.device)
-        return self._seeds[key]
+        seed = self._seeds.get(key)
+        if seed is None:
+            seed = self._seeds[key] = torch.full((), value, dtype=root.dtype, device=root.device)
+        return seed
 
     @property
     def leftover(self) -> float:
@@ -63,7 +64,3 @@ class LossScale:
         loss_scale = cls(sums, state["scale"])
         loss_scale._residual = state["residual"]
         return loss_scale
-
-
-def _total(loss: Tensor) -> Tensor:
-    return loss.sum() if loss.ndim else loss
