@@ -109,6 +109,15 @@ def test_nodes_of_every_out_degree_up_to_40(batch):
     agree(network(Dag(edges, 81), ["tanh"] * 81), batch, torch.float64)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_neighbouring_sources_of_every_number_up_to_70(dtype, batch):
+    """Without tiles they are taken a vector at a time, from wherever they begin; a gap among them forbids it."""
+    edges = [(u, 80 + k) for k in range(71) for u in range(k % 7, k % 7 + k)]
+    edges += [(u, 151) for u in range(80) if u != 33] + [(151, 152)]
+    agree(network(Dag(edges, 153), ["tanh"] * 153), batch, dtype)
+
+
 @pytest.mark.parametrize("batch", BATCHES)
 def test_one_node_and_no_edges(batch):
     agree(network(Dag([], 1), ["identity"]), batch, torch.float64)
@@ -166,6 +175,15 @@ def test_an_mlp_runs_as_blocks(small_blocks, batch, dtype):
     plan = network(Dag(layers(5, 7, 6, 3)), ["tanh"] * 21)
     assert [block.shape for block in CompiledPlan(plan).blocks] == [(7, 5), (6, 7), (3, 6)]
     agree(plan, batch, dtype)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_one_sample_through_blocks_and_without(small_blocks, limit, monkeypatch):
+    monkeypatch.setattr(compiled_plan, "_LARGEST_SINGLE_DENSE", limit)
+    plan = network(Dag(layers(5, 7, 6, 3)), ["tanh", "gelu", "relu"] * 7)
+    assert CompiledPlan(plan).is_single(1) == (limit > 0)
+    assert not CompiledPlan(plan).is_single(2)
+    agree(plan, 1, torch.float64)
 
 
 @pytest.mark.parametrize("batch", [1, 33])

@@ -1,5 +1,6 @@
 """A compiled network under autograd: derivatives of any order, `.grad` in place, and what must fall back."""
 
+import copy
 import gc
 import resource
 
@@ -232,6 +233,24 @@ def test_the_fused_step_is_accumulate_and_step(batch, dtype):
     grad_y = torch.randn(batch, 3, dtype=dtype)
     for model in (net, twin):
         model(torch.ones(batch, 2, dtype=dtype))
+    for _ in range(2):
+        with pytest.warns(DeprecationWarning):
+            net.backward_and_update(grad_y, lr=0.1)
+        twin.backward_accumulate(grad_y)
+        twin.step(0.1)
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_fused_step_of_a_dense_layer_and_one_sample(dtype):
+    torch.manual_seed(0)
+    net = DagNN(Dag([(u, v) for v in range(37, 40) for u in range(37)]), dtype=dtype)
+    twin = copy.deepcopy(net)
+    x, grad_y = torch.randn(1, 37, dtype=dtype), torch.randn(1, 3, dtype=dtype)
+    for model in (net, twin):
+        model(x)
     for _ in range(2):
         with pytest.warns(DeprecationWarning):
             net.backward_and_update(grad_y, lr=0.1)

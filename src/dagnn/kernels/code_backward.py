@@ -11,7 +11,7 @@ out for any number.
 from dagnn.kernels.code_activations import KEEPS_SLOPE, through
 from dagnn.kernels.code_rows import read_rows, write_rows
 from dagnn.kernels.code_tiles import Shape, by_activation, is_given
-from dagnn.kernels.code_writer import CodeWriter, Value
+from dagnn.kernels.code_writer import I64, CodeWriter, Value
 
 
 def write_backward(module: Value, shape: Shape, name: str) -> None:
@@ -58,6 +58,10 @@ class _Sums:
         self._of_edges = code.at(code.field("edge_sums"), edges, code.size)
         self._of_nodes = code.at(code.field("node_sums"), nodes, code.size)
         self.is_first: Value = None
+        zeros = code.variable(code.vector)
+        with build.goto_entry_block():
+            code.store(code.constant(0), zeros)
+        self._zeros = build.ptrtoint(zeros, I64)
 
     def add_to_edges(self, edge: Value, value: Value) -> None:
         """``value`` is a number for the edge, or a vector of numbers for it and those after it."""
@@ -68,8 +72,9 @@ class _Sums:
 
     def _add(self, address: Value, value: Value) -> None:
         code, build = self._code, self._code.build
-        before = code.load(address, value.type, code.size)
-        code.store(build.select(self.is_first, value, build.fadd(before, value)), address, code.size)
+        # The first tile adds to zeros of the cache: the memory behind ``address`` would be read for nothing.
+        before = code.load(build.select(self.is_first, self._zeros, address), value.type, code.size)
+        code.store(build.fadd(before, value), address, code.size)
 
 
 def _write_node(

@@ -86,10 +86,13 @@ def _deliver(code: CodeWriter, value: Value, gradient: str, parameter: str, slot
 
 
 def descend(code: CodeWriter, gradient: Value, address: Value) -> None:
-    """``parameter -= lr * gradient``."""
+    """``parameter -= lr * gradient``, for a number or a vector of them."""
     build = code.build
     if code.double:
         lr = build.bitcast(code.field("lr"), code.number)
     else:
         lr = build.bitcast(build.trunc(code.field("lr"), I32), code.number)
-    code.store(code.multiply_add(build.fneg(lr), gradient, code.load(address, code.number)), address)
+    if gradient.type == code.vector:
+        lr = code.splat(lr)
+    parameter = code.load(address, gradient.type, code.size)
+    code.store(code.multiply_add(build.fneg(lr), gradient, parameter), address, code.size)

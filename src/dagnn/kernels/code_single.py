@@ -1,15 +1,19 @@
 """Compiled passes for very small batches: one sample at a time, edges as they lie in the weight vector.
 
 A tile would compute 8 samples for one. Forward pulls, as a tile does. Backward pushes, along the same edges in the
-same order: no transpose of the graph, no weights gathered, no gradients scattered.
+same order: no transpose of the graph, no weights gathered, no gradients scattered. Where the sources of a node are
+neighbours, as in a dense layer, a vector of edges is taken at a time.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
 from dagnn.kernels.code_activations import KEEPS_SLOPE, activated, through
 from dagnn.kernels.code_edges import descend
 from dagnn.kernels.code_tiles import Shape, bias_of, by_activation, is_given
-from dagnn.kernels.code_writer import I32, CodeWriter, Value
+from dagnn.kernels.code_writer import I32, I64, CodeWriter, Value
 
 _SUMS_IN_FLIGHT = 4
 
@@ -54,6 +58,9 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
         "grad_bias", "accumulate", "descend", "lr",
     )  # fmt: skip
     deltas = code.field("deltas")
+    nothing = code.variable(code.vector)
+    build.store(code.constant(0), nothing)
+    zeros = build.ptrtoint(nothing, I64)
     with code.loop(code.i64(0), code.field("batch")) as sample:
         adds = build.or_(is_given(code, "accumulate"), build.icmp_signed(">", sample, code.i64(0)))
         is_last = build.icmp_signed("==", build.add(sample, code.i64(1)), code.field("batch"))
@@ -65,7 +72,7 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
         _copy(code, sample, "grad_y", "num_outputs", "output_rows", deltas, inwards=True)
         with code.loop(code.i64(0), code.field("num_nodes")) as count:
             node = build.sub(build.sub(code.field("num_nodes"), code.i64(1)), count)
-            _push(code, shape, values, slopes, node, adds, steps)
+            _push(code, shape, values, slopes, node, adds, steps, zeros)
         with build.if_then(is_given(code, "grad_x")):
             _copy(code, sample, "grad_x", "num_inputs", "input_rows", deltas, inwards=False)
     code.finish()
@@ -84,6 +91,11 @@ def _gathered(code: CodeWriter, values: Value, node: Value, sums: list[Value]) -
 
     start = code.offset_at(code.field("in_offsets"), node)
     stop = code.offset_at(code.field("in_offsets"), build.add(node, code.i64(1)))
+    done = code.variable(I64)
+    build.store(start, done)
+    with _neighbours(code, start, stop) as first:
+        build.store(_dot(code, values, start, stop, first, sums[0]), done)
+    start = build.load(done)
     rest = build.add(start, build.and_(build.sub(stop, start), code.i64(-len(sums))))
     with code.loop(start, rest, len(sums)) as edge:
         for number, place in enumerate(sums):
@@ -94,7 +106,50 @@ def _gathered(code: CodeWriter, values: Value, node: Value, sums: list[Value]) -
     return build.fadd(low, build.fadd(build.load(sums[2]), build.load(sums[3])))
 
 
-def _push(code: CodeWriter, shape: Shape, values: Value, slopes: Value, node: Value, adds: Value, steps: Value) -> None:
+@contextmanager
+def _neighbours(code: CodeWriter, start: Value, stop: Value) -> Iterator[Value]:
+    """Code that runs where the edges ``start .. stop - 1`` fill a vector and have sources one after another.
+
+    Gives the first of these sources. The sources of a node are sorted, so that the last one tells.
+    """
+    build = code.build
+    count = build.sub(stop, start)
+    with build.if_then(build.icmp_signed(">=", count, code.i64(code.lanes))):
+        first = code.index_at(code.field("in_sources"), start)
+        last = code.index_at(code.field("in_sources"), build.sub(stop, code.i64(1)))
+        span = build.add(build.sub(last, first), code.i64(1))
+        with build.if_then(build.icmp_signed("==", span, count)):
+            yield first
+
+
+def _dot(code: CodeWriter, values: Value, start: Value, stop: Value, first: Value, total: Value) -> Value:
+    """Adds the sum over the edges from ``start`` on to ``total``; returns where the last whole vector ends."""
+    build = code.build
+    of_start = code.at(values, first, code.size)
+    sums = [code.variable(code.vector) for _ in range(_SUMS_IN_FLIGHT)]
+    for place in sums:
+        build.store(code.constant(0), place)
+    done = start
+    for together in (len(sums), 1):
+        step = together * code.lanes
+        end = build.add(done, build.and_(build.sub(stop, done), code.i64(-step)))
+        with code.loop(done, end, step) as edge:
+            for number in range(together):
+                at = build.add(edge, code.i64(number * code.lanes))
+                weight = _vector(code, code.at(code.field("weight"), at, code.size))
+                value = _vector(code, code.at(of_start, build.sub(at, start), code.size))
+                build.store(code.multiply_add(weight, value, build.load(sums[number])), sums[number])
+        done = end
+    one, other, third, fourth = (build.load(place) for place in sums)
+    build.store(
+        build.fadd(build.load(total), code.sum(build.fadd(build.fadd(one, other), build.fadd(third, fourth)))), total
+    )
+    return done
+
+
+def _push(
+    code: CodeWriter, shape: Shape, values: Value, slopes: Value, node: Value, adds: Value, steps: Value, zeros: Value
+) -> None:
     """The delta of a node, and from it the gradients of its bias, of the edges into it and of their sources."""
     build, deltas = code.build, code.field("deltas")
     gradient = code.load(code.at(deltas, node, code.size), code.number)
@@ -114,8 +169,10 @@ def _push(code: CodeWriter, shape: Shape, values: Value, slopes: Value, node: Va
 
     def deliver(value: Value, gradient: str, parameter: str, slot: Value) -> None:
         address = code.at(code.field(gradient), slot, code.size)
-        value = build.select(adds, build.fadd(code.load(address, code.number), value), value)
-        code.store(value, address)
+        # New memory is written only: reading it first would make the system find a page for it twice.
+        before = code.load(build.select(adds, address, zeros), value.type, code.size)
+        value = build.fadd(before, value)
+        code.store(value, address, code.size)
         with build.if_then(steps):
             descend(code, value, code.at(code.field(parameter), slot, code.size))
 
@@ -124,7 +181,20 @@ def _push(code: CodeWriter, shape: Shape, values: Value, slopes: Value, node: Va
         deliver(of_node, "grad_bias", "bias", slot)
     start = code.offset_at(code.field("in_offsets"), node)
     stop = code.offset_at(code.field("in_offsets"), build.add(node, code.i64(1)))
-    with code.loop(start, stop) as edge:
+    done = code.variable(I64)
+    build.store(start, done)
+    with _neighbours(code, start, stop) as first:
+        of_lanes = code.splat(of_node)
+        end = build.add(start, build.and_(build.sub(stop, start), code.i64(-code.lanes)))
+        with code.loop(start, end, code.lanes) as edge:
+            source = build.add(first, build.sub(edge, start))
+            weight = _vector(code, code.at(code.field("weight"), edge, code.size))
+            value = _vector(code, code.at(values, source, code.size))
+            place = code.at(deltas, source, code.size)
+            code.store(code.multiply_add(weight, of_lanes, _vector(code, place)), place, code.size)
+            deliver(build.fmul(of_lanes, value), "grad_weight", "weight", edge)
+        build.store(end, done)
+    with code.loop(build.load(done), stop) as edge:
         source = code.index_at(code.field("in_sources"), edge)
         weight = code.load(code.at(code.field("weight"), edge, code.size), code.number)
         value = code.load(code.at(values, source, code.size), code.number)
@@ -144,6 +214,11 @@ def _copy(
         inside = code.at(values, code.index_at(code.field(rows), column), code.size)
         source, target = (outside, inside) if inwards else (inside, outside)
         code.store(code.load(source, code.number), target)
+
+
+def _vector(code: CodeWriter, address: Value) -> Value:
+    """A vector that begins at any number."""
+    return code.load(address, code.vector, code.size)
 
 
 def _first(code: CodeWriter, vector: Value) -> Value:

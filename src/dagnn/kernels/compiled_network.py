@@ -54,32 +54,30 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
 
     All of one dtype, float32 or float64.
     """
-    batch, double = len(x), x.dtype == torch.float64
+    batch, double = x.shape[0], x.dtype == torch.float64
     y = x.new_empty(batch, plan.num_outputs)
     if plan.is_single(batch):
         saved = Saved(plan, batch * plan.num_nodes, x.dtype)
-        frame = plan.frame(None, batch=batch)
-        _set(frame, x=x, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
+        frame = plan.frame(batch=batch)
+        frame.set_addresses(x=x, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
         plan.single_functions(double)["forward"](frame.address)
         return y, saved
 
-    cut = plan.cut(batch, double)
-    functions = plan.functions(cut.shape)
+    cut, functions, frame = plan.prepared(batch, double)
     row_length = cut.row_length if plan.blocks else cut.tiles * cut.shape.tile
     saved = Saved(plan, plan.num_nodes * row_length, x.dtype)
-    frame = plan.frame(cut)
-    _set(frame, x=x, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
+    frame = frame.copy(last=plan.num_nodes)
+    frame.set_addresses(x=x, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
     if not plan.blocks:
-        _set(frame, y=y)
-        frame.set(last=plan.num_nodes)
         run(functions["forward"], frame, cut.tiles)
         return y, saved
+    frame.set_addresses(y=None)  # until its rows are there
 
     matrix = _matrix(plan, cut, saved.values)
     for first, last, number in plan.segments():
         frame.set(first=first, last=last)
         if last == plan.num_nodes:
-            _set(frame, y=y)
+            frame.set_addresses(y=y)
         if number is not None:
             block = plan.blocks[number]
             _multiply(
@@ -88,7 +86,7 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
                 matrix[first:last],
             )
         run(functions["forward" if number is None else "activate"], frame, cut.tiles)
-        _set(frame, x=None)  # it is in its rows now
+        frame.set_addresses(x=None)  # it is in its rows now
     return y, saved
 
 
@@ -106,42 +104,57 @@ def backward(
 
     ``grad_y [B, outputs]`` is contiguous; B at least 1.
     """
-    batch, double = len(grad_y), grad_y.dtype == torch.float64
+    batch, double = grad_y.shape[0], grad_y.dtype == torch.float64
     grad_x = grad_y.new_empty(batch, plan.num_inputs) if needs_x else None
-    cut = None if plan.is_single(batch) else plan.cut(batch, double)
-    frame = plan.frame(cut, batch=batch, accumulate=int(into.accumulate))
-    _set(frame, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes, grad_y=grad_y)
-    _set(frame, grad_weight=into.weight, grad_bias=into.bias)
-    if into.lr is not None:
-        (bits,) = struct.unpack("<q", struct.pack("<d", into.lr) if double else struct.pack("<fi", into.lr, 0))
-        frame.set(descend=1, lr=bits)
-
-    if cut is None:
+    if plan.is_single(batch):
+        frame = plan.frame(batch=batch)
+        _set_gradients(frame, saved, weight, bias, into, grad_y, grad_x)
         deltas = grad_y.new_empty(plan.num_nodes)
-        _set(frame, deltas=deltas, grad_x=grad_x)
+        frame.set_addresses(deltas=deltas)
         plan.single_functions(double)["backward"](frame.address)
         return grad_x
 
-    functions = plan.functions(cut.shape)
-    workers = num_workers(cut.pieces)
-    tile_rows = plan.num_nodes * cut.shape.tile
-    lengths = [0 if plan.blocks else workers * tile_rows, plan.num_sparse]
-    lengths += [cut.pieces * plan.num_sparse, cut.pieces * plan.num_nodes]
-    scratch = plan.borrow("scratch", sum(lengths), grad_y.dtype)
-    deltas, out_weight, edge_sums, node_sums = torch.split(scratch[: sum(lengths)], lengths)
-    _set(frame, out_weight=out_weight, edge_sums=edge_sums, node_sums=node_sums)
-    frame.set(num_sums=cut.pieces)
+    cut, functions, frame = plan.prepared(batch, double)
+    size, tile_rows = cut.shape.size, plan.num_nodes * cut.shape.tile
+    # One piece of scratch memory, one part after another.
+    of_workers = 0 if plan.blocks else num_workers(cut.pieces) * tile_rows
+    of_edges, of_nodes = cut.pieces * plan.num_sparse, cut.pieces * plan.num_nodes
+    scratch = plan.borrow("scratch", of_workers + plan.num_sparse + of_edges + of_nodes, grad_y.dtype)
+    deltas_at = scratch.data_ptr()
+    weights_at = deltas_at + of_workers * size
+    edges_at = weights_at + plan.num_sparse * size
+    frame = frame.copy(
+        last=plan.num_nodes,
+        deltas=deltas_at,
+        delta_worker_bytes=tile_rows * size,
+        out_weight=weights_at,
+        edge_sums=edges_at,
+        node_sums=edges_at + of_edges * size,
+        num_sums=cut.pieces,
+    )
+    _set_gradients(frame, saved, weight, bias, into, grad_y, grad_x)
     edge_pieces = num_workers(plan.num_sparse // 4096)
     run(functions["gather"], frame, edge_pieces)
     if plan.blocks:
         _backward_steps(plan, cut, frame, saved.values, weight, into, grad_x)
     else:
-        _set(frame, deltas=deltas, grad_x=grad_x)
-        frame.set(last=plan.num_nodes, delta_worker_bytes=tile_rows * cut.shape.size)
         run(functions["backward"], frame, cut.pieces)
     run(functions["finish"], frame, edge_pieces)
     plan.give_back("scratch", scratch)
     return grad_x
+
+
+def _set_gradients(
+    frame: Frame, saved: Saved, weight: Tensor, bias: Tensor, into: Gradients, grad_y: Tensor, grad_x: Tensor | None
+) -> None:
+    """What every backward pass reads and writes."""
+    frame.set_addresses(weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
+    frame.set_addresses(grad_y=grad_y, grad_x=grad_x, grad_weight=into.weight, grad_bias=into.bias)
+    frame.set(accumulate=int(into.accumulate))
+    if into.lr is not None:
+        double = weight.dtype == torch.float64
+        (bits,) = struct.unpack("<q", struct.pack("<d", into.lr) if double else struct.pack("<fi", into.lr, 0))
+        frame.set(descend=1, lr=bits)
 
 
 def _backward_steps(
@@ -157,15 +170,15 @@ def _backward_steps(
     sweep = plan.functions(cut.shape)["backward"]
     # Blocks add to the rows of their sources.
     deltas = values.new_zeros(len(values))
-    _set(frame, deltas=deltas)
-    frame.set(delta_tile_bytes=cut.tile_length * cut.shape.size)
+    frame.set_addresses(deltas=deltas, grad_x=None)
+    frame.set(first=0, last=0, delta_worker_bytes=0, delta_tile_bytes=cut.tile_length * cut.shape.size)
     run(sweep, frame, cut.pieces)  # no nodes yet: only the gradient of y, into its rows
-    _set(frame, grad_y=None)
+    frame.set_addresses(grad_y=None)
 
     value_of, delta_of = _matrix(plan, cut, values), _matrix(plan, cut, deltas)
     for first, last, number in reversed(plan.segments()):
         if first == 0:
-            _set(frame, grad_x=grad_x)
+            frame.set_addresses(grad_x=grad_x)
         frame.set(first=first, last=last)
         run(sweep, frame, cut.pieces)
         if number is None:
@@ -208,8 +221,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _matrix(plan: CompiledPlan, cut: Cut, values: Tensor) -> Tensor:
     """Values as ``[num_nodes, samples of all tiles]``."""
     return values.view(plan.num_nodes, cut.row_length)[:, : cut.tiles * cut.shape.tile]
-
-
-def _set(frame: Frame, **tensors: Tensor | None) -> None:
-    """Addresses of tensors; 0 for None and for those without elements."""
-    frame.set(**{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()})

@@ -1,7 +1,7 @@
 """`CompiledPlan`: a network as the arrays that the compiled functions walk along."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 # Up to so many samples are computed one by one.
 LARGEST_SINGLE = 2
+# Dense blocks of more edges in all go through PyTorch's products also for one sample: they use every thread.
+_LARGEST_SINGLE_DENSE = 1 << 20
+# Sizes of batches that are remembered: more than a training run has, less than matters in memory.
+_MAX_PREPARED = 64
 # So many arrays of partial sums at most: enough for as many threads, and less memory than the values.
 _MAX_PIECES = 16
 # Blocks with less than this share of the edges are not worth rows of the whole batch.
@@ -50,6 +54,20 @@ class Cut:
     tile_length: int
     tiles_per_piece: int
     pieces: int
+
+
+class Prepared(NamedTuple):
+    """Everything that is the same for all batches of one size: worked out once, as it took as long as a small pass.
+
+    Attributes:
+        cut: how the batch is cut.
+        functions: ``forward``, ``backward``, ``gather`` and ``finish``; ``activate`` if there are blocks.
+        frame: with the addresses of the network and the cut; to be copied.
+    """
+
+    cut: Cut
+    functions: "Mapping[str, NativeFunction]"
+    frame: Frame
 
 
 class CompiledPlan:
@@ -112,6 +130,7 @@ class CompiledPlan:
             "output_rows": plan.outputs.numpy().astype(np.int32),
         }
         self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._prepared: dict[tuple[int, bool], Prepared] = {}
         self._frame = Frame()
         self._frame.set(
             num_nodes=self.num_nodes,
@@ -123,7 +142,9 @@ class CompiledPlan:
 
     def is_single(self, batch: int) -> bool:
         """Whether so small a batch is computed sample by sample."""
-        return batch <= LARGEST_SINGLE and not self.blocks
+        if self.blocks:
+            return batch == 1 and self.num_edges <= _LARGEST_SINGLE_DENSE
+        return batch <= LARGEST_SINGLE
 
     def cut(self, batch: int, double: bool) -> Cut:
         """How a batch of at least one sample is cut."""
@@ -162,22 +183,34 @@ class CompiledPlan:
 
     def single_functions(self, double: bool) -> "Mapping[str, NativeFunction]":
         """``forward`` and ``backward``, sample by sample."""
-        # A vector of four numbers exists on every processor; only the activations use it.
-        return network_code.single_functions(self.shape(double, 2 if double else 4))
+        return network_code.single_functions(self.shape(double, self.target.vector_bytes // (8 if double else 4)))
 
-    def frame(self, cut: Cut | None, **values: int) -> Frame:
-        """A frame with the addresses of the network, for a batch that is cut so."""
-        frame = self._frame.copy(**values)
-        if cut is not None:
-            size = cut.shape.size
-            frame.set(
-                batch=cut.batch,
-                tiles=cut.tiles,
-                tiles_per_piece=cut.tiles_per_piece,
-                row_bytes=cut.row_length * size,
-                tile_bytes=cut.tile_length * size,
-            )
-        return frame
+    def frame(self, **values: int) -> Frame:
+        """A frame with the addresses of the network."""
+        return self._frame.copy(**values)
+
+    def prepared(self, batch: int, double: bool) -> Prepared:
+        """What a pass over ``batch`` samples needs."""
+        found = self._prepared.get((batch, double))
+        if found is not None:
+            return found
+        cut = self.cut(batch, double)
+        size = cut.shape.size
+        frame = self.frame(
+            batch=cut.batch,
+            tiles=cut.tiles,
+            tiles_per_piece=cut.tiles_per_piece,
+            row_bytes=cut.row_length * size,
+            tile_bytes=cut.tile_length * size,
+        )
+        if len(self._prepared) >= _MAX_PREPARED:
+            self.forget()
+        made = self._prepared[batch, double] = Prepared(cut, self.functions(cut.shape), frame)
+        return made
+
+    def forget(self) -> None:
+        """Prepare everything anew at the next pass."""
+        self._prepared.clear()
 
     def borrow(self, use: str, length: int, dtype: torch.dtype) -> Tensor:
         """Memory of at least this length for one use, such as "scratch"; see `give_back`.

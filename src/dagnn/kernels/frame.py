@@ -7,6 +7,8 @@ first two entries are counters that workers raise to take a number and the next 
 import ctypes
 from typing import Any
 
+from torch import Tensor
+
 FIELDS = (
     # counters
     "next_piece",
@@ -60,6 +62,59 @@ FIELDS = (
     "accumulate",
     "descend",
     "lr",
+    # a sweep of a recursive cell: its tiles and classes, how many of the tiles are done, whom to call when waiting
+    "tile_table",
+    "class_table",
+    "num_tiles",
+    "tiles_done",
+    "yield_core",
+    # the graph, in sweep order; `in_` and `out_` arrays are above
+    "nodes",
+    "feature_rows",
+    "first_slots",
+    "in_places",
+    "out_edges",
+    # sizes: panels of the hidden width, bytes of a row and of a row of projected features
+    "panels",
+    "state_bytes",
+    "projected_bytes",
+    # what the cell computes with
+    "projected",
+    "weight_stride",
+    "back_weight",
+    "forget_weight",
+    "back_forget_weight",
+    "score_weight",
+    # what it saves
+    "operands",
+    "gates",
+    "states",
+    "extremes",
+    "hidden",
+    "forget_products",
+    "edge_gates",
+    "edge_weights",
+    "scores",
+    # gradients on their way
+    "slot_gradients",
+    "slot_states",
+    "state_gradients",
+    "forget_gradients",
+    "hidden_gradients",
+    "edge_gradients",
+    "score_gradients",
+    "grad_projected",
+    "grad_score",
+    # products: bytes from panel to panel, terms of a panel
+    "weight_panel",
+    "back_weight_panel",
+    "width",
+    # the gradient of a weight: its panels, and how they are shared out
+    "left_panels",
+    "right_panels",
+    "left_parts",
+    "right_parts",
+    "class_first",
 )
 PLACE = {name: place for place, name in enumerate(FIELDS)}
 _Row = ctypes.c_int64 * len(FIELDS)
@@ -82,6 +137,12 @@ class Frame:
         row = self._row
         for name, value in values.items():
             row[PLACE[name]] = value
+
+    def set_addresses(self, **tensors: Tensor | None) -> None:
+        """Replace some entries by addresses of tensors; 0 for None and for those without elements."""
+        row = self._row
+        for name, tensor in tensors.items():
+            row[PLACE[name]] = 0 if tensor is None else tensor.data_ptr()
 
     @property
     def address(self) -> int:

@@ -20,7 +20,7 @@ from dagnn.kernels.network import NetworkPlan
 
 def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
     """The same as `reference.run_network`, for tensors on the CPU of one floating dtype."""
-    if not len(x):
+    if not x.shape[0]:
         return reference.run_network(plan.levels, x, edge_weight, bias)
     check_sizes(plan, edge_weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or edge_weight.requires_grad or bias.requires_grad):
@@ -42,7 +42,7 @@ def accumulate(
     """
     if not (_is_plain(edge_weight) and _is_plain(bias)):
         return False
-    if len(x):
+    if x.shape[0]:
         with torch.no_grad(), plan.accumulating:
             _, saved = compiled_network.forward(plan.compiled, x.contiguous(), edge_weight, bias)
             into = replace(_gradients_of(edge_weight, bias), lr=lr)

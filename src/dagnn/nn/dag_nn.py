@@ -118,9 +118,11 @@ class DagNN(LearnableModule):
         return self._run(x)
 
     def _run(self, x: Tensor) -> Tensor:
-        batch = x.shape[:-1]
-        y = kernels.run_network(self._plan_for(x), _rows(x), self.edge_weight, self.bias)
-        return y.reshape(*batch, len(self.dag.outputs))
+        plan = self._plan_for(x)
+        if x.dim() == 2:
+            return kernels.run_network(plan, x, self.edge_weight, self.bias)
+        y = kernels.run_network(plan, _rows(x), self.edge_weight, self.bias)
+        return y.reshape(*x.shape[:-1], len(self.dag.outputs))
 
     def _plan_for(self, x: Tensor) -> kernels.NetworkPlan:
         plan = self._plan_on.get(x.device)
