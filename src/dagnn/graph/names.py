@@ -59,7 +59,8 @@ class NodeNames:
             raise GraphError(f"{argument} must be a list of nodes, got {nodes!r}.")
         else:
             indices = np.array([self.index_of(node, argument) for node in nodes], dtype=np.int64)
-        if np.unique(indices).size < indices.size:
+        ordered = np.sort(indices)
+        if (ordered[1:] == ordered[:-1]).any():
             listed, counts = np.unique(indices, return_counts=True)
             twice = int(listed[counts.argmax()])
             raise GraphError(f"{argument} lists the node {self.name_of(twice)} twice: list every node once.")

@@ -91,7 +91,7 @@ class CompiledPlan:
 
         is_input = np.zeros(self.num_nodes, dtype=bool)
         is_input[plan.inputs.numpy()] = True
-        codes = np.fromiter((CODES[name] for name in plan.activation), np.uint8, self.num_nodes)
+        codes = np.fromiter(map(CODES.__getitem__, plan.activation), np.uint8, self.num_nodes)
         self._names = _compiled_for([name for name, code in CODES.items() if (codes[~is_input] == code).any()])
         codes[is_input] = INPUT
         self.keeps_slopes = any((codes[~is_input] == CODES[name]).any() for name in KEEPS_SLOPE)

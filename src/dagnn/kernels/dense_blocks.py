@@ -61,11 +61,9 @@ def find_blocks(source: NDArray[np.int32], in_offsets: NDArray[np.int64], levels
     is_full = has_edges & (high - low == degree)
     same = (low[1:] == low[:-1]) & (high[1:] == high[:-1]) & is_full[1:] & is_full[:-1] & (levels[1:] == levels[:-1])
     bounds = np.concatenate([[0], np.flatnonzero(~same) + 1, [num_nodes]]) if num_nodes else np.zeros(1, np.int64)
-    full = [
-        (int(first), int(last))
-        for first, last in pairwise(bounds)
-        if is_full[first] and last - first >= MIN_NODES and in_offsets[last] - in_offsets[first] >= MIN_EDGES
-    ]
+    start, stop = bounds[:-1], bounds[1:]
+    is_block = (stop - start >= MIN_NODES) & (in_offsets[stop] - in_offsets[start] >= MIN_EDGES) & is_full[start]
+    full = list(zip(start[is_block].tolist(), stop[is_block].tolist(), strict=True))
     blocks = [_block(first, last, source, in_offsets, low, high) for first, last in full]
     taken = np.zeros(num_nodes, dtype=bool)
     for first, last in full:

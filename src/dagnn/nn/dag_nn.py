@@ -83,7 +83,7 @@ class DagNN(LearnableModule):
             layout.inputs,
             layout.outputs,
             layout.has_bias,
-            [self.activations[node] for node in layout.node_at.tolist()],
+            list(map(self.activations.__getitem__, layout.node_at.tolist())),
         )
 
     @torch.no_grad()

@@ -66,10 +66,9 @@ class StructureChange:
 def moved(values: Tensor, moved_from: Tensor) -> Tensor:
     """``values[moved_from]``, and 0 where that is -1."""
     moved_from = moved_from.to(values.device)
-    result = values.new_zeros(len(moved_from))
-    stays = moved_from >= 0
-    result[stays] = values[moved_from[stays]]
-    return result
+    if not len(values):
+        return values.new_zeros(len(moved_from))
+    return values.index_select(0, moved_from.clamp(min=0)).masked_fill_(moved_from < 0, 0)
 
 
 def kept_by_prune(net: "DagNN", threshold: float | None, fraction: float | None) -> Tensor:
@@ -153,10 +152,10 @@ def with_more(
             "build the network on a Dag without it."
         )
     num_nodes, names = _more_nodes(dag, nodes)
-    numbered = Dag(np.empty((0, 2), np.int64), num_nodes, names=names)
     if isinstance(edges, Tensor):
         new = edges.cpu().numpy().astype(np.int64).reshape(-1, 2)
     else:
+        numbered = Dag(np.empty((0, 2), np.int64), num_nodes, names=names)
         new = np.array([(numbered.index_of(u), numbered.index_of(v)) for u, v in edges], np.int64).reshape(-1, 2)
     grown = Dag(
         np.concatenate([dag.edges.numpy(), new]),
