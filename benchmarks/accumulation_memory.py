@@ -51,10 +51,10 @@ def peak_copies(
     before = sum(tensor.numel() * tensor.element_size() for tensor in [*model.parameters(), *states])
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         window()
-    return (before + _peak(profiler)) / (4 * sum(p.numel() for p in model.parameters()))
+    return (before + peak_bytes(profiler)) / (4 * sum(p.numel() for p in model.parameters()))
 
 
-def _peak(profiler: Any) -> int:
+def peak_bytes(profiler: Any) -> int:
     """Highest sum of allocations minus releases since the profile began, in bytes."""
     events = profiler.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
