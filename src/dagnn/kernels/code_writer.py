@@ -11,6 +11,7 @@ from dagnn.kernels.native_code import Target
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 POINTER = ir.PointerType(I8)
+_CACHE_LINE = 64
 Value = Any  # an LLVM value: llvmlite has no types to offer
 
 
@@ -97,6 +98,18 @@ class CodeWriter:
         instruction = self.build.store(value, self._pointer(address, value.type))
         if align is not None:
             instruction.align = align
+
+    def prefetch(self, address: Value, size: int) -> None:
+        """Have ``size`` bytes brought into the caches, to be read soon. An address that does not exist does no harm."""
+        name = "llvm.prefetch.p0i8"
+        function = self.module.globals.get(name)
+        if function is None:
+            kinds = [POINTER, I32, I32, I32]
+            function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), kinds), name)
+        read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+        for shift in range(0, size, _CACHE_LINE):
+            line = self.build.inttoptr(self.build.add(address, self.i64(shift)), POINTER)
+            self.build.call(function, [line, read, keep, data])
 
     def variable(self, kind: Value) -> Value:
         """A place for values of a kind, made once per call; LLVM turns it into a register."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from dagnn.graph.csr import offsets_of, stable_order
 from dagnn.kernels import network_code
 from dagnn.kernels.code_activations import CODES, INPUT, KEEPS_SLOPE
+from dagnn.kernels.code_backward import AHEAD
 from dagnn.kernels.code_tiles import Shape
 from dagnn.kernels.dense_blocks import Block, find_blocks
 from dagnn.kernels.frame import Frame
@@ -123,7 +124,7 @@ class CompiledPlan:
             "in_sources": source,
             "bias_slots": bias_slots.astype(np.int32),
             "out_offsets": offsets_of(np.bincount(source[sparse], minlength=self.num_nodes)),
-            "out_targets": ends[out_slots, 1].astype(np.int32),
+            "out_targets": np.append(ends[out_slots, 1], np.zeros(AHEAD, np.int64)).astype(np.int32),
             "out_slots": out_slots.astype(np.int32),
             "seeded": seeded,
             "input_rows": plan.inputs.numpy().astype(np.int32),
