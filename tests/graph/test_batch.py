@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import dags, expression_dags
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph import Dag, DagBatch, kahn
+from dagnn.graph import Dag, DagBatch, joining, kahn
 
 MANY = st.lists(dags(attributes=True, positions=True), max_size=5) | st.lists(expression_dags(), max_size=5)
 
@@ -84,6 +84,30 @@ def test_split_takes_the_size_of_each_part():
             batch.split(sizes)
     with pytest.raises(GraphError, match="sizes must be at least 1 graph per batch, got 0"):
         batch.split(0)
+    assert [part.num_nodes for part in batch.split()] == [1, 2, 3]
+    assert batch.to_dags() == [Dag([], n) for n in (1, 2, 3)]
+
+
+@given(st.lists(dags(named=True, min_nodes=1, positions=True).filter(lambda dag: dag.num_edges), max_size=4))
+def test_networkx_graphs_come_and_go(graphs):
+    batch = DagBatch.from_dags(graphs)
+    assert DagBatch.from_networkx(batch.to_networkx()).to_dags() == graphs
+
+
+@given(MANY)
+def test_heights_found_together_are_those_found_alone(graphs):
+    again = [pickle.loads(pickle.dumps(dag)) for dag in graphs]  # without anything remembered
+    batch = DagBatch.from_dags(graphs)
+    assert batch.heights.tolist() == [height for dag in again for height in dag.heights.tolist()]
+
+
+def test_the_second_batch_of_the_same_dags_asks_for_nothing_again(monkeypatch):
+    """What a batch needs of a Dag is worked out once: the first epoch pays, the others join."""
+    graphs = [Dag.from_polish(text) for text in ("(+ x y)", "z", "(f (g x))")]
+    first = DagBatch.from_dags(graphs)
+    monkeypatch.setattr(joining, "_part", None)
+    monkeypatch.setattr(joining, "_find_heights", None)
+    assert DagBatch.from_dags(graphs[::-1]).to_dags() == first.to_dags()[::-1]
 
 
 def test_names_may_repeat_across_graphs():
@@ -157,6 +181,16 @@ def test_to_moves_every_tensor_and_keeps_tuples():
     assert moved.node_attributes["label"] == ("x", "x", "+")
     assert (len(moved), moved.num_nodes, moved.num_edges) == (1, 3, 2)
     assert repr(moved) == "DagBatch(num_graphs=1, num_nodes=3, num_edges=2, device='meta')"
+
+
+def test_pin_memory_pins_every_tensor(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: (pinned.append(tensor), tensor)[1])
+    batch = DagBatch.from_dags([Dag.from_polish("(+ x x)")])
+    again = batch.pin_memory()
+    tensors = [tensor for tensor in vars(batch).values() if isinstance(tensor, torch.Tensor)]
+    assert {id(tensor) for tensor in pinned} == {id(t) for t in (*tensors, batch.edge_attributes["position"])}
+    assert again.to_dags() == batch.to_dags()
 
 
 @pytest.mark.parametrize(

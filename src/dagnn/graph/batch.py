@@ -4,15 +4,20 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph.attributes import Attribute, Attributes
+from dagnn.graph import pyg_format
+from dagnn.graph.attributes import Attributes
 from dagnn.graph.csr import Csr
 from dagnn.graph.dag import Dag
+from dagnn.graph.joining import check_alike, join, join_attributes, parts_of
+
+if TYPE_CHECKING:
+    import networkx
 
 _TENSORS = (
     "edges",
@@ -26,8 +31,6 @@ _TENSORS = (
     "output_offsets",
     "graph_of_node",
 )
-
-_Kind: TypeAlias = tuple[torch.dtype, torch.Size] | type[tuple[Any, ...]]
 
 
 @final
@@ -92,36 +95,61 @@ class DagBatch:
             DtypeError: something else than a Dag.
             GraphError: names or attributes differ; names the first Dag that does.
         """
-        parts = list(dags)
-        for i, dag in enumerate(parts):
+        given = list(dags)
+        for i, dag in enumerate(given):
             if not isinstance(dag, Dag):
                 raise DtypeError(f"dags[{i}] must be a Dag, got {type(dag).__name__}.")
-        _check_alike(parts)
-
-        num_nodes = torch.tensor([dag.num_nodes for dag in parts], dtype=torch.int64)
-        num_edges = torch.tensor([dag.num_edges for dag in parts], dtype=torch.int64)
-        num_inputs = torch.tensor([len(dag.inputs) for dag in parts], dtype=torch.int64)
-        num_outputs = torch.tensor([len(dag.outputs) for dag in parts], dtype=torch.int64)
-        node_offsets = _offsets(num_nodes)
-        start = node_offsets[:-1]
-        named = any(dag.names for dag in parts)
+        parts = parts_of(given)
+        check_alike(given, parts)
+        joined = join(parts)
+        named = any(dag.names for dag in given)
         return cls(
-            edges=_cat([dag.edges for dag in parts], (0, 2)).add_(start.repeat_interleave(num_edges)[:, None]),
-            levels=_cat([dag.levels for dag in parts]),
-            heights=_cat([dag.heights for dag in parts]),
-            inputs=_cat([dag.inputs for dag in parts]).add_(start.repeat_interleave(num_inputs)),
-            outputs=_cat([dag.outputs for dag in parts]).add_(start.repeat_interleave(num_outputs)),
-            node_offsets=node_offsets,
-            edge_offsets=_offsets(num_edges),
-            input_offsets=_offsets(num_inputs),
-            output_offsets=_offsets(num_outputs),
-            graph_of_node=torch.arange(len(parts)).repeat_interleave(num_nodes),
-            names=tuple(chain.from_iterable(dag.names or () for dag in parts)) if named else None,
-            node_attributes=_joined([dag.node_attributes for dag in parts]),
-            edge_attributes=_joined([dag.edge_attributes for dag in parts]),
+            **joined,
+            names=tuple(chain.from_iterable(dag.names or () for dag in given)) if named else None,
+            node_attributes=join_attributes("node", given, parts),
+            edge_attributes=join_attributes("edge", given, parts),
         )
 
+    @classmethod
+    def from_networkx(cls, graphs: "Iterable[networkx.DiGraph[Any]]") -> Self:
+        """The union of NetworkX graphs, each read as by `Dag.from_networkx`."""
+        return cls.from_dags(Dag.from_networkx(graph) for graph in graphs)
+
+    @classmethod
+    def from_pyg(cls, batch: Any) -> "DagBatch":
+        """The graphs of a ``torch_geometric.data.Batch``, on its device; read as by `Dag.from_pyg`, all in one pass.
+
+        Raises:
+            DtypeError: no ``Batch``; a single ``Data`` is for `Dag.from_pyg`.
+            GraphError: an edge from one graph to another.
+            CycleError: the edges form a cycle; nodes are numbered as in the batch.
+        """
+        arguments = pyg_format.arguments_from(batch)
+        offsets = getattr(batch, "ptr", None)
+        if not isinstance(offsets, Tensor):
+            raise DtypeError("DagBatch.from_pyg needs a Batch, got a single graph: use Dag.from_pyg for it.")
+        names = arguments.pop("names")
+        union = Dag(**arguments)
+        return _parted(union, offsets.cpu(), names).to(batch.edge_index.device)
+
     # ---- back to graphs ----
+
+    def to_dags(self) -> list[Dag]:
+        """The Dags that were put in; like ``list(batch)``."""
+        return list(self)
+
+    def to_networkx(self) -> "list[networkx.DiGraph[Any]]":
+        """Every graph as NetworkX graph; see `Dag.to_networkx`."""
+        return [dag.to_networkx() for dag in self]
+
+    def to_pyg(self) -> Any:
+        """A ``torch_geometric.data.Batch`` on the same device; `from_pyg` gives an equal batch back.
+
+        Raises:
+            DagnnError: PyTorch Geometric is not installed.
+            GraphError: no graphs, or a node attribute whose name means something else there.
+        """
+        return pyg_format.to_batch(list(self)).to(self.device)
 
     def __len__(self) -> int:
         """How many graphs there are."""
@@ -148,11 +176,11 @@ class DagBatch:
         vars(dag)["heights"] = part.heights  # known here, so not computed again
         return dag
 
-    def split(self, sizes: int | Sequence[int]) -> list["DagBatch"]:
+    def split(self, sizes: int | Sequence[int] = 1) -> list["DagBatch"]:
         """Consecutive smaller batches on the same device; like ``torch.split``.
 
         Args:
-            sizes: graphs per batch (the last may be smaller), or a list with the size of each.
+            sizes: graphs per batch (the last may be smaller), or a list with the size of each. For Dags: `to_dags`.
 
         Raises:
             GraphError: sizes that are not positive, or that do not add up to ``len(batch)``.
@@ -275,61 +303,42 @@ class DagBatch:
         )
 
 
-def _check_alike(dags: Sequence[Dag]) -> None:
-    """GraphError unless all Dags have the same attributes, and all have names or none."""
-    first = _kinds(dags[0]) if dags else {}
-    for i, dag in enumerate(dags):
-        kinds = _kinds(dag)
-        if kinds != first:
-            of, name = what = next(key for key in (*first, *kinds) if first.get(key) != kinds.get(key))
-            raise GraphError(
-                f"dags[{i}] and dags[0] differ in {of}_attributes[{name!r}]: {_shown(kinds.get(what))} and "
-                f"{_shown(first.get(what))}. All graphs of a batch must carry the same."
-            )
-    with_nodes = [i for i, dag in enumerate(dags) if dag.num_nodes]
-    for i in with_nodes:
-        if (dags[i].names is None) != (dags[with_nodes[0]].names is None):
-            raise GraphError(
-                f"one of dags[{with_nodes[0]}] and dags[{i}] has names and the other has none: in a batch, all must "
-                "have names, or none."
-            )
+def _parted(union: Dag, offsets: Tensor, names: Sequence[Hashable] | None) -> DagBatch:
+    """The batch whose nodes ``offsets[i] .. offsets[i + 1] - 1`` are graph i.
 
-
-def _kinds(dag: Dag) -> dict[tuple[str, str], _Kind]:
-    """What a Dag carries: ``{("node", "x"): (torch.float32, torch.Size([3])), ("node", "label"): tuple, ...}``."""
-    return {
-        (of, name): (values.dtype, values.shape[1:]) if isinstance(values, Tensor) else tuple
-        for of, attributes in (("node", dag.node_attributes), ("edge", dag.edge_attributes))
-        for name, values in attributes.items()
-    }
-
-
-def _shown(kind: _Kind | None) -> str:
-    if not isinstance(kind, tuple):
-        return "none" if kind is None else "a tuple"
-    dtype, shape = kind
-    return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, ('*', *shape)))}]"
-
-
-def _joined(parts: Sequence[Attributes]) -> dict[str, Attribute]:
-    """The attributes of all parts, one part after the other; all are of the same kind."""
-    if not parts:
-        return {}
-    return {
-        name: torch.cat([part[name] for part in parts])  # type: ignore[misc]
-        if isinstance(values, Tensor)
-        else tuple(chain.from_iterable(part[name] for part in parts))
-        for name, values in parts[0].items()
-    }
+    Args:
+        union: all graphs as one; its nodes have no names.
+        offsets: int64 ``[num_graphs + 1]``.
+        names: of all nodes, or None.
+    """
+    owner = torch.arange(len(offsets) - 1).repeat_interleave(offsets.diff())
+    crossing = (owner[union.edges[:, 0]] != owner[union.edges[:, 1]]).nonzero().flatten()
+    if len(crossing):
+        source, target = union.edges[crossing[0]].tolist()
+        raise GraphError(
+            f"the edge {source} -> {target} goes from graph {int(owner[source])} to graph {int(owner[target])}: the "
+            "graphs of a batch have no edges between them."
+        )
+    ends = {}
+    for name, nodes in (("input", union.inputs), ("output", union.outputs)):
+        ends[f"{name}s"] = nodes[owner[nodes].argsort(stable=True)]
+        ends[f"{name}_offsets"] = _offsets(torch.bincount(owner[nodes], minlength=len(offsets) - 1))
+    return DagBatch(
+        edges=union.edges,
+        levels=union.levels,
+        heights=union.heights,
+        node_offsets=offsets,
+        edge_offsets=torch.searchsorted(union.edges[:, 1].contiguous(), offsets),
+        graph_of_node=owner,
+        names=None if names is None else tuple(names),
+        node_attributes=union.node_attributes,
+        edge_attributes=union.edge_attributes,
+        **ends,
+    )
 
 
 def _changed(attributes: Attributes, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return {name: change(values) if isinstance(values, Tensor) else values for name, values in attributes.items()}
-
-
-def _cat(tensors: list[Tensor], empty_shape: tuple[int, ...] = (0,)) -> Tensor:
-    """``torch.cat``, and an int64 tensor of ``empty_shape`` for no tensors; never one of the tensors itself."""
-    return torch.cat(tensors) if tensors else torch.empty(empty_shape, dtype=torch.int64)
 
 
 def _offsets(counts: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What may be an edge, a number of nodes, a list of nodes: checked once, at the public door."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,6 +53,22 @@ def check_edges(edges: Tensor | NDArray[np.int64], num_nodes: int | None) -> Non
             f"edge {bad} is {_arrow(edges, bad)}, but num_nodes={num_nodes} {allowed}: raise num_nodes to "
             f"{highest + 1}, or drop the edge."
         )
+
+
+def node_count(edges: Tensor | NDArray[np.int64], num_nodes: int | None, names: tuple[Hashable, ...] | None) -> int:
+    """How many nodes there are, from whichever argument says so."""
+    given = None if num_nodes is None else check_num_nodes(num_nodes)
+    if names is not None:
+        if given is not None and given != len(names):
+            raise GraphError(
+                f"there are {len(names)} names, but num_nodes={given}: list every node in names, in its order, or drop "
+                "num_nodes."
+            )
+        return len(names)
+    if given is not None:
+        return given
+    check_edges(edges, None)
+    return int(edges.max()) + 1 if edges.shape[0] else 0
 
 
 def check_is_int64(argument: str, values: Tensor | NDArray[np.int64]) -> None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph import json_format, networkx_format, polish, text
+from dagnn.graph import json_format, networkx_format, polish, pyg_format, text
 from dagnn.graph.attributes import NO_ATTRIBUTES, Attributes, checked_attributes, take
-from dagnn.graph.checks import check_edges, check_no_self_loop, check_num_nodes
+from dagnn.graph.checks import check_edges, check_no_self_loop, node_count
 from dagnn.graph.content import content_hash, same_content, summary
 from dagnn.graph.csr import Csr, grouped, offsets_of, stable_order
 from dagnn.graph.edge_order import canonical_order
@@ -93,7 +93,7 @@ class Dag:
             rows: Tensor | NDArray[np.int64] = edges
         else:
             rows, known = read_pairs(edges, known)
-        count = _node_count(rows, num_nodes, known)
+        count = node_count(rows, num_nodes, known)
         check_edges(rows, count)
         # A copy: the user may write to theirs later. In C order: a transposed edge_index would keep its own layout.
         ends = np.array(rows.cpu().numpy() if isinstance(rows, Tensor) else rows, order="C")
@@ -183,6 +183,20 @@ class Dag:
             CycleError: the edges form a cycle.
         """
         return cls(**networkx_format.arguments_from(graph))
+
+    @classmethod
+    def from_pyg(cls, data: Any) -> Self:
+        """A Dag from a ``torch_geometric.data.Data``.
+
+        ``edge_type`` becomes the edge attribute "type", and so for all names that begin with ``edge_``; other entries
+        with one value per node become node attributes. What belongs to the whole graph, such as ``y``, is left out.
+        ``names``, ``input_index`` and ``output_index`` are read if there.
+
+        Raises:
+            DtypeError: something without an ``edge_index`` of its own, such as ``HeteroData``.
+            CycleError: the edges form a cycle.
+        """
+        return cls(**pyg_format.arguments_from(data))
 
     @classmethod
     def from_json(cls, document: str | bytes) -> Self:
@@ -320,6 +334,15 @@ class Dag:
         """
         return networkx_format.to_networkx(self)
 
+    def to_pyg(self) -> Any:
+        """A ``torch_geometric.data.Data``; `from_pyg` gives an equal Dag back. Tuples become lists.
+
+        Raises:
+            DagnnError: PyTorch Geometric is not installed.
+            GraphError: a node attribute with a name that PyTorch Geometric gives a meaning of its own.
+        """
+        return pyg_format.to_data(self)
+
     def to_json(self) -> str:
         """The whole content as JSON text, for `from_json`; loses nothing.
 
@@ -417,19 +440,3 @@ class Dag:
             edge_attributes=MappingProxyType(dict(edge_attributes)),
             _nodes=nodes,
         )
-
-
-def _node_count(rows: Tensor | NDArray[np.int64], num_nodes: int | None, names: tuple[Hashable, ...] | None) -> int:
-    """How many nodes there are, from whichever argument says so."""
-    given = None if num_nodes is None else check_num_nodes(num_nodes)
-    if names is not None:
-        if given is not None and given != len(names):
-            raise GraphError(
-                f"there are {len(names)} names, but num_nodes={given}: list every node in names, in its order, or drop "
-                "num_nodes."
-            )
-        return len(names)
-    if given is not None:
-        return given
-    check_edges(rows, None)
-    return int(rows.max()) + 1 if rows.shape[0] else 0

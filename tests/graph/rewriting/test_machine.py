@@ -124,6 +124,36 @@ def test_trace_lists_every_step_from_first_to_last():
     assert all(replacement_of(step.window) for step in steps)
 
 
+def test_a_record_holds_the_steps_too_that_leave_a_window():
+    idle = RewritingMachine(SIGNATURE, RuleRewriter(lambda window: LEAVE))
+    term = sum_tokens([4, 5])
+    result, steps = idle.recorded(term)
+    assert (result.tokens, result.steps, len(steps)) == (term, 1, 1)
+    assert (steps[0].before, steps[0].after, steps[0].replacement) == (term, term, LEAVE)
+    assert not steps.changed(0)
+    assert idle.trace(term)[1] == []
+
+    traced = machine().trace(sum_tokens([95, 17]))[1]
+    _, steps = machine().recorded(sum_tokens([95, 17]))
+    assert [step for i, step in enumerate(steps) if steps.changed(i)] == traced
+    assert steps[-2:] == list(steps)[-2:]
+    assert [steps.window(i) for i in range(len(steps))] == [step.window for step in steps]
+    assert all(step.replacement == replacement_of(step.window) for step in steps)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_time_is_bounded(eager):
+    term = [SIGNATURE.id_of["forever"], *number_tokens(3)]
+    for result in (
+        machine(eager=eager).run([term], budget=10**8, seconds=0.01)[0],
+        machine(eager=eager).recorded(term, budget=10**7, seconds=0.01)[0],
+    ):
+        assert result.tokens is None
+        assert result.stopped == "no normal form within 0.01 seconds"
+        assert result.steps < 10**7
+    assert machine(eager=eager).run([sum_tokens([2, 3])], seconds=100.0)[0].tokens == number_tokens(5)
+
+
 def test_trace_is_the_same_after_other_work():
     fresh, used = machine(), machine(eager=True)
     used.run([sum_tokens([95, 17, 3])])
