@@ -18,9 +18,9 @@ def operands(v: int) -> list[int]:
     return [e for e in range(3) if TARGET[e] == v]
 
 
-def made(make, *args) -> nn.Module:
+def made(make, *args, operators: int | None = None) -> nn.Module:
     torch.manual_seed(0)
-    cell = make(*args).double()
+    cell = (make(*args) if operators is None else make(*args, operators=operators)).double()
     for p in cell.parameters():
         nn.init.normal_(p, std=0.5)
     return cell
@@ -108,6 +108,28 @@ def test_operands_in_the_same_place_are_summed_and_forgotten_one_by_one():
     h_one, c_one = cell(X[:1], (merged_h, merged_c), torch.tensor([0]), same[:1])
     torch.testing.assert_close(c[:1], c_one)
     torch.testing.assert_close(h[:1], h_one)
+
+
+def test_each_operator_has_a_weight_of_its_own():
+    cell = made(TreeLSTMCell, D, H, 2, operators=3)
+    operator = torch.tensor([1, 2, 1])
+    h, c = cell(X, (STATE_H, STATE_C), TARGET, POSITION, operator)
+    for v in range(3):
+        single = made(TreeLSTMCell, D, H, 2)
+        single.load_state_dict({**cell.state_dict(), "state_weight": cell.state_weight[operator[v]]})
+        expected_h, expected_c = single(X, (STATE_H, STATE_C), TARGET, POSITION)
+        torch.testing.assert_close((h[v], c[v]), (expected_h[v], expected_c[v]), rtol=1e-12, atol=1e-12)
+
+
+def test_operators_that_are_missing_or_too_large():
+    cell = TreeLSTMCell(D, H, operators=2)
+    states = (STATE_H.float(), STATE_C.float())
+    with pytest.raises(GraphError, match=r"a node has operator 2, but operators=2 allows operators 0 \.\. 1: raise"):
+        cell(X.float(), states, TARGET, POSITION, torch.tensor([0, 2, 1]))
+    with pytest.raises(ConfigError, match="operator must be given if and only if operators is, got operators=2"):
+        cell(X.float(), states, TARGET, POSITION)
+    with pytest.raises(ConfigError, match="operators must be a whole number of at least 1, got 0"):
+        TreeLSTMCell(D, H, operators=0)
 
 
 def test_forget_gates_start_open():

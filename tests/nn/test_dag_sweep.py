@@ -149,6 +149,59 @@ def test_without_positions_operands_count_in_the_order_of_edges():
     assert torch.equal(sweep(x, plain), sweep(x, placed))
 
 
+@pytest.mark.parametrize("name", sorted(CELLS))
+def test_rows_of_a_table_serve_many_nodes(name):
+    sweep = sweep_of(name, "both")
+    graph = Dag.from_polish("(+ (* a b) (- a a))", share=True)
+    table = torch.randn(4, D, dtype=torch.float64, requires_grad=True)
+    rows = torch.arange(graph.num_nodes) % 3  # the last row belongs to nobody
+    torch.testing.assert_close(sweep(table, graph, rows), sweep(table[rows], graph), rtol=1e-12, atol=1e-12)
+    (found,) = torch.autograd.grad(sweep(table, graph, rows).square().sum(), table)
+    (expected,) = torch.autograd.grad(sweep(table[rows], graph).square().sum(), table)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_bad_rows():
+    sweep, graph, table = DagSweep(GRUCell(D, 4)), Dag([(0, 1)]), torch.randn(3, D)
+    with pytest.raises(GraphError, match=r"rows has 3, but x has 3 rows: use 0 \.\. 2, or give x more"):
+        sweep(table, graph, torch.tensor([0, 3]))
+    with pytest.raises(GraphError, match="rows has -1, but x has 3 rows"):
+        sweep(table, graph, torch.tensor([-1, 2]))
+    with pytest.raises(GraphError, match=r"rows must have the shape \[num_nodes\] = \[2\], got \[3\]"):
+        sweep(table, graph, torch.tensor([0, 1, 2]))
+    with pytest.raises(DtypeError, match=r"rows must be torch.int64, got torch.int32: convert it with .long\(\)"):
+        sweep(table, graph, torch.tensor([0, 1], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("path", ["compiled", "reference"])
+def test_operators_are_a_node_attribute(path, monkeypatch):
+    monkeypatch.setenv("DAGNN_KERNELS", path)
+    sweep = DagSweep(TreeLSTMCell(D, 4, operators=2))
+    x, edges = torch.randn(3, D), [(0, 2), (1, 2)]
+
+    def run(operator) -> Tensor:
+        return sweep(x, Dag(edges, node_attributes={} if operator is None else {"operator": operator}))
+
+    assert not torch.equal(run(torch.tensor([0, 0, 0]))[2], run(torch.tensor([0, 0, 1]))[2])
+    assert torch.equal(run([0, 0, 1]), run(torch.tensor([0, 0, 1])))
+    with pytest.raises(GraphError, match="give the graph the node attribute 'operator', int64"):
+        run(None)
+    with pytest.raises(GraphError, match=r"a node has operator 2, but operators=2 allows operators 0 \.\. 1"):
+        run(torch.tensor([0, 2, 0]))
+    with pytest.raises(GraphError, match=r"'operator' must be int64 \[num_nodes\] = \[3\], got float32 \[3\]"):
+        run(torch.zeros(3))
+    with pytest.raises(GraphError, match=r"'operator' must be whole numbers, got 'plus'"):
+        run(["plus", "plus", "minus"])
+
+
+@pytest.mark.parametrize("path", ["compiled", "reference"])
+def test_both_paths_say_the_same_of_bad_positions(path, monkeypatch):
+    monkeypatch.setenv("DAGNN_KERNELS", path)
+    graph = Dag([(0, 2), (1, 2)], edge_attributes={"position": torch.tensor([0, 2])})
+    with pytest.raises(GraphError, match=r"position 2, but max_children=2 allows positions 0 \.\. 1: raise"):
+        DagSweep(TreeLSTMCell(D, 4))(torch.randn(3, D), graph)
+
+
 def test_bad_arguments():
     with pytest.raises(ConfigError, match=r"direction must be 'up' \(along the edges\).*got 'left'"):
         DagSweep(GRUCell(D, 4), "left")

@@ -1,30 +1,35 @@
 """The sweeps over DAGs that `dagnn.nn` runs on, and the one place that chooses how they run.
 
-Two paths: ``compiled``, machine code for the processor at hand, for networks on the CPU; and ``reference``, plain
-PyTorch, for everything else. The environment variable ``DAGNN_KERNELS`` forces a path by name; it is read at every
-call.
+Two paths: ``compiled``, machine code for the processor at hand, for networks and built-in cells on the CPU; and
+``reference``, plain PyTorch, for everything else. The environment variable ``DAGNN_KERNELS`` forces a path by name; it
+is read at every call.
 """
 
 import os
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from dagnn.errors import ConfigError
-from dagnn.kernels import network_op, reference
+from dagnn.kernels import graph_plans, network_op, reference
 from dagnn.kernels.activations import ACTIVATIONS
 from dagnn.kernels.levels import LevelPlan, plan_levels
 from dagnn.kernels.network import NetworkPlan, plan_network
 from dagnn.kernels.reference import Cell
 from dagnn.kernels.segments import Aggregate
+from dagnn.kernels.sweep_cells import Kind, ProjectedCell, Projects
 
 __all__ = [
     "ACTIVATIONS",
     "Aggregate",
     "Cell",
+    "Kind",
     "LevelPlan",
     "NetworkPlan",
+    "ProjectedCell",
+    "Projects",
     "accumulate_network",
     "kernel_path",
     "plan_levels",
@@ -80,10 +85,58 @@ def accumulate_network(
     return network_function.accumulate(plan, x, edge_weight, bias, grad_y, lr)
 
 
-def run_sweep(plan: LevelPlan, features: Tensor, position: Tensor, cell: Cell) -> Tensor:
-    """Outputs ``[num_nodes, width]`` of a sweep of ``cell``; see `reference.run_sweep`."""
+def run_sweep(
+    graph: graph_plans.Graph,
+    direction: Literal["up", "down"],
+    cell: Cell,
+    features: Tensor,
+    rows: Tensor | None = None,
+    *,
+    by_level: bool = False,
+) -> Tensor:
+    """Outputs ``[num_nodes, width]`` of a sweep of ``cell`` over a graph; see `reference.run_sweep`.
+
+    Args:
+        direction: along the edges or against them.
+        cell: one that `Projects` is compiled where that is possible; every other cell is called level by level.
+        features: ``[num_nodes, in_features]``, or with ``rows`` ``[any number, in_features]``.
+        rows: int64 ``[num_nodes]``, the row of ``features`` of every node.
+        by_level: call the cell level by level, even if it could be compiled.
+    """
     kernel_path()
-    return reference.run_sweep(plan, features, position, cell)
+    device = features.device
+    operators = getattr(cell, "operators", None)
+    operator = None if operators is None else graph_plans.node_operators(graph, device)
+    if not by_level and isinstance(cell, Projects) and _compiles(cell, graph, features):
+        from dagnn.kernels import sweep_function  # here: it needs llvmlite
+
+        plan = graph_plans.compiled_plan(
+            graph, direction, by_position=cell.max_children is not None, by_operator=operators is not None
+        )
+        course = sweep_function.Course(
+            plan,
+            lambda: graph_plans.sweep_plan(graph, direction, device),
+            lambda: graph_plans.edge_positions(graph, device),
+            operator,
+            rows,
+        )
+        return sweep_function.run_sweep(course, cell.project(features))
+    levels, position = graph_plans.sweep_plan(graph, direction, device), graph_plans.edge_positions(graph, device)
+    of_nodes = features if rows is None else features.index_select(0, rows)
+    return reference.run_sweep(levels, of_nodes, position, cell, operator)
+
+
+def _compiles(cell: Projects, graph: graph_plans.Graph, features: Tensor) -> bool:
+    """Whether the compiled path takes a sweep of this cell."""
+    parameters = cell.parameters() if isinstance(cell, nn.Module) else ()
+    if not graph.num_nodes or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    if not _is_compiled(features, *parameters):
+        return False
+    if cell.max_children is None:
+        return True
+    bounds = graph_plans.position_bounds(graph)  # positions out of range: the cell itself says what is wrong
+    return bounds is not None and bounds[0] >= 0 and bounds[1] < cell.max_children
 
 
 def _is_compiled(*tensors: Tensor) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag, DagBatch
+from dagnn.kernels.compiled_sweep_plan import SweepPlan, plan_sweep
 from dagnn.kernels.levels import LevelPlan, plan_levels
 
 Graph = Dag | DagBatch
@@ -37,6 +38,79 @@ def sweep_plan(graph: Graph, direction: Literal["up", "down"], device: torch.dev
         return on_cpu
     on_device: LevelPlan = _remembered(graph, (direction, device), lambda: on_cpu.to(device))
     return on_device
+
+
+def compiled_plan(graph: Graph, direction: Literal["up", "down"], *, by_position: bool, by_operator: bool) -> SweepPlan:
+    """The same sweep for the compiled path.
+
+    Args:
+        by_position: operands of different positions are told apart; see `edge_positions`.
+        by_operator: nodes of different operators are; see `node_operators`.
+    """
+
+    def plan() -> SweepPlan:
+        source, target = graph.edges.cpu().t().contiguous().numpy()
+        level = graph.levels
+        if direction == "down":
+            source, target, level = target, source, graph.heights
+        cpu = torch.device("cpu")
+        position = edge_positions(graph, cpu).to(torch.int64).numpy() if by_position else None
+        operator = node_operators(graph, cpu).numpy() if by_operator else None
+        return plan_sweep(source, target, level.cpu().numpy(), position, operator)
+
+    result: SweepPlan = _remembered(graph, (direction, "compiled", by_position, by_operator), plan)
+    return result
+
+
+def node_operators(graph: Graph, device: torch.device) -> Tensor:
+    """int64 ``[num_nodes]``: the node attribute "operator".
+
+    Raises:
+        GraphError: there is none, or it does not hold whole numbers.
+    """
+
+    def operators() -> Tensor:
+        given = graph.node_attributes.get("operator")
+        if given is None:
+            raise GraphError(
+                "a cell with weights for every operator needs to know them: give the graph the node attribute "
+                "'operator', int64 [num_nodes]."
+            )
+        try:
+            operator = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            bad = next((value for value in given if not isinstance(value, int)), given)
+            raise GraphError(
+                f"the node attribute 'operator' must be whole numbers, got {bad!r}: number the operators 0, 1, 2, ..."
+            ) from None
+        if operator.is_floating_point() or operator.shape != (graph.num_nodes,):
+            raise GraphError(
+                f"the node attribute 'operator' must be int64 [num_nodes] = [{graph.num_nodes}], got "
+                f"{str(operator.dtype).removeprefix('torch.')} {list(operator.shape)}."
+            )
+        return operator.to(device, torch.int64)
+
+    result: Tensor = _remembered(graph, ("operator", device), operators)
+    return result
+
+
+def operator_bounds(graph: Graph) -> tuple[int, int]:
+    """The lowest and the highest of `node_operators`; (0, 0) without nodes."""
+    bounds: tuple[int, int] = _remembered(
+        graph, "operators", lambda: _bounds(node_operators(graph, torch.device("cpu")))
+    )
+    return bounds
+
+
+def position_bounds(graph: Graph) -> tuple[int, int] | None:
+    """The lowest and the highest of `edge_positions`, (0, 0) without edges; None where they are no whole numbers."""
+
+    def bounds() -> tuple[int, int] | None:
+        position = edge_positions(graph, torch.device("cpu"))
+        return None if position.is_floating_point() or position.dim() != 1 else _bounds(position)
+
+    result: tuple[int, int] | None = _remembered(graph, "positions", bounds)
+    return result
 
 
 def edge_ends(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -109,6 +183,13 @@ def check_graph(graph: object) -> None:
             f"graph must be a Dag or a DagBatch, got {type(graph).__name__}: build one with Dag(edges, ...) "
             "or DagBatch.from_dags([...])."
         )
+
+
+def _bounds(numbers: Tensor) -> tuple[int, int]:
+    if not len(numbers):
+        return 0, 0
+    low, high = numbers.aminmax()
+    return int(low), int(high)
 
 
 def _rank_in_group(group: Tensor, count: Tensor) -> Tensor:

@@ -65,6 +65,8 @@ class Cell(Protocol):
             level the state of its source. ``e`` is 0 on the first level.
         target: int64 ``[e]``, the row in ``features`` that the edge goes to; in any order.
         position: int64 ``[e]``, which operand of the target the source is.
+        operator: int64 ``[n]``, which operator a node is; only for a cell with an attribute
+            ``operators`` that is not None, the number of them.
     and returns one ``[n, width]`` tensor per entry of ``state_sizes``. A node's state may depend on
     its own features and edges only.
     """
@@ -76,13 +78,16 @@ class Cell(Protocol):
     ) -> tuple[Tensor, ...]: ...
 
 
-def run_sweep(plan: LevelPlan, features: Tensor, position: Tensor, cell: Cell) -> Tensor:
+def run_sweep(
+    plan: LevelPlan, features: Tensor, position: Tensor, cell: Cell, operator: Tensor | None = None
+) -> Tensor:
     """Output of every node after a sweep of ``cell`` in the order of ``plan``.
 
     Args:
         plan: the edges, on the device of ``features``.
         features: float ``[num_nodes, in_features]``.
         position: int64 ``[num_edges]``.
+        operator: int64 ``[num_nodes]``, for a cell with weights for every operator: its fifth argument.
 
     Returns:
         ``[num_nodes, cell.state_sizes[0]]``.
@@ -91,6 +96,9 @@ def run_sweep(plan: LevelPlan, features: Tensor, position: Tensor, cell: Cell) -
     position_of_level = torch.split(position.index_select(0, plan.edge_order), plan.edges_per_level)
     source_rows = torch.split(plan.source_in_level, plan.edges_per_level)
     target_rows = torch.split(plan.target_in_level, plan.edges_per_level)
+    operators = (
+        None if operator is None else torch.split(operator.index_select(0, plan.node_order), plan.nodes_per_level)
+    )
     # states[i][level]: the i-th state tensor of the level's nodes.
     states: list[list[Tensor]] = [[] for _ in cell.state_sizes]
 
@@ -99,7 +107,8 @@ def run_sweep(plan: LevelPlan, features: Tensor, position: Tensor, cell: Cell) -
             gathered = tuple(gather_sources(state, feed, source_rows[level]) for state in states)
         else:
             gathered = tuple(features.new_zeros(0, width) for width in cell.state_sizes)
-        new = cell(features_of_level[level], gathered, target_rows[level], position_of_level[level])
+        inputs = (features_of_level[level], gathered, target_rows[level], position_of_level[level])
+        new = cell(*inputs) if operators is None else cell(*inputs, operators[level])  # type: ignore[call-arg]
         for state, values in zip(states, new, strict=True):
             state.append(values)
 

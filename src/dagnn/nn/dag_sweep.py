@@ -6,10 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from dagnn import kernels
-from dagnn.errors import ConfigError
-from dagnn.kernels.graph_plans import Direction, Graph, check_direction, check_graph, edge_positions, sweep_plan
+from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.kernels.graph_plans import Direction, Graph, check_direction, check_graph, operator_bounds
+from dagnn.nn.cells import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
+from dagnn.nn.cells.tree_lstm import check_operators
 from dagnn.nn.checks import check_rows
 from dagnn.nn.learnable import LearnableModule
+
+_OURS = (TreeLSTMCell, ChildSumTreeLSTMCell, GRUCell, AttentionCell)
 
 
 class DagSweep(LearnableModule):
@@ -57,23 +61,57 @@ class DagSweep(LearnableModule):
             self.cells[direction] = cell
         self.out_features = sum(_checked(cell).state_sizes[0] for cell in self.cells.values())
 
-    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+    def forward(self, x: Tensor, graph: Graph, rows: Tensor | None = None) -> Tensor:
         """Outputs ``[num_nodes, out_features]`` for the features ``x [num_nodes, in_features]``.
 
+        Args:
+            rows: int64 ``[num_nodes]``: then ``x`` is a table, and the features of node v are
+                ``x[rows[v]]``. With ``sweep(embedding.weight, graph, symbols)`` the cell's own
+                weights are applied once to every symbol, not once to every node.
+
         Raises:
-            DtypeError, GraphError: ``x`` does not fit the graph or the cell; what the cell raises.
+            DtypeError, GraphError: ``x`` or ``rows`` do not fit the graph or the cell; what the
+                cell raises.
         """
         check_graph(graph)
-        position = edge_positions(graph, x.device)
+        if rows is not None:
+            _check_rows_of_table(rows, graph, len(x) if x.dim() else 0)
         outputs = []
         for way, module in self.cells.items():
             cell = _checked(module)
             width = getattr(module, "in_features", x.shape[-1] if x.dim() else 0)
             like = next((p.dtype for p in module.parameters()), x.dtype)
-            check_rows("x", x, graph.num_nodes, width, like)
-            plan = sweep_plan(graph, "up" if way == "up" else "down", x.device)
-            outputs.append(kernels.run_sweep(plan, x, position, cell))
+            num_rows = graph.num_nodes if rows is None else (len(x) if x.dim() else 0)
+            check_rows("x", x, num_rows, width, like)
+            if getattr(cell, "operators", None) is not None:
+                check_operators(*operator_bounds(graph), cell.operators)  # type: ignore[attr-defined]
+            outputs.append(
+                kernels.run_sweep(graph, "up" if way == "up" else "down", cell, x, rows, by_level=not _is_ours(module))
+            )
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def _is_ours(cell: nn.Module) -> bool:
+    """Whether calling the cell would run the code that we know, and nothing else: no override, no hooks."""
+    if not any(type(cell).forward is ours.forward for ours in _OURS):
+        return False
+    return not any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        for part in cell.modules()
+    )
+
+
+def _check_rows_of_table(rows: Tensor, graph: Graph, length: int) -> None:
+    if rows.dtype != torch.int64:
+        raise DtypeError(f"rows must be torch.int64, got {rows.dtype}: convert it with .long().")
+    if rows.shape != (graph.num_nodes,):
+        raise GraphError(f"rows must have the shape [num_nodes] = [{graph.num_nodes}], got {list(rows.shape)}.")
+    if rows.device.type == "cpu" and len(rows):
+        low, high = (int(bound) for bound in rows.aminmax())
+        if low < 0 or high >= length:
+            raise GraphError(
+                f"rows has {low if low < 0 else high}, but x has {length} rows: use 0 .. {length - 1}, or give x more."
+            )
 
 
 def _checked(cell: nn.Module) -> kernels.Cell:

@@ -5,7 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dagnn.kernels import ProjectedCell
 from dagnn.kernels.segments import segment_softmax, segment_sum
+from dagnn.nn.cells.gru import project_gru
 from dagnn.nn.checks import check_size
 from dagnn.nn.learnable import LearnableModule
 
@@ -30,6 +32,9 @@ class AttentionCell(LearnableModule):
         ConfigError: a size is below 1.
     """
 
+    max_children: int | None = None
+    operators: int | None = None
+
     def __init__(self, in_features: int, hidden: int) -> None:
         super().__init__()
         self.in_features = check_size("in_features", in_features)
@@ -53,3 +58,7 @@ class AttentionCell(LearnableModule):
         attention = segment_softmax(h @ self.score_weight, target, len(features))
         message = segment_sum(attention.unsqueeze(1) * h, target, len(features))
         return (self.gru(features, message),)
+
+    def project(self, features: Tensor) -> ProjectedCell:
+        """The cell for the compiled path."""
+        return project_gru("attention", self.gru, features, self.score_weight)

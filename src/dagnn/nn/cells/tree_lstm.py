@@ -9,8 +9,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dagnn.errors import GraphError
-from dagnn.kernels.segments import segment_sum
+from dagnn.errors import ConfigError, GraphError
+from dagnn.kernels import ProjectedCell
+from dagnn.kernels.cell_steps import child_sum_step, tree_lstm_step
 from dagnn.nn.checks import check_size
 from dagnn.nn.learnable import LearnableModule
 
@@ -28,26 +29,34 @@ class TreeLSTMCell(LearnableModule):
     Where several edges into a node have the same position (a shared node seen from its parents in
     a ``"down"`` sweep), their ``h`` are summed and each keeps its own ``f_k * c``.
 
+    With ``operators=K`` there are K matrices U, one for every operator: `DagSweep` reads from the
+    node attribute "operator" which one a node has. W and b stay shared: what an operator says by
+    itself belongs into the features.
+
     Args:
         in_features: width of a node's features.
         hidden: width of ``h`` and ``c``.
         max_children: positions are ``0 .. max_children - 1``.
+        operators: operators are ``0 .. operators - 1``; None for one U for all nodes.
 
     Raises:
         ConfigError: a size is below 1.
-        GraphError: (at the call) an edge has a position of ``max_children`` or above.
+        GraphError: (at the call) an edge has a position of ``max_children`` or above; an operator is
+            missing or out of range.
     """
 
-    def __init__(self, in_features: int, hidden: int, max_children: int = 2) -> None:
+    def __init__(self, in_features: int, hidden: int, max_children: int = 2, *, operators: int | None = None) -> None:
         super().__init__()
         self.in_features = check_size("in_features", in_features)
         self.hidden = check_size("hidden", hidden)
         self.max_children = check_size("max_children", max_children)
+        self.operators = None if operators is None else check_size("operators", operators)
         self.state_sizes = (hidden, hidden)
         # Columns i, o, u, f, and for the states i, o, u, f_0, f_1, ...: the block of the first a
         # operands is then the slice [: a * hidden, : (3 + a) * hidden].
+        shape = (max_children * hidden, (3 + max_children) * hidden)
         self.feature_weight = nn.Parameter(torch.empty(in_features, 4 * hidden))
-        self.state_weight = nn.Parameter(torch.empty(max_children * hidden, (3 + max_children) * hidden))
+        self.state_weight = nn.Parameter(torch.empty(shape if operators is None else (operators, *shape)))
         self.bias = nn.Parameter(torch.empty(4 * hidden))
         self.reset_parameters()
 
@@ -56,22 +65,27 @@ class TreeLSTMCell(LearnableModule):
         _reset_lstm(self.hidden, [self.feature_weight, self.state_weight], self.bias)
 
     def forward(
-        self, features: Tensor, states: tuple[Tensor, ...], target: Tensor, position: Tensor
+        self,
+        features: Tensor,
+        states: tuple[Tensor, ...],
+        target: Tensor,
+        position: Tensor,
+        operator: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`."""
-        n, d, arity = len(features), self.hidden, self.max_children
-        h, c = states
-        i, o, u, f = torch.split(features @ self.feature_weight + self.bias, d, dim=1)
-        if len(target) == 0:
-            return _lstm_output(o, i.sigmoid() * u.tanh())
+        """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`. ``operator`` int64 ``[n]`` if there are operators."""
+        if len(target):
+            self._check_position(position)
+        if (operator is None) != (self.operators is None):
+            raise ConfigError(f"operator must be given if and only if operators is, got operators={self.operators}.")
+        if operator is not None and len(operator):
+            check_operators(int(operator.min()), int(operator.max()), self.operators)
+        projected = features @ self.feature_weight + self.bias
+        return tree_lstm_step(projected, states, target, position, self.state_weight, operator)
 
-        self._check_position(position)
-        slot = target * arity + position
-        operands = segment_sum(h, slot, n * arity).view(n, arity * d)
-        i_s, o_s, u_s, f_s = torch.split(operands @ self.state_weight, [d, d, d, arity * d], dim=1)
-        f_edge = f.index_select(0, target) + f_s.reshape(n * arity, d).index_select(0, slot)
-        kept = segment_sum(f_edge.sigmoid() * c, target, n)
-        return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
+    def project(self, features: Tensor) -> ProjectedCell:
+        """The cell for the compiled path."""
+        projected = torch.addmm(self.bias, features, self.feature_weight)
+        return ProjectedCell("tree_lstm", self.hidden, projected, (self.state_weight,))
 
     def _check_position(self, position: Tensor) -> None:
         lowest, highest = position.aminmax()
@@ -101,6 +115,9 @@ class ChildSumTreeLSTMCell(LearnableModule):
         ConfigError: a size is below 1.
     """
 
+    max_children: int | None = None
+    operators: int | None = None
+
     def __init__(self, in_features: int, hidden: int) -> None:
         super().__init__()
         self.in_features = check_size("in_features", in_features)
@@ -120,20 +137,24 @@ class ChildSumTreeLSTMCell(LearnableModule):
         self, features: Tensor, states: tuple[Tensor, ...], target: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
         """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`. ``position`` is not used."""
-        n, d = len(features), self.hidden
-        h, c = states
-        i, o, u, f = torch.split(features @ self.feature_weight + self.bias, d, dim=1)
-        if len(target) == 0:
-            return _lstm_output(o, i.sigmoid() * u.tanh())
+        projected = features @ self.feature_weight + self.bias
+        return child_sum_step(projected, states, target, self.state_weight, self.forget_weight)
 
-        i_s, o_s, u_s = torch.split(segment_sum(h, target, n) @ self.state_weight, d, dim=1)
-        f_edge = f.index_select(0, target) + h @ self.forget_weight
-        kept = segment_sum(f_edge.sigmoid() * c, target, n)
-        return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
+    def project(self, features: Tensor) -> ProjectedCell:
+        """The cell for the compiled path."""
+        projected = torch.addmm(self.bias, features, self.feature_weight)
+        return ProjectedCell("child_sum", self.hidden, projected, (self.state_weight, self.forget_weight))
 
 
-def _lstm_output(o: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    return o.sigmoid() * c.tanh(), c
+def check_operators(lowest: int, highest: int, operators: int | None) -> None:
+    """Raise GraphError unless operators are in ``0 .. operators - 1``."""
+    assert operators is not None
+    if lowest < 0 or highest >= operators:
+        given = lowest if lowest < 0 else highest
+        raise GraphError(
+            f"a node has operator {given}, but operators={operators} allows operators 0 .. {operators - 1}: "
+            "raise operators, or map unknown ones to one that is kept for them."
+        )
 
 
 def _reset_lstm(hidden: int, weights: list[nn.Parameter], bias: nn.Parameter) -> None:

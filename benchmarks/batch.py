@@ -1,0 +1,230 @@
+"""One recursive cell over many different DAGs is fastest with DagSweep: peers, one thread unless said, float32.
+
+A case is a forward and a backward pass of an ordered TreeLSTM over 512 random DAGs of 5 to 40 nodes, up to three
+operands each, some of them shared; all gradients of parameters. Features come from a table of 10 symbols, which every
+contestant projects once, not once for every node. PyG is compared where it is installed.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import batch_peers
+from benchmarks.batch_peers import CHILDREN, Problem, Run
+from benchmarks.harness import Case, Contestant, main
+from dagnn.graph import Dag, DagBatch
+from dagnn.kernels.graph_plans import compiled_plan
+from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, GRUCell, TreeLSTMCell
+
+SYMBOLS, GRAPHS, WIDTHS = 10, 512, (64, 128)
+# Smallest ratios, per peer, for d=64 and d=128.
+REQUIRED: dict[str, tuple[Callable[[Problem], Run], float, float]] = {
+    "autograd per level": (batch_peers.eager, 3.5, 2.2),
+    "custom Function": (batch_peers.function, 2, 1.8),
+    "PyG per level": (batch_peers.pyg, 5, 3),
+    "recursion per node": (batch_peers.recursion, 60, 40),
+}
+SHARES = {64: 0.44, 128: 0.57}
+
+
+def random_dags(count: int = GRAPHS) -> list[Dag]:
+    """Random DAGs: a node's operands are among the eight before it, and the more it has the likelier it is used."""
+    generator = torch.Generator().manual_seed(0)
+    dags = []
+    for _ in range(count):
+        size = int(torch.randint(5, 41, (), generator=generator))
+        arity = torch.tensor([0, 0, 0, 0, 1, 2, 2, 3])[torch.randint(8, (size,), generator=generator)]
+        arity[0] = 0
+        target = torch.arange(size).repeat_interleave(arity)
+        source = target - 1 - (torch.rand(len(target), generator=generator) * target.clamp(max=8)).long()
+        position = torch.cat([torch.arange(int(k)) for k in arity])
+        operator = arity + 4 * (torch.rand(size, generator=generator) < 0.5) * (arity < 2)
+        dags.append(
+            Dag(
+                torch.stack([source, target], 1),
+                size,
+                node_attributes={"operator": operator},
+                edge_attributes={"position": position},
+            )
+        )
+    return dags
+
+
+class Contest:
+    """A batch, a sweep and its parameters; peers get the same parameters."""
+
+    def __init__(self, batch: DagBatch, d: int, operators: int | None = None) -> None:
+        torch.manual_seed(0)
+        self.batch, self.d = batch, d
+        self.symbol = batch.node_attributes["operator"]
+        self.cell = TreeLSTMCell(d, d, CHILDREN, operators=operators)
+        self.sweep = DagSweep(self.cell)
+        self.table = nn.Parameter(torch.randn(SYMBOLS, d))
+        self.parameters = [self.table, *self.cell.parameters()]
+        self.grad = torch.randn(batch.num_nodes, d)
+
+    def ours(self) -> tuple[Tensor, ...]:
+        return self._step(self.sweep(self.table, self.batch, self.symbol))
+
+    def peer(self, run: Run) -> Contestant:
+        return lambda: self._step(
+            run(torch.addmm(self.cell.bias, self.table, self.cell.feature_weight), self.cell.state_weight)
+        )
+
+    def _step(self, y: Tensor) -> tuple[Tensor, ...]:
+        return y.detach(), *torch.autograd.grad(y, self.parameters, self.grad)
+
+    def case(self, name: str, peers: dict[str, Contestant], required: float | None) -> Case:
+        def check() -> None:
+            for peer in peers.values():
+                for mine, other in zip(self.ours(), peer(), strict=True):
+                    torch.testing.assert_close(mine, other, rtol=1e-3, atol=2e-3)
+
+        return Case(name, self.ours, peers, required=required, check=check, threads=1)
+
+
+def against_peers(batch: DagBatch, quick: bool) -> Iterable[Case]:
+    problem = Problem.of(batch, SYMBOLS)
+    for column, d in enumerate(WIDTHS):
+        contest = Contest(batch, d)
+        for name, (make, *bars) in REQUIRED.items():
+            if (name == "PyG per level" and find_spec("torch_geometric") is None) or (
+                quick and name == "recursion per node" and d > 64
+            ):
+                continue
+            yield contest.case(f"TreeLSTM, d={d}", {name: contest.peer(make(problem))}, bars[column])
+        limit = batch_peers.products_only(problem, d)
+        yield Case(
+            f"TreeLSTM, d={d}, share of the limit",
+            contest.ours,
+            {"its matrix products alone": limit},
+            required=SHARES[d],
+            threads=1,
+        )
+
+
+def by_operator(batch: DagBatch, quick: bool) -> Iterable[Case]:
+    """A weight of its own for each of ten operators."""
+    problem = Problem.of(batch, SYMBOLS)
+    for d in WIDTHS[: 1 if quick else None]:
+        contest = Contest(batch, d, operators=SYMBOLS)
+        for how in ("loop", "bmm", "grouped"):
+            peer = contest.peer(batch_peers.by_operator(problem, how))
+            yield contest.case(f"a weight per operator, d={d}", {how: peer}, 3.5)
+
+
+def with_threads(threads: int, call: Contestant) -> Contestant:
+    """A contestant that runs with so many threads."""
+
+    def run() -> object:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return call()
+        finally:
+            torch.set_num_threads(before)
+
+    return run
+
+
+def more_threads(batch: DagBatch, quick: bool) -> Iterable[Case]:
+    for d in WIDTHS:
+        contest = Contest(batch, d)
+        yield Case(
+            f"TreeLSTM, d={d}, 2 threads",
+            with_threads(2, contest.ours),
+            {"1 thread": with_threads(1, contest.ours)},
+            required=1.4,
+        )
+    for layers in (1, 4) if quick else (1, 2, 4, 8):
+        step = stacked(batch, layers)
+        yield Case(
+            f"{layers} child-sum layers, d=64, 2 threads", with_threads(2, step), {"1 thread": with_threads(1, step)}
+        )
+    for graphs in (1, 4, 16) if quick else (1, 2, 4, 8, 16, 64):
+        contest = Contest(DagBatch.from_dags(random_dags(graphs)), 64)
+        yield Case(
+            f"{graphs} graphs, d=64, 2 threads",
+            with_threads(2, contest.ours),
+            {"1 thread": with_threads(1, contest.ours)},
+        )
+
+
+def stacked(batch: DagBatch, layers: int) -> Contestant:
+    """Layers of child-sum sweeps, one on the other: a whole step, with the gradients cleared, clipped and followed."""
+    torch.manual_seed(0)
+    model = nn.ModuleList(DagSweep(ChildSumTreeLSTMCell(64, 64)) for _ in range(layers))
+    x = torch.randn(batch.num_nodes, 64)
+
+    def step() -> None:
+        h = x
+        for layer in model:
+            h = layer(h, batch)
+        h.square().mean().backward()
+        for layer in model:
+            layer.clip_gradients(1.0)
+            layer.step(0.01)
+            layer.zero_grad()
+
+    return step
+
+
+def other_cells(batch: DagBatch, quick: bool) -> Iterable[Case]:
+    """The other cells against the reference, level by level under autograd."""
+    for name, make in (
+        ("child-sum TreeLSTM", partial(ChildSumTreeLSTMCell, 64, 64)),
+        ("GRU over the sum", partial(GRUCell, 64, 64)),
+        *(() if quick else (("GRU over the maximum", partial(GRUCell, 64, 64, "max")),)),
+    ):
+        torch.manual_seed(0)
+        sweep = DagSweep(make())
+        x = torch.randn(batch.num_nodes, 64, requires_grad=True)
+
+        def step(sweep: DagSweep = sweep, x: Tensor = x) -> tuple[Tensor, ...]:
+            y = sweep(x, batch)
+            return torch.autograd.grad(y.square().sum(), [x, *sweep.parameters()])
+
+        yield Case(f"{name}, d=64", step, {"the reference": on_reference(step)}, threads=1)
+
+
+def on_reference(call: Contestant) -> Contestant:
+    """A contestant that runs with plain PyTorch."""
+
+    def run() -> object:
+        os.environ["DAGNN_KERNELS"] = "reference"
+        try:
+            return call()
+        finally:
+            del os.environ["DAGNN_KERNELS"]
+
+    return run
+
+
+def collating(batch: DagBatch, dags: list[Dag]) -> Iterable[Case]:
+    """From a list of graphs to a batch with its plan: what a new batch costs beside its step."""
+
+    def collate() -> None:
+        compiled_plan(DagBatch.from_dags(dags), "up", by_position=True, by_operator=False)
+
+    contest = Contest(batch, 64)
+    yield Case("collate 512 graphs and plan the sweep", collate, {"a step, d=64": contest.ours}, required=10, threads=1)
+
+
+def cases(quick: bool) -> Iterable[Case]:
+    """All of them."""
+    dags = random_dags()
+    batch = DagBatch.from_dags(dags)
+    yield from against_peers(batch, quick)
+    yield from by_operator(batch, quick)
+    yield from collating(batch, dags)
+    yield from other_cells(batch, quick)
+    yield from more_threads(batch, quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__, cases))

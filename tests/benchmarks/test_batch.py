@@ -1,0 +1,39 @@
+"""All contestants of the benchmark compute the same, and the graphs are what it says."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from benchmarks.batch import SYMBOLS, Contest, random_dags
+from benchmarks.batch_peers import CHILDREN, Problem, by_operator, eager, function, pyg, recursion
+from dagnn.graph import DagBatch
+
+
+def test_graphs_have_the_sizes_and_operands_that_are_claimed():
+    dags = random_dags(64)
+    batch = DagBatch.from_dags(dags)
+    assert min(dag.num_nodes for dag in dags) >= 5 and max(dag.num_nodes for dag in dags) <= 40
+    assert int(batch.in_degree.max()) == CHILDREN
+    assert int(batch.out_degree.max()) > 1  # some are shared
+    assert int(batch.node_attributes["operator"].max()) < SYMBOLS
+    assert dags == random_dags(64)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # PyG's own
+@pytest.mark.parametrize("make", [eager, function, pyg, recursion], ids=lambda make: make.__name__)
+def test_peers_agree_with_the_sweep(make):
+    if make is pyg and find_spec("torch_geometric") is None:
+        pytest.skip("torch-geometric is not installed")
+    contest = Contest(DagBatch.from_dags(random_dags(5)), 16)
+    peer = contest.peer(make(Problem.of(contest.batch, SYMBOLS)))
+    for ours, theirs in zip(contest.ours(), peer(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["loop", "bmm", "grouped"])
+def test_peers_with_a_weight_per_operator_agree(how):
+    contest = Contest(DagBatch.from_dags(random_dags(5)), 16, operators=SYMBOLS)
+    peer = contest.peer(by_operator(Problem.of(contest.batch, SYMBOLS), how))
+    for ours, theirs in zip(contest.ours(), peer(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
