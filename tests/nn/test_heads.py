@@ -34,6 +34,13 @@ def test_a_pool_equals_a_loop_over_graphs(how, graphs):
         torch.testing.assert_close(row, expected.double())
 
 
+def test_the_gradient_of_a_maximum_goes_to_the_winner_and_ties_share_it():
+    x = torch.tensor([[1.0, 7.0], [5.0, 7.0], [5.0, 7.0], [2.0, 3.0]], requires_grad=True)
+    GraphPool("max")(x, BATCH).sum().backward()
+    third = pytest.approx(1 / 3)
+    assert x.grad.tolist() == [[0, third], [0.5, third], [0.5, third], [1, 1]]
+
+
 def test_heads_read_their_rows():
     nodes, edges, graphs = NodeHead(2, 3), EdgeHead(2, 3), GraphHead(2, 3, "max")
     torch.testing.assert_close(nodes(X)[2], nodes(X[2:3])[0])

@@ -27,7 +27,8 @@ class MultiHeadAttention(LearnableModule):
         ConfigError: a size below 1, or ``dim`` no multiple of ``heads``.
 
     Shapes: query ``[B, Q, dim]``, memory ``[B, K, dim]``, present bool ``[B, K]`` (rows that exist)
-    -> ``[B, Q, dim]``. Where no row of an entry exists, its weights are equal, never NaN.
+    or ``[B, Q, K]`` (rows that each query may see) -> ``[B, Q, dim]``. Where no row may be seen, the
+    weights are equal, never NaN.
     """
 
     def __init__(self, dim: int, heads: int = 4) -> None:
@@ -46,7 +47,8 @@ class MultiHeadAttention(LearnableModule):
         score = q @ k.transpose(-1, -2) / math.sqrt(self.dim / self.heads)
         # The lowest finite number instead of -inf: an entry without any row would give NaN, and NaN
         # reaches the parameters even through outputs that nobody uses.
-        score = score.masked_fill(~present[:, None, None, :], torch.finfo(score.dtype).min)
+        hidden = ~(present if present.dim() == 3 else present.unsqueeze(1)).unsqueeze(1)
+        score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
         mixed = score.softmax(dim=-1) @ v
         return cast(Tensor, self.out(mixed.transpose(1, 2).reshape(query.shape)))
 

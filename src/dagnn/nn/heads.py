@@ -14,6 +14,9 @@ from dagnn.nn.learnable import LearnableModule
 class GraphPool(LearnableModule):
     """The sum, mean or maximum of every graph's nodes; 0 for a graph without nodes. No parameters.
 
+    The gradient of ``"max"`` goes to the winner of each column; equal winners share it evenly, as in
+    ``torch.amax``.
+
     Args:
         aggregate: ``"sum"``, ``"mean"`` or ``"max"``.
 

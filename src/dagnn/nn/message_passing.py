@@ -19,7 +19,8 @@ class MessagePassing(LearnableModule):
 
     ``"up"`` hears along the edges, ``"down"`` against them (the edges v -> u), ``"both"`` adds the
     two, each with weights of its own. A node without edges in a direction hears 0 from there. The
-    gradient of ``"max"`` goes to the winner of each column; equal winners share it evenly.
+    gradient of ``"max"`` goes to the winner of each column; equal winners share it evenly, as in
+    ``torch.amax``.
     Source: Schlichtkrull et al., "Modeling Relational Data with Graph Convolutional Networks",
     ESWC 2018, equation 2 (which is ``aggregate="mean"``, counted per type there).
 

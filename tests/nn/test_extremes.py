@@ -1,0 +1,106 @@
+"""Layers on extreme graphs: a thousand parents, a chain of five thousand nodes, one graph among 512."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dagnn.nn as dnn
+from dagnn.graph import Dag, DagBatch
+from dagnn.kernels.graph_plans import Graph
+
+D = 8
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
+    "MessagePassing sum": (lambda: dnn.MessagePassing(D, 1, "sum"), lambda layer, x, graph: layer(x, graph)),
+    "MessagePassing mean": (lambda: dnn.MessagePassing(D, 1, "mean"), lambda layer, x, graph: layer(x, graph)),
+    "MessagePassing max": (lambda: dnn.MessagePassing(D, 1, "max"), lambda layer, x, graph: layer(x, graph)),
+    "NodeAttention": (lambda: dnn.NodeAttention(D, 2), lambda layer, x, graph: layer(x, graph)),
+    "GraphPool sum": (lambda: dnn.GraphPool("sum"), lambda layer, x, graph: layer(x, graph)),
+    "GraphPool mean": (lambda: dnn.GraphPool("mean"), lambda layer, x, graph: layer(x, graph)),
+    "GraphPool max": (lambda: dnn.GraphPool("max"), lambda layer, x, graph: layer(x, graph)),
+    "NodeHead": (lambda: dnn.NodeHead(D, 3), lambda layer, x, graph: layer(x)),
+    "EdgeHead": (lambda: dnn.EdgeHead(D, 3), lambda layer, x, graph: layer(x, graph)),
+    "GraphHead": (lambda: dnn.GraphHead(D, 3), lambda layer, x, graph: layer(x, graph)),
+    "SlotDecoder": (lambda: dnn.SlotDecoder(D, 3, 4, heads=2), lambda layer, x, graph: layer(x, graph).edges),
+    "NodeDecoder": (lambda: dnn.NodeDecoder(D, 3, 4, heads=2), lambda layer, x, graph: _first_action(layer, x, graph)),
+}
+
+
+def _first_action(decoder: dnn.NodeDecoder, x: Tensor, graph: Graph) -> Tensor:
+    """Chances of the first action: to stop or a label, and to copy anything."""
+    count = 1 if isinstance(graph, Dag) else len(graph)
+    none = torch.zeros(count, 1, dtype=torch.int64)
+    logits = decoder(x, graph, dnn.EditScripts(none, none, none[:, 0] + 1))
+    chance = torch.cat(logits, dim=2)[:, 0].softmax(1)
+    return torch.cat([chance[:, :4], chance[:, 4:].sum(1, keepdim=True)], dim=1)
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return LAYERS[name][0]()
+
+
+def rows_of(name: str, batch: DagBatch, graph: int) -> slice:
+    """Where a layer's output has the rows of one graph."""
+    if name.startswith(("MessagePassing", "NodeAttention", "NodeHead")):
+        return slice(int(batch.node_offsets[graph]), int(batch.node_offsets[graph + 1]))
+    if name == "EdgeHead":
+        return slice(int(batch.edge_offsets[graph]), int(batch.edge_offsets[graph + 1]))
+    return slice(graph, graph + 1)
+
+
+def random_dags(count: int) -> list[Dag]:
+    pick = random.Random(0)
+    graphs = []
+    for _ in range(count):
+        size = pick.randint(1, 40)
+        edges = {(pick.randrange(v), v) for v in range(1, size) for _ in range(pick.randint(0, 3))}
+        graphs.append(Dag(torch.tensor(sorted(edges), dtype=torch.int64).reshape(-1, 2), size))
+    return graphs
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_graph_alone_equals_itself_among_512(name):
+    graphs = random_dags(512)
+    batch = DagBatch.from_dags(graphs)
+    x = torch.randn(batch.num_nodes, D)
+    layer, run = made(name), LAYERS[name][1]
+    together = run(layer, x, batch)
+    for i in (0, 17, 255, 511):
+        own = x[batch.node_offsets[i] : batch.node_offsets[i + 1]]
+        for alone in (graphs[i], DagBatch.from_dags([graphs[i]])):
+            torch.testing.assert_close(together[rows_of(name, batch, i)], run(layer, own, alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("shape", ["thousand parents", "chain of 5,000"])
+def test_results_and_gradients_of_extreme_graphs_are_those_in_double_precision(name, shape):
+    if shape == "chain of 5,000" and name == "NodeAttention":
+        pytest.skip("attention among all nodes is for small graphs: it needs their square in memory")
+    nodes = torch.arange(1_000 if shape == "thousand parents" else 5_000 - 1)
+    edges = torch.stack([nodes, torch.full_like(nodes, len(nodes)) if shape == "thousand parents" else nodes + 1], 1)
+    graph = Dag(edges)
+    layer, run = made(name), LAYERS[name][1]
+    x = torch.randn(graph.num_nodes, D)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        layer.to(dtype)
+        given = x.to(dtype, copy=True).requires_grad_()
+        y = run(layer, given, graph)
+        (y * torch.linspace(0.5, 1, y.numel(), dtype=dtype).view_as(y)).sum().backward()
+        results.append((y.detach().double(), given.grad.double()))
+    for single, double in zip(*results, strict=True):
+        torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-4 * double.abs().max().item())
+
+
+def test_a_network_reads_a_chain_of_5000_nodes():
+    graph = Dag.from_polish("(f " * 4_999 + "x" + ")" * 4_999)
+    torch.manual_seed(0)
+    net = dnn.GraphTransformNet(2, 3, 4, D, decoder="nodes", decoder_heads=2)
+    symbols = torch.tensor([label == "f" for label in graph.node_attributes["label"]]).long()
+    scripts = dnn.EditScripts.from_dags(graph, [Dag.from_polish("(f x)")], ["f"])
+    net(symbols, graph, scripts).cross_entropy(scripts, graph).backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
+    assert net.gradient_norm() > 0
