@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagnn.errors import GraphError
-from dagnn.graph.attributes import Attribute, Attributes
+from dagnn.graph.attributes import Attribute
 from dagnn.graph.csr import offsets_of
 from dagnn.graph.dag import Dag
 from dagnn.graph.kahn import peel
