@@ -3,9 +3,13 @@
 from dagnn.curriculum.engine import RuleEngine
 from dagnn.curriculum.expression import Expr, parse, to_text
 from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.rules.fixed_point import DECIMALS
 from dagnn.curriculum.rules.numbers import integer
 from dagnn.curriculum.terms import from_term, to_term
 from dagnn.graph.rewriting import Replacement, RewritingMachine, encode_replacement
+
+# A fixed-point number is a whole number of parts of this size.
+SCALE = 10**DECIMALS
 
 # One for all tests: it asks the rules once for every window.
 MACHINE = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
@@ -26,11 +30,11 @@ def fixed_value(term: Replacement) -> float:
     """The number that a term in fixed point is rewritten to."""
     label, scaled = normal(term)
     assert label == "fixed"
-    return scaled / 10**8
+    return scaled / SCALE
 
 
 def fixed_term(scaled: int) -> Replacement:
-    """``scaled / 10^8`` in fixed point."""
+    """``scaled / SCALE`` in fixed point."""
     return ("fixed", integer(scaled))
 
 

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from fractions import Fraction
 from itertools import islice
 
 import pytest
@@ -208,6 +209,18 @@ def test_depth_can_be_set(level, wrapped):
         assert reached == 5 or (level == 4 and reached == 6)  # a fraction as a leaf
 
 
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("digits", [1, 4])
+def test_the_length_of_whole_numbers_can_be_set(level, digits):
+    samples = first(level, 40, digits=digits, split="test")
+    numbers = [abs(n) for sample in samples for n in walk(sample.input) if isinstance(n, int)]
+    assert 10 ** (digits - 1) <= max(numbers) < 10**digits
+    answers = [Fraction(number_of(sample.answer)) for sample in samples]
+    assert max(max(abs(a.numerator), a.denominator) for a in answers) < 10 ** (2 * digits)
+    assert samples[0].id == f"L{level}-test-0-0-n{digits}"
+    assert split_of(samples[0].input) == "test"
+
+
 def test_depth_of_level_7_is_the_number_of_nested_operations():
     depths = {depth(s.input[1][1]) for s in first(7, 60, depth=6)}
     assert max(depths) == 6
@@ -239,9 +252,9 @@ def test_every_drop_reason_occurs():
 
 def test_a_wrong_answer_is_dropped_as_unverified(monkeypatch):
     stats = GenerationStats()
-    monkeypatch.setattr("dagnn.curriculum.generator._answer", lambda level, expr, depth: 12345)
+    monkeypatch.setattr("dagnn.curriculum.generator._answer", lambda *_: 12345)
     monkeypatch.setattr("dagnn.curriculum.generator.MAX_ATTEMPTS", 50)
-    with pytest.raises(ConfigError, match="level 2 found no sample at depth=None in 50 draws"):
+    with pytest.raises(ConfigError, match="level 2 found no sample at depth=None, digits=None in 50 draws"):
         make_sample(2, seed=0, index=0, stats=stats)
     assert stats.kept == 0
     assert stats.dropped["unverified"] > 10
@@ -278,6 +291,7 @@ def test_more_distinct_inputs_than_there_are_is_refused():
         ({"level": 8}, "level 8 does not exist"),
         ({"split": "dev"}, "split 'dev' does not exist"),
         ({"preset": "tiny"}, "preset 'tiny' does not exist"),
+        ({"digits": 13}, "digits must be a whole number from 1 to 12, got 13"),
         ({"depth": 0}, "depth must be a whole number from 1 to 12, got 0"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"index": 1.5}, "index must be a whole number of at least 0, got 1.5"),

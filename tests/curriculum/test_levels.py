@@ -4,7 +4,7 @@ import pytest
 
 from dagnn.curriculum.exact import answer
 from dagnn.curriculum.expression import parse, to_text
-from dagnn.curriculum.levels import LEVELS, check_depth, level_of, level_spec, preset_of
+from dagnn.curriculum.levels import LEVELS, check_depth, check_digits, level_of, level_spec, preset_of
 from dagnn.errors import ConfigError
 
 
@@ -48,6 +48,19 @@ def test_unknown_preset_names_the_presets():
 def test_a_level_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         LEVELS[1].name = "other"
+
+
+@pytest.mark.parametrize("digits", [0, -1, 13, 2.0, True])
+def test_digits_out_of_range_are_refused(digits):
+    with pytest.raises(ConfigError, match="digits must be a whole number from 1 to 12"):
+        check_digits(level_spec(2), digits)
+
+
+@pytest.mark.parametrize("level", [4, 5, 6, 7])
+def test_levels_without_digits_say_which_have_them(level):
+    check_digits(level_spec(level), None)
+    with pytest.raises(ConfigError, match="has no digits to set: levels 1, 2, 3 have them"):
+        check_digits(level_spec(level), 4)
 
 
 @pytest.mark.parametrize("depth", [0, -1, 13, 2.0, True])

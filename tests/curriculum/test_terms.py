@@ -145,8 +145,8 @@ def test_many_operands_and_deep_terms_need_no_recursion():
     ("names", "expected"),
     [
         (["fraction", "negative", "d7", "end", "d3", "end"], ("/", -7, 3)),
-        (["decimal", "positive", *["d0"] * 7, "d5", "end"], "0.5"),
-        (["decimal", "negative", *["d0"] * 8, "d2", "end"], -2),
+        (["decimal", "positive", *["d0"] * 9, "d5", "end"], "0.5"),
+        (["decimal", "negative", *["d0"] * 10, "d2", "end"], -2),
         (["decimal", "x"], ("decimal", "x")),
         (["positive", "add", "d3", "end", "end"], ("positive", ("add", ("d3", "end"), "end"))),
         (["positive", "d4", "add", "end", "end"], ("positive", ("d4", ("add", "end", "end")))),
@@ -159,6 +159,20 @@ def test_many_operands_and_deep_terms_need_no_recursion():
 )
 def test_half_finished_terms_are_shown_as_they_are(names, expected):
     assert from_term(tokens(*names)) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["add", "d3", "d2", "end", "end"], ("add", "#23", "end")),
+        (["d3", "d0", "end"], "#03"),
+        (["positive", "d3", "d2", "end"], 23),
+        (["d4", "add", "d1", "end", "end"], ("d4", ("add", "#1", "end"))),
+        (["fraction", "negative", "d7", "end", "d3", "end"], ("/", -7, 3)),
+    ],
+)
+def test_digit_chains_can_be_shown_as_numerals(names, expected):
+    assert from_term([SIGNATURE.id_of[name] for name in names], numerals=True) == expected
 
 
 def test_names_reach_every_part_of_a_stuck_term():

@@ -11,7 +11,6 @@ from dagnn.curriculum.draw.draws import (
     DROP_REASONS,
     HELD_OUT_PART,
     ILL_CONDITIONED,
-    NUMBER_LIMIT,
     OTHER_SPLIT,
     REPEATED,
     TOO_LARGE,
@@ -21,6 +20,7 @@ from dagnn.curriculum.draw.draws import (
     Dropped,
     Preset,
     refuse_large_numbers,
+    with_digits,
 )
 from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.evaluate import LimitError, evaluate
@@ -28,7 +28,7 @@ from dagnn.curriculum.exact.integral import definite_integral
 from dagnn.curriculum.exact.numeric import is_well_rounded, well_conditioned_value
 from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.expression import Expr, from_fraction, size
-from dagnn.curriculum.levels import LevelSpec, check_depth, level_spec, preset_of
+from dagnn.curriculum.levels import LevelSpec, check_depth, check_digits, level_spec, preset_of
 from dagnn.curriculum.splits import Split, check_split, has_held_out_part, split_of
 from dagnn.curriculum.verify import confirmed
 from dagnn.errors import ConfigError, ExpressionError
@@ -77,6 +77,7 @@ def make_sample(
     split: str = "train",
     preset: str = "full",
     depth: int | None = None,
+    digits: int | None = None,
     stats: GenerationStats | None = None,
 ) -> Sample:
     """Sample ``index`` of a stream, made alone: the same in every process and on every machine.
@@ -89,10 +90,12 @@ def make_sample(
             inside another expression.
         preset: ``"full"``, or ``"small"`` for small numbers and depth at most 2.
         depth: of the expression, 1 to 12, in the place of the level's own; levels 1 and 6 have none to set.
+        digits: of the whole numbers of levels 1 to 3, 1 to 12, in the place of the preset's own: 4 draws within 9999.
+            Every value then has a numerator and denominator of at most twice as many digits.
         stats: counts this call's draws.
 
     Raises:
-        ConfigError: an argument out of range, or a depth at which no draw is usable.
+        ConfigError: an argument out of range, or a depth or a number of digits at which no draw is usable.
 
     >>> sample = make_sample(2, seed=0, index=7)
     >>> sample == make_sample(2, seed=0, index=7)
@@ -100,12 +103,16 @@ def make_sample(
     """
     spec, sizes, known_split = level_spec(level), preset_of(preset), check_split(split)
     check_depth(spec, depth)
+    check_digits(spec, digits)
+    if digits is not None:
+        sizes = with_digits(sizes, digits)
     _check_whole("seed", seed)
     _check_whole("index", index)
     counted = GenerationStats() if stats is None else stats
     start = time.perf_counter()
     sample_id = (
-        f"L{level}-{split}-{seed}-{index}{'' if preset == 'full' else '-' + preset}{f'-d{depth}' if depth else ''}"
+        f"L{level}-{split}-{seed}-{index}{'' if preset == 'full' else '-' + preset}"
+        f"{f'-d{depth}' if depth else ''}{f'-n{digits}' if digits else ''}"
     )
     draws = Draws(sample_id)
     try:
@@ -121,7 +128,8 @@ def make_sample(
     finally:
         counted.seconds += time.perf_counter() - start
     raise ConfigError(
-        f"level {level} found no sample at depth={depth} in {MAX_ATTEMPTS:,} draws: choose a smaller depth."
+        f"level {level} found no sample at depth={depth}, digits={digits} in {MAX_ATTEMPTS:,} draws: "
+        "choose smaller ones."
     )
 
 
@@ -132,6 +140,7 @@ def stream(
     split: str = "train",
     preset: str = "full",
     depth: int | None = None,
+    digits: int | None = None,
     start: int = 0,
     stats: GenerationStats | None = None,
 ) -> Iterator[Sample]:
@@ -140,8 +149,9 @@ def stream(
     preset_of(preset)
     check_split(split)
     check_depth(level_spec(level), depth)
+    check_digits(level_spec(level), digits)
     return (
-        make_sample(level, seed=seed, index=index, split=split, preset=preset, depth=depth, stats=stats)
+        make_sample(level, seed=seed, index=index, split=split, preset=preset, depth=depth, digits=digits, stats=stats)
         for index in count(start)
     )
 
@@ -154,6 +164,7 @@ def dataset(
     split: str = "train",
     preset: str = "full",
     depth: int | None = None,
+    digits: int | None = None,
     distinct: bool = False,
     stats: GenerationStats | None = None,
 ) -> list[Sample]:
@@ -171,7 +182,7 @@ def dataset(
     samples: list[Sample] = []
     seen: set[Expr] = set()
     repeats_in_a_row = 0
-    endless = stream(level, seed=seed, split=split, preset=preset, depth=depth, stats=counted)
+    endless = stream(level, seed=seed, split=split, preset=preset, depth=depth, digits=digits, stats=counted)
     while len(samples) < size:
         sample = next(endless)
         if distinct and sample.input in seen:
@@ -181,7 +192,7 @@ def dataset(
             if repeats_in_a_row == 1_000:
                 raise ConfigError(
                     f"level {level} has about {len(samples)} distinct {split} inputs at preset={preset!r}, "
-                    f"depth={depth}, fewer than size={size}: ask for fewer."
+                    f"depth={depth}, digits={digits}, fewer than size={size}: ask for fewer."
                 )
             continue
         repeats_in_a_row = 0
@@ -199,7 +210,7 @@ def _attempt(spec: LevelSpec, sizes: Preset, depth: int | None, split: Split, dr
     elif split_of(expr) != split:
         raise Dropped(OTHER_SPLIT)
     if answer is None:
-        answer = _answer(spec.number, expr, depth)
+        answer = _answer(spec.number, expr, depth, sizes.number_limit)
     if spec.number >= 5:
         refuse_large_numbers(expr)
         refuse_large_numbers(answer)
@@ -208,7 +219,7 @@ def _attempt(spec: LevelSpec, sizes: Preset, depth: int | None, split: Split, dr
     return expr, answer
 
 
-def _answer(level: int, expr: Expr, depth: int | None) -> Expr:
+def _answer(level: int, expr: Expr, depth: int | None, number_limit: int) -> Expr:
     """The exact answer within the limits of the level."""
     if level == 4:
         try:
@@ -224,7 +235,7 @@ def _answer(level: int, expr: Expr, depth: int | None) -> Expr:
         if level == 6:
             assert isinstance(expr, tuple)
             return definite_integral(*expr[1:])
-        return from_fraction(evaluate(expr, limit=NUMBER_LIMIT))
+        return from_fraction(evaluate(expr, limit=number_limit))
     except LimitError:
         raise Dropped(TOO_LARGE) from None
     except ExpressionError:

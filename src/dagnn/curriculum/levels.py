@@ -16,6 +16,7 @@ from dagnn.errors import ConfigError
 DrawLevel = Callable[[Draws, Preset, int | None], tuple[Expr, Expr | None]]
 
 MAX_DRAWN_DEPTH = 12
+MAX_DRAWN_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class LevelSpec:
 
     ``numeric`` marks level 4: its input ``(sin 0)`` is read as ``(approx (sin 0))``.
     ``has_depth`` says whether the depth of its expressions can be set: training at 3, testing at 5.
+    ``has_digits`` says whether the length of its whole numbers can be set: training at 2, testing at 4.
     """
 
     number: int
@@ -33,6 +35,7 @@ class LevelSpec:
     example_answer: str
     numeric: bool
     has_depth: bool
+    has_digits: bool
     draw: DrawLevel = field(repr=False, compare=False)
 
 
@@ -47,6 +50,7 @@ LEVELS: Mapping[int, LevelSpec] = {
             example_answer="(/ -7 3)",
             numeric=False,
             has_depth=False,
+            has_digits=True,
             draw=draw_level_1,
         ),
         LevelSpec(
@@ -57,6 +61,7 @@ LEVELS: Mapping[int, LevelSpec] = {
             example_answer="(/ -1036 5)",
             numeric=False,
             has_depth=True,
+            has_digits=True,
             draw=draw_level_2,
         ),
         LevelSpec(
@@ -67,6 +72,7 @@ LEVELS: Mapping[int, LevelSpec] = {
             example_answer="64",
             numeric=False,
             has_depth=True,
+            has_digits=True,
             draw=draw_level_3,
         ),
         LevelSpec(
@@ -77,6 +83,7 @@ LEVELS: Mapping[int, LevelSpec] = {
             example_answer="26.7",
             numeric=True,
             has_depth=True,
+            has_digits=False,
             draw=draw_level_4,
         ),
         LevelSpec(
@@ -87,6 +94,7 @@ LEVELS: Mapping[int, LevelSpec] = {
             example_answer="(* 2 x)",
             numeric=False,
             has_depth=True,
+            has_digits=False,
             draw=draw_level_5,
         ),
         LevelSpec(
@@ -97,6 +105,7 @@ LEVELS: Mapping[int, LevelSpec] = {
             example_answer="8",
             numeric=False,
             has_depth=False,
+            has_digits=False,
             draw=draw_level_6,
         ),
         LevelSpec(
@@ -107,6 +116,7 @@ LEVELS: Mapping[int, LevelSpec] = {
             example_answer="(roots -5 2)",
             numeric=False,
             has_depth=True,
+            has_digits=False,
             draw=draw_level_7,
         ),
     )
@@ -166,3 +176,18 @@ def check_depth(spec: LevelSpec, depth: int | None) -> None:
         raise ConfigError(f"level {spec.number} ({spec.name}) has no depth to set: levels {able} have one.")
     if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= MAX_DRAWN_DEPTH:
         raise ConfigError(f"depth must be a whole number from 1 to {MAX_DRAWN_DEPTH}, got {depth!r}.")
+
+
+def check_digits(spec: LevelSpec, digits: int | None) -> None:
+    """Refuse a length of whole numbers that a level cannot draw.
+
+    Raises:
+        ConfigError: the level has no length to set, or it is not in 1 .. 12.
+    """
+    if digits is None:
+        return
+    if not spec.has_digits:
+        able = ", ".join(str(other.number) for other in LEVELS.values() if other.has_digits)
+        raise ConfigError(f"level {spec.number} ({spec.name}) has no digits to set: levels {able} have them.")
+    if not isinstance(digits, int) or isinstance(digits, bool) or not 1 <= digits <= MAX_DRAWN_DIGITS:
+        raise ConfigError(f"digits must be a whole number from 1 to {MAX_DRAWN_DIGITS}, got {digits!r}.")

@@ -46,8 +46,14 @@ def to_term(expression: Expr, level: int | None = None) -> tuple[list[int], dict
     return tokens, {letter: name for name, letter in letters.items() if letter != name}
 
 
-def from_term(tokens: Sequence[int], names: Mapping[str, str] | None = None) -> Expr:
+def from_term(tokens: Sequence[int], names: Mapping[str, str] | None = None, *, numerals: bool = False) -> Expr:
     """The expression that a term writes; digit chains become numbers.
+
+    Args:
+        tokens: preorder label ids.
+        names: of the symbols that were renamed, from `to_term`.
+        numerals: writes a digit chain that is no number yet as ``#23``, to be read by people: else it is
+            ``(d3 (d2 end))``.
 
     A label of the system that is no operator of the language, such as a half-finished sum, stays in the
     result under its own name, so a stuck term can be shown; so does a number of more than 4,000 digits.
@@ -57,7 +63,7 @@ def from_term(tokens: Sequence[int], names: Mapping[str, str] | None = None) -> 
     # From the last label back, so that a node's children are there before it: no recursion, whatever the depth.
     for token in reversed(tokens):
         children = [parts.pop() for _ in range(_ARITY[token])]
-        parts.append(_part(_NAMES[token], children, known))
+        parts.append(_part(_NAMES[token], children, known, numerals))
     return parts.pop().expression
 
 
@@ -115,15 +121,18 @@ def _write_integer(value: int, tokens: list[int]) -> None:
     tokens.append(_END)
 
 
-def _part(name: str, children: Sequence[_Part], names: Mapping[str, str]) -> _Part:
+def _part(name: str, children: Sequence[_Part], names: Mapping[str, str], numerals: bool) -> _Part:
     if name == "end":
         return _Part(name, 0)
     inner = [child.expression for child in children]
     natural = children[0].natural if children else None
     if name in _VALUE_OF_DIGIT:
+        chain: Expr = (name, *inner)
+        if numerals and isinstance(inner[0], str) and (inner[0] == "end" or inner[0].startswith("#")):
+            chain = f"#{inner[0].lstrip('#').removeprefix('end')}{_VALUE_OF_DIGIT[name]}"
         if natural is None or natural >= _LARGEST_REST:
-            return _Part((name, *inner))
-        return _Part((name, *inner), 10 * natural + _VALUE_OF_DIGIT[name])
+            return _Part(chain)
+        return _Part(chain, 10 * natural + _VALUE_OF_DIGIT[name])
     if name in ("positive", "negative") and natural is not None:
         return _Part(natural if name == "positive" else -natural)
     if name == "fraction":

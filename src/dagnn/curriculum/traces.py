@@ -140,18 +140,50 @@ def _trace_share(samples: Mapping[int, int], seed: int, preset: str, number: int
 
 
 def _drilled_terms(level: int) -> list[LabelTokens]:
-    """What drawn samples never or hardly ever hold: operations without a value, powers with a function as exponent, the
-    constant e, and every constant of level 4."""
+    """What drawn samples never or hardly ever hold: operations without a value, numbers out of range, equations and
+    integrals without an answer, powers with a function as exponent, the constant e, and every constant of level 4."""
     numbers: list[Expr] = [0, 1, 2, 3, 12, -1, -2, -3, -12, ("/", 1, 2), ("/", -1, 2)]
     divisions: list[Expr] = [("/", a, 0) for a in numbers]
     functions: list[Expr] = ["x", ("+", "x", 3), ("*", 2, "x"), ("^", "x", 2), *((f, "x") for f in FUNCTIONS)]
     powers: list[Expr] = [("derive", ("^", a, b), "x") for a in [*functions, 2, "e"] for b in functions]
+    square: Expr = ("^", "x", 2)
+    sides: list[tuple[Expr, Expr]] = [
+        *((square, n) for n in (*range(-9, 10), 12, 99, ("/", 1, 2), ("/", 4, 9))),
+        *((("+", square, ("*", b, "x")), c) for b in (1, 2, -3) for c in (1, -1, 5, -5)),
+        *((("*", ("+", "x", a), ("-", "x", b)), c) for a in (1, 3, -2) for b in (0, 2, -5) for c in (0, 6)),
+        *((left, left) for left in ("x", ("+", "x", 3), ("*", 2, "x"))),
+        *((a, b) for a in (1, -2) for b in (1, 2)),
+        *((("^", "x", n), a) for n in (0, 1, 3, 4, 12) for a in (0, 8)),
+        *((("*", square, "x"), a) for a in (0, 8)),
+        *(((f, "x"), 1) for f in FUNCTIONS),
+        (("/", 1, "x"), 2),
+    ]
+    unknown: list[Expr] = [
+        *((f, square) for f in FUNCTIONS),
+        *((f, ("/", 1, "x")) for f in FUNCTIONS),
+        *(("*", "x", (f, a)) for f in FUNCTIONS for a in ("x", ("^", "x", 3))),
+        *(("*", (f, "x"), (g, "x")) for f in FUNCTIONS for g in FUNCTIONS),
+        *(("/", (f, "x"), "x") for f in FUNCTIONS),
+        *((f, "x") for f in FUNCTIONS),
+        ("^", "x", "x"),
+        ("^", 2, "x"),
+    ]
     drilled: dict[int, list[Expr]] = {
         1: divisions,
-        3: [("^", 0, exponent) for exponent in (-1, -2, -3, -12)],
-        4: divisions + [(f, a) for f in ("log", "sqrt") for a in (0, -1, -2, -3, -12, ("/", -1, 2))],
+        3: [*(("^", 0, exponent) for exponent in (-1, -2, -3, -12)), *(("^", a, n) for a in numbers for n in (0, 1))],
+        4: [
+            *divisions,
+            *((f, a) for f in ("log", "sqrt") for a in (0, -1, -2, -3, -12, ("/", -1, 2))),
+            *(("exp", sign * a) for sign in (1, -1) for a in (26, 30, 50, 99, 100, 250, 1000, 2000, 12345, 10**6)),
+            *((f, a) for f in ("sin", "cos", "tan") for a in (10_000, 12_345, -20_000, 10**6, 10**9)),
+            *(("+", ("approx", a), ("sin", b)) for a in numbers for b in (1, ("approx", a))),
+        ],
         5: [("log", 0), ("/", "x", 0), *powers],
-        6: [("integrate", ("/", a, "x"), "x", *bounds) for a in numbers[1:] for bounds in ((1, "e"), ("e", 1), (1, 2))],
+        6: [
+            *(("integrate", ("/", a, "x"), "x", *b) for a in numbers[1:] for b in ((1, "e"), ("e", 1), (1, 2))),
+            *(("integrate", f, "x") for f in unknown),
+        ],
+        7: [("solve", ("=", *both), "x") for both in sides],
     }
     terms: list[LabelTokens] = [to_term(expression, level)[0] for expression in drilled.get(level, [])]
     if LEVELS[level].numeric:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dagnn.curriculum.expression import Expr
@@ -46,6 +46,7 @@ class Preset:
     power_limit: int  # level 6: highest power of an antiderivative
     root_limit: int  # level 7
     quadratic_root_limit: int  # level 7
+    number_limit: int  # levels 1 to 3: numerator and denominator of every value
     depths: Mapping[int, tuple[int, ...]]  # level -> depths, one drawn with equal chance
 
 
@@ -59,6 +60,7 @@ PRESETS: Mapping[str, Preset] = {
         power_limit=6,
         root_limit=20,
         quadratic_root_limit=12,
+        number_limit=NUMBER_LIMIT,
         depths={2: (2, 2, 3, 3, 3), 3: (1, 2, 2, 3, 3), 4: (1, 2, 2, 3, 3), 5: (1, 2, 2, 3, 3, 4), 7: (1, 2, 3)},
     ),
     "small": Preset(
@@ -70,9 +72,16 @@ PRESETS: Mapping[str, Preset] = {
         power_limit=3,
         root_limit=6,
         quadratic_root_limit=4,
+        number_limit=NUMBER_LIMIT,
         depths={2: (2,), 3: (1, 2), 4: (1, 2), 5: (1, 2), 7: (1, 2)},
     ),
 }
+
+
+def with_digits(preset: Preset, digits: int) -> Preset:
+    """The preset with whole numbers of up to so many digits on levels 1 to 3, and values of twice as many."""
+    largest = 10**digits - 1
+    return replace(preset, operand_limit=largest, leaf_limit=largest, number_limit=10 ** (2 * digits) - 1)
 
 
 class Draws:

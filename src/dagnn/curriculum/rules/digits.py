@@ -106,7 +106,7 @@ def _drop(count: int) -> Rule:
 
 
 # drop3 forgets the three least significant digits: division by 1000.
-family([f"drop{count}" for count in range(1, 9)], lambda i: _drop(i + 1), depth=1)
+family([f"drop{count}" for count in range(1, 11)], lambda i: _drop(i + 1), depth=1)
 
 
 def _longer_than(count: int) -> Rule:

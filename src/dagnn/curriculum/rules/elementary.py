@@ -15,7 +15,7 @@ ONE_DIGITS = chain(10**DECIMALS)
 _ANGLE_DIGITS = DECIMALS + 4  # angles below 10,000
 _EXPONENT_DIGITS = DECIMALS + 2
 _LARGEST_EXPONENT = 25.0  # beyond it exp(x), or 1 / exp(x), has no three digits left
-_LOG_STEPS = 6
+_LOG_STEPS = 7
 
 
 @rule("fixed_exp", depth=2)
@@ -125,7 +125,7 @@ def _log_step(step: int) -> Rule:
             return None
         digits, log = state.children
         if step == _LOG_STEPS - 1:
-            # log a = -(1 - a) to 10 digits once a is within 10^-5 of 1.
+            # log a = -(1 - a) to 12 digits once a is within 10^-6 of 1.
             return ("fixed+", log, ("fixed", ("negative", ("subtract", ONE_DIGITS, digits))))
         more = ("add", digits, digits if step == 0 else (f"drop{step}", digits))
         return (f"log_compared{step}", ("compare", more, ONE_DIGITS), ("pair", more, state))

@@ -1,7 +1,8 @@
-"""Real numbers with eight decimals, on the same digit steps: ``(fixed n)`` stands for n / 10^8.
+"""Real numbers with ten decimals, on the same digit steps: ``(fixed n)`` stands for n / 10^10.
 
-Eight decimals give the three digits of an answer unless a step magnifies errors, as tan does near a pole: 3 of 3,000
-drawn expressions of level 4 came out wrong in the last digit. Ten would make each multiplication half as long again.
+Steps magnify errors, as tan does near a pole, and the more the deeper they are nested: with eight decimals 7 of 600
+expressions of depth 5 and 7 of 300 of depth 8 came out wrong in the last of their three digits, with ten none and 1 of
+600. Ten cost half as many steps again. Twelve would not fit: `turn` writes two constants in one replacement.
 """
 
 import math
@@ -10,7 +11,7 @@ from dagnn.curriculum.rules.numbers import ONE, ZERO, integer
 from dagnn.curriculum.rules.registry import constructor, rule
 from dagnn.graph.rewriting.window import Replacement, Window
 
-DECIMALS = 8
+DECIMALS = 10
 
 constructor("fixed", arity=1)
 
@@ -23,7 +24,7 @@ def fixed(value: float) -> Replacement:
 
 
 def scaled_up(digits: Replacement) -> Replacement:
-    """A digit chain times 10^8."""
+    """A digit chain times 10^10."""
     for _ in range(DECIMALS):
         digits = ("d0", digits)
     return digits
@@ -66,7 +67,7 @@ def fixed_times(a: Window, b: Window) -> Replacement | None:
 
 @rule("scale_down", depth=1)
 def scale_down(number: Window) -> Replacement | None:
-    """An integer divided by 10^8, towards 0."""
+    """An integer divided by 10^10, towards 0."""
     if number.kind not in ("positive", "negative"):
         return None
     return (number.kind, (f"drop{DECIMALS}", number[0]))

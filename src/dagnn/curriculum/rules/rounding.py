@@ -1,6 +1,6 @@
-"""(approx E): the value rounded to three significant digits, as ``(decimal n)`` for n / 10^8.
+"""(approx E): the value rounded to three significant digits, as ``(decimal n)`` for n / 10^10.
 
-A tie goes away from 0, where `dagnn.curriculum.exact` takes the even digit; and of a value below 10^-4 the eight
+A tie goes away from 0, where `dagnn.curriculum.exact` takes the even digit; and of a value below 10^-6 the ten
 decimals leave fewer than three sure digits. The generator draws neither.
 """
 

@@ -1,6 +1,6 @@
 """Term graphs that are rewritten window by window: what a step may see, what it may answer, and the machine."""
 
-from dagnn.graph.rewriting.machine import Rewriter, RewritingMachine, Rewritten, RuleRewriter, Step
+from dagnn.graph.rewriting.machine import Rewriter, RewritingMachine, Rewritten, RuleRewriter, Step, Steps
 from dagnn.graph.rewriting.signature import Label, Signature
 from dagnn.graph.rewriting.window import (
     LEAVE,
@@ -24,6 +24,7 @@ __all__ = [
     "RuleRewriter",
     "Signature",
     "Step",
+    "Steps",
     "Window",
     "WindowTokens",
     "encode_replacement",

@@ -1,19 +1,23 @@
 """Rewrites term graphs to normal form, asking a `Rewriter` once for every distinct window."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 
 from dagnn.errors import GraphError
 from dagnn.graph.rewriting import loop, store
 from dagnn.graph.rewriting.signature import Signature
-from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens
+from dagnn.graph.rewriting.window import LEAVE, ReplacementTokens, WindowTokens
 
 LabelTokens = Sequence[int]
 
 _MAX_FRAMES = 1 << 20
+# Steps between two looks at the clock: a few milliseconds.
+_STEPS_AT_ONCE = 20_000
 
 
 class Rewriter(Protocol):
@@ -44,6 +48,7 @@ class Step:
     """One rewrite step: what the window was, and the sub-terms before and after (preorder label ids)."""
 
     window: WindowTokens
+    replacement: ReplacementTokens
     before: list[int]
     after: list[int]
 
@@ -57,6 +62,27 @@ class _Job:
     saved: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     result: Rewritten | None = None
     waits_for: int = field(default=-1)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What a run may use: steps of each term, and a moment of `time.monotonic` (None: any time)."""
+
+    budget: int
+    seconds: float | None
+    deadline: float
+
+    @classmethod
+    def of(cls, budget: int, seconds: float | None) -> "_Limits":
+        return cls(budget, seconds, math.inf if seconds is None else time.monotonic() + seconds)
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.seconds is not None and time.monotonic() >= self.deadline
+
+    @property
+    def told_time(self) -> str:
+        return f"no normal form within {self.seconds} seconds"
 
 
 class RewritingMachine:
@@ -87,21 +113,30 @@ class RewritingMachine:
 
     # ---- rewriting -------------------------------------------------------------------------------------------------
 
-    def run(self, terms: Sequence[LabelTokens], *, budget: int = 200_000, rounds: int = 1_000) -> list[Rewritten]:
+    def run(
+        self,
+        terms: Sequence[LabelTokens],
+        *,
+        budget: int = 200_000,
+        rounds: int = 1_000,
+        seconds: float | None = None,
+    ) -> list[Rewritten]:
         """Rewrites every term to its normal form.
 
         Args:
             terms: preorder label ids.
             budget: rewrite steps for each term.
             rounds: how often the rewriter may be asked when not eager.
+            seconds: for all terms together; those that are not done by then are given up.
         """
         if self._store.size[0] > self._max_nodes:
             self.clear_graph()
+        limits = _Limits.of(budget, seconds)
         jobs = [_Job(self._build(term)) for term in terms]
         waiting = jobs
         for _ in range(rounds):
             for job in waiting:
-                self._advance(job, budget, self._no_log)
+                self._advance(job, limits, self._no_log)
             waiting = [job for job in waiting if job.result is None]
             if not waiting:
                 break
@@ -129,8 +164,9 @@ class RewritingMachine:
             self.clear_graph()
         roots = np.array([self._build(term) for term in terms], np.int32)
         job = _Job(root=int(roots[0]), saved=(roots, np.zeros(len(roots), np.int64), roots[:0]))
+        limits = _Limits.of(budget * len(terms), None)
         while job.result is None:
-            self._advance(job, budget * len(terms), self._no_log)
+            self._advance(job, limits, self._no_log)
             if job.result is None:
                 self._learn([job.waits_for])
         if job.result.tokens is None:
@@ -144,19 +180,29 @@ class RewritingMachine:
 
         `before` and `after` are empty where a sub-term is longer than `max_tokens`.
         """
+        result, steps = self.recorded(term, budget=budget, max_tokens=max_tokens)
+        return result, [steps[i] for i in range(len(steps)) if steps.changed(i)]
+
+    def recorded(
+        self, term: LabelTokens, *, budget: int = 200_000, seconds: float | None = None, max_tokens: int = 4096
+    ) -> tuple[Rewritten, "Steps"]:
+        """Rewrites one term from scratch and returns all steps, those too that left their window as it was.
+
+        Args:
+            term: preorder label ids.
+            budget: rewrite steps.
+            seconds: the time after which the term is given up.
+            max_tokens: `Step.before` and `Step.after` are empty where a sub-term is longer.
+        """
         self.clear_graph()
         log = loop.new_log(budget)
+        limits = _Limits.of(budget, seconds)
         job = _Job(self._build(term))
         while job.result is None:
-            self._advance(job, budget, log)
+            self._advance(job, limits, log)
             if job.result is None:
                 self._learn([job.waits_for])
-        steps = [
-            Step(self.window(int(w)), self._unfold(int(t), max_tokens) or [], self._unfold(int(v), max_tokens) or [])
-            for w, t, v in zip(log.window[: log.size[0]], log.before, log.after, strict=False)
-            if t != v
-        ]
-        return job.result, steps
+        return job.result, Steps(self, log, max_tokens)
 
     def clear_graph(self) -> None:
         """Forgets all nodes; windows, their replacements and counts stay."""
@@ -210,20 +256,24 @@ class RewritingMachine:
         if missing:
             raise GraphError(f"{what} lacks {missing} more sub-trees: it must be one tree in preorder.")
 
-    def _unfold(self, root: int, max_tokens: int) -> list[int] | None:
+    def unfold(self, root: int, max_tokens: int) -> list[int] | None:
+        """The term below a node; None where it is longer."""
         out = np.empty(max_tokens, np.int64)
         count = store.unfold(self._store, self._tables, root, out)
         return None if count < 0 else list(out[:count].tolist())
 
-    def _advance(self, job: _Job, budget: int, log: loop.Log) -> None:
+    def _advance(self, job: _Job, limits: _Limits, log: loop.Log) -> None:
         """Runs one job until it is done, or, when not eager, until it waits for a replacement."""
+        if limits.out_of_time:
+            job.result = Rewritten(None, job.steps, limits.told_time)
+            return
         self._load(job)
         while True:
-            left = budget - job.steps
+            left = min(limits.budget - job.steps, _STEPS_AT_ONCE)
             status, window, steps = loop.rewrite_loop(self._store, self._tables, self._memo, self._stack, log, left)
             job.steps += int(steps)
             if status == loop.DONE:
-                tokens = self._unfold(int(self._store.normal_form[job.root]), 1 << 14)
+                tokens = self.unfold(int(self._store.normal_form[job.root]), 1 << 14)
                 stopped = "" if tokens is not None else "the normal form is too large to write out"
                 job.result = Rewritten(tokens, job.steps, stopped)
                 return
@@ -233,6 +283,8 @@ class RewritingMachine:
                     self._save(job)
                     return
                 self._learn([int(window)])
+            elif status == loop.OUT_OF_STEPS and job.steps < limits.budget and not limits.out_of_time:
+                pass
             elif status == loop.STORE_FULL and len(self._store.label) < 4 * self._max_nodes:
                 self._store = store.grown(self._store)
             elif status == loop.MEMO_FULL:
@@ -240,11 +292,11 @@ class RewritingMachine:
             elif status == loop.STACK_FULL and len(self._stack.term) < _MAX_FRAMES:
                 self._stack = _grown_stack(self._stack)
             else:
-                why = (
-                    f"no normal form within {budget} steps"
-                    if status == loop.OUT_OF_STEPS
-                    else "the graph grew without end"
-                )
+                why = "the graph grew without end"
+                if status == loop.OUT_OF_STEPS:
+                    why = f"no normal form within {limits.budget} steps"
+                    if job.steps < limits.budget:
+                        why = limits.told_time
                 job.result = Rewritten(None, job.steps, why)
                 return
 
@@ -284,6 +336,40 @@ class RewritingMachine:
             self._memo.replacement[first : first + len(tokens)] = tokens
             self._memo.start[w], self._memo.stop[w] = first, first + len(tokens)
             self._memo.size[1] = first + len(tokens)
+
+
+class Steps(Sequence[Step]):
+    """The steps of `RewritingMachine.recorded`, written out when they are asked for: until the graph is cleared."""
+
+    def __init__(self, machine: RewritingMachine, log: loop.Log, max_tokens: int) -> None:
+        self._machine = machine
+        self._log = log
+        self._max_tokens = max_tokens
+
+    def __len__(self) -> int:
+        return int(self._log.size[0])
+
+    @overload
+    def __getitem__(self, number: int) -> Step: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Step]: ...
+    def __getitem__(self, number: int | slice) -> Step | list[Step]:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        i = range(len(self))[number]
+        w = int(self._log.window[i])
+        before, after = (
+            self._machine.unfold(int(node[i]), self._max_tokens) or [] for node in (self._log.before, self._log.after)
+        )
+        return Step(self._machine.window(w), self._machine.replacement(w) or LEAVE, before, after)
+
+    def window(self, number: int) -> WindowTokens:
+        """What a step looked at, without its sub-terms."""
+        return self._machine.window(int(self._log.window[number]))
+
+    def changed(self, number: int) -> bool:
+        """Whether a step put something else there."""
+        return bool(self._log.before[number] != self._log.after[number])
 
 
 class RuleRewriter:

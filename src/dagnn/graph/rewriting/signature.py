@@ -131,11 +131,13 @@ def _tag_names(signature: Signature) -> list[str]:
 def _shown(signature: Signature) -> tuple[Shown, ...]:
     label_of = {label.name: label for label in signature.labels}
     kinds = [(label.name, label.name) for label in signature.labels]
-    tagged = {(f"{name}:{tag}", name) for (name, _), tag in signature.tags.items() if name in signature.tagged and tag}
+    # By the label's position, not its name: names carry nothing.
+    order = {label.name: position for position, label in enumerate(signature.labels)}
+    tagged = {(order[name], tag) for (name, _), tag in signature.tags.items() if name in signature.tagged and tag}
     return (
         *(
             Shown(name, kind, label_of[kind].arity, kind in signature.opaque, label_of[kind].window_depth)
-            for name, kind in kinds + sorted(tagged)
+            for name, kind in kinds + [(f"{kinds[i][0]}:{tag}", kinds[i][0]) for i, tag in sorted(tagged)]
         ),
         Shown("?", "?", 0, False, None),
     )
