@@ -13,10 +13,10 @@ import pytest
 from dagnn.cli import COMMANDS, main
 from dagnn.data import Dataset
 from dagnn.training.config import TrainingConfig
-from dagnn.training.evaluate import Solution
 from dagnn.training.evaluation import Evaluation, LevelResult
 from dagnn.training.run_directory import RunDirectory
 from dagnn.training.signals import TrainingInterrupted
+from dagnn.training.solving import Solution, SolvedStep
 
 EVALUATION = Evaluation({1: LevelResult(0.998, 500)}, cpu_seconds=1.5, wall_seconds=2.0, parameters=10, step=7)
 
@@ -58,7 +58,7 @@ def called(monkeypatch):
 
         return call
 
-    for module, names in {"curriculum_run": ["train"], "evaluate": ["evaluate", "solve"]}.items():
+    for module, names in {"curriculum_run": ["train"], "evaluate": ["evaluate"], "solving": ["solve"]}.items():
         fake = types.ModuleType(f"dagnn.training.{module}")
         for name in names:
             setattr(fake, name, stand_in(name))
@@ -110,7 +110,24 @@ def test_unknown_command_gets_a_suggestion(fails):
 
 def test_unknown_flag_is_one_line_with_the_place_to_look(fails):
     assert fails("report", "--foo") == "Unrecognized options: --foo; see dagnn report --help."
-    assert "Perhaps you meant: --optimizer.lr" in fails("train", "--lr", "3", "--dry-run")
+    assert fails("train", "--lr", "3", "--dry-run") == "unknown setting lr: did you mean optimizer.lr?"
+    assert fails("train", "--resme", "auto") == "unknown flag --resme: did you mean --resume?"
+    assert fails("train", "all") == (
+        "unexpected argument 'all': `dagnn train` takes flags only; see dagnn train --help."
+    )
+
+
+def test_unknown_flags_are_told_together_with_wrong_settings(fails, tmp_path):
+    (tmp_path / "wrong.toml").write_text("max_stepz = 3")
+    told = fails("train", "--config", str(tmp_path / "wrong.toml"), "--bach-size", "3", "--optimizer.lr", "nan")
+    assert told.startswith("3 settings are wrong: unknown setting max_stepz: did you mean max_steps? ")
+    assert "optimizer.lr = nan" in told and told.endswith("unknown setting bach_size: did you mean batch_size?")
+
+
+def test_a_yes_or_no_setting_may_stand_alone(capsys):
+    for arguments, said in ((["--compile"], "true"), (["--compile", "false"], "false"), ([], "false")):
+        assert main(["train", "--dry-run", *arguments]) == 0
+        assert f"\ncompile = {said}\n" in capsys.readouterr().out
 
 
 def test_missing_argument_is_named(fails):
@@ -258,10 +275,13 @@ def test_run_whose_report_fails_is_still_trained(capsys, called, tmp_path):
 
 def test_evaluate_prints_a_table_or_json(capsys, called):
     assert main(["evaluate", "my-run", "--expressions", "9", "--seed", "4"]) == 0
-    assert called.calls == [("evaluate", ("my-run",), {"expressions": 9, "split": "test", "seed": 4})]
+    assert called.calls == [
+        ("evaluate", ("my-run",), {"expressions": 9, "split": "test", "seed": 4, "depth": None, "digits": None})
+    ]
     assert capsys.readouterr().out.splitlines()[1].split() == ["1", "99.80", "%", "500", "0", "0"]
 
-    assert main(["evaluate", "--json"]) == 0
+    assert main(["evaluate", "--depth", "5", "--digits", "4", "--json"]) == 0
+    assert (called.calls[1][2]["depth"], called.calls[1][2]["digits"]) == (5, 4)
     assert called.calls[1][1] == ("runs/curriculum",)
     assert json.loads(capsys.readouterr().out) == EVALUATION.summary()
 
@@ -279,9 +299,20 @@ def test_solve_prints_answer_verdict_and_seconds(right, reason, has_answer, verd
 
     assert main(["solve", "(derive (^ x 2) x)", "--run", "my-run"]) == 0
 
-    assert called.calls == [("solve", ("my-run", "(derive (^ x 2) x)"), {})]
+    options = {"budget": 200_000, "seconds": 60.0, "trace": False}
+    assert called.calls == [("solve", ("my-run", "(derive (^ x 2) x)"), options)]
     out = capsys.readouterr().out.splitlines()
-    assert out == ["answer   (* 2 x)", f"verdict  {verdict}", "seconds  0.250 for 12 steps"]
+    assert out == ["answer      (* 2 x)", f"verdict     {verdict}", "seconds     0.250 for 12 steps"]
+
+
+def test_solve_prints_every_step_where_it_is_asked_to(capsys, called):
+    step = SolvedStep(2, "(+ 1 1)", "2", 0.75)
+    called.results["solve"] = Solution("2", True, "equal", 0.25, 3, least_certain=step, trace=(step,))
+    assert main(["solve", "(+ 1 1)", "--steps", "--budget", "90", "--seconds", "2"]) == 0
+    assert called.calls[0][2] == {"budget": 90, "seconds": 2.0, "trace": True}
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "2  0.7500  (+ 1 1) -> 2"
+    assert out[3] == "confidence  0.7500 or more, least at step 2: (+ 1 1) -> 2"
 
 
 def test_check_says_whether_a_loop_is_right(capsys, tmp_path):

@@ -93,6 +93,10 @@ class Evaluate:
     """test or validation: neither is ever trained on"""
     seed: int | None = None
     """seed of the expressions; the run's own when not given"""
+    depth: int | None = None
+    """depth of the expressions, in place of the levels' own; asks the levels that have one"""
+    digits: int | None = None
+    """digits of the whole numbers of levels 1 to 3, in place of their own"""
     json: bool = False
     """print JSON"""
 
@@ -102,7 +106,14 @@ def _evaluate(arguments: Sequence[str]) -> int:
     from dagnn.training.evaluate import evaluate
     from dagnn.training.report import results_table
 
-    found = evaluate(given.run, expressions=given.expressions, split=given.split, seed=given.seed)
+    found = evaluate(
+        given.run,
+        expressions=given.expressions,
+        split=given.split,
+        seed=given.seed,
+        depth=given.depth,
+        digits=given.digits,
+    )
     print(json.dumps(found.summary()) if given.json else "\n".join(results_table(found)))
     return 0
 
@@ -115,16 +126,20 @@ class Solve:
     """such as "(derive (^ x 2) x)"; quote it"""
     run: str = DEFAULT_RUN
     """run directory, or one of its checkpoints"""
+    steps: bool = False
+    """print every step: its number, the network's confidence in it, before -> after"""
+    budget: int = 200_000
+    """steps, after which the network is stopped"""
+    seconds: float = 60.0
+    """time, after which it is stopped"""
 
 
 def _solve(arguments: Sequence[str]) -> int:
     given = _parsed(Solve, "solve", arguments)
-    from dagnn.training.evaluate import solve
+    from dagnn.training.solving import solve
 
-    solution = solve(given.run, given.expression)
-    print(f"answer   {solution.answer or 'none'}")
-    print(f"verdict  {solution.verdict}")
-    print(f"seconds  {solution.seconds:.3f} for {solution.steps} steps")
+    solution = solve(given.run, given.expression, budget=given.budget, seconds=given.seconds, trace=given.steps)
+    print("\n".join(solution.lines))
     return 0
 
 
@@ -144,6 +159,8 @@ class Generate:
     """size of the numbers: full or small"""
     depth: int | None = None
     """depth of the expressions, in place of the level's own"""
+    digits: int | None = None
+    """digits of the whole numbers of levels 1 to 3, in place of their own"""
     distinct: bool = False
     """pass over expressions that came before"""
     output: str | None = None
@@ -164,6 +181,7 @@ def _generate(arguments: Sequence[str]) -> int:
         split=given.split,
         preset=given.preset,
         depth=given.depth,
+        digits=given.digits,
         distinct=given.distinct,
         stats=stats,
     )

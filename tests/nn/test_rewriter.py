@@ -7,6 +7,7 @@ import torch
 from decimal_addition import SIGNATURE, replacement_of, sum_tokens, value_of
 from torch.autograd import gradcheck
 
+from dagnn.errors import ConfigError
 from dagnn.graph.rewriting.machine import RewritingMachine, RuleRewriter
 from dagnn.graph.rewriting.signature import Label, Signature
 from dagnn.graph.rewriting.window import LEAVE
@@ -184,22 +185,104 @@ def test_it_learns_to_add_numbers_longer_than_trained():
     assert [value_of(result.tokens) for result in results] == [a + b for a, b in pairs]
 
 
-def test_names_of_labels_carry_nothing():
-    renamed = {label.name: f"n{(7 * i) % 17}" for i, label in enumerate(SIGNATURE.labels)}
-    other = Signature(
-        tuple(Label(renamed[label.name], label.arity, label.window_depth) for label in SIGNATURE.labels),
+def disguised(seed: int, *, reordered: bool) -> Signature:
+    """The same rewriting system with a random name for every label, and with other numbers for them too."""
+    draw = random.Random(seed)
+    renamed = {label.name: f"n{draw.getrandbits(60):x}" for label in SIGNATURE.labels}
+    labels = [Label(renamed[label.name], label.arity, label.window_depth) for label in SIGNATURE.labels]
+    if reordered:
+        draw.shuffle(labels)
+    return Signature(
+        tuple(labels),
         opaque=frozenset(renamed[name] for name in SIGNATURE.opaque),
         tags={(renamed[name], tag): new for (name, tag), new in SIGNATURE.tags.items()},
         tagged=frozenset(renamed[name] for name in SIGNATURE.tagged),
     )
-    windows = windows_of_sums(2, 200)
-    # The same ids mean the same labels under other names, but tagged names are sorted anew.
+
+
+def translation(seed: int, other: Signature) -> tuple[list[int], list[int]]:
+    """(label id there, shown id there) of every label and of everything shown here."""
+    draw = random.Random(seed)
+    renamed = {label.name: f"n{draw.getrandbits(60):x}" for label in SIGNATURE.labels}
     names = [shown.name for shown in other.shown]
-    to_other = {
-        i: names.index(":".join([renamed[shown.kind], *shown.name.split(":")[1:]]))
-        for i, shown in enumerate(SIGNATURE.shown[:-1])
-    }
-    translated = [tuple(to_other.get(token, token) for token in window) for window in windows]
-    rows = WindowFeatures.from_windows(SIGNATURE, windows).encode(windows)
-    other_rows = WindowFeatures.from_windows(other, translated).encode(translated)
-    assert [len(set(row)) for row in rows.tolist()] == [len(set(row)) for row in other_rows.tolist()]
+    return [other.id_of[renamed[label.name]] for label in SIGNATURE.labels], [
+        names.index(":".join([renamed.get(shown.kind, "?"), *shown.name.split(":")[1:]])) for shown in SIGNATURE.shown
+    ]
+
+
+def test_names_of_labels_carry_nothing():
+    """With a random name for every label training gives the same weights, bit for bit."""
+    other = disguised(5, reordered=False)
+    windows = windows_of_sums(2, 300)
+    replacements = [replacement_of(window) for window in windows]
+    nets = [trained(signature, windows, replacements, steps=20) for signature in (SIGNATURE, other)]
+    for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
+        assert torch.equal(mine, theirs)
+    assert nets[0].rewrite(windows) == nets[1].rewrite(windows)
+
+
+def test_numbers_of_labels_carry_nothing():
+    """With other names and in another order, what is learned is as right: all of it."""
+    other = disguised(6, reordered=True)
+    label_of, shown_of = translation(6, other)
+    assert label_of != sorted(label_of)
+    own_windows = windows_of_sums(2, 4_000)
+    windows = [tuple(shown_of[t] if t < len(shown_of) else t for t in window) for window in own_windows]
+    replacements = [
+        tuple(label_of[t] if t < len(label_of) else t for t in replacement_of(window)) for window in own_windows
+    ]
+    net = trained(other, windows, replacements, steps=250)
+    pairs = [(10**17 + 12345678987654321 * i, 98765432123456789 * i + 5) for i in range(20)]
+    results = net.solve([[label_of[t] for t in sum_tokens(pair)] for pair in pairs])
+    own_label = {theirs: mine for mine, theirs in enumerate(label_of)}
+    assert [value_of([own_label[t] for t in result.tokens]) for result in results] == [a + b for a, b in pairs]
+
+
+def test_a_proposal_is_as_sure_as_the_product_of_its_nodes():
+    windows = windows_of_sums(2, 60)
+    net = trained(SIGNATURE, windows, [replacement_of(w) for w in windows], steps=30)
+    proposals = net.propose(windows, batch_size=7)
+    assert [each.replacement for each in proposals] == net.rewrite(windows)
+    assert any(each.replacement != LEAVE for each in proposals)
+    probabilities = net(net.features.encode(windows)).softmax(-1)
+    for window, proposal, rows in zip(windows, proposals, probabilities, strict=True):
+        target = net.features.encode_targets([window], [proposal.replacement], net.num_slots)[0]
+        product = 1.0
+        for row, cls in zip(rows, target.tolist(), strict=True):
+            product *= row[cls].item() if cls >= 0 else 1.0
+        assert proposal.confidence == pytest.approx(product, rel=1e-4)
+
+
+def test_leaving_a_window_is_as_sure_as_its_one_class():
+    windows = windows_of_sums(2, 60)
+    net = trained(SIGNATURE, windows, [LEAVE] * len(windows), steps=5)
+    for proposal, row in zip(net.propose(windows), net(net.features.encode(windows)).softmax(-1), strict=True):
+        if proposal.replacement == LEAVE:
+            assert proposal.confidence == pytest.approx(row[0, 0].item(), rel=1e-5)
+
+
+def test_a_warm_start_answers_as_the_network_it_came_from():
+    few, many = windows_of_sums(2, 12)[:4], windows_of_sums(3, 500)
+    known = trained(SIGNATURE, few, [replacement_of(w) for w in few], steps=40)
+    net = GraphRewriter.from_windows(SIGNATURE, many, width=64, blocks=1, num_slots=40)
+    assert net.features.num_rows > known.features.num_rows
+    taken = net.warm_start(known)
+    assert 0 < taken < net.features.num_rows - 1
+    whole = [w for w in few if all(feature in net.features.known for feature in known.features._read(w)[0])]
+    assert len(whole) == 4
+    # Sums of the same rows, in the order of other numbers.
+    torch.testing.assert_close(
+        net(net.features.encode(whole), 32), known(known.features.encode(whole)), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_warm_start_refuses_another_size_and_other_labels():
+    windows = windows_of_sums(2, 12)
+    known = GraphRewriter.from_windows(SIGNATURE, windows, width=16)
+    net = GraphRewriter.from_windows(SIGNATURE, windows, width=32)
+    with pytest.raises(
+        ConfigError, match=r"width, blocks and slot_width are \(16, 2, 64\) there and \(32, 2, 64\) here"
+    ):
+        net.warm_start(known)
+    with pytest.raises(ConfigError, match="the same labels"):
+        GraphRewriter.from_windows(disguised(1, reordered=False), windows, width=16).warm_start(known)

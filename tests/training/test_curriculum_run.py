@@ -9,50 +9,15 @@ import time
 
 import pytest
 import torch
+from small_curriculum import SMALL, config_of, last_bytes, rows_without_clock
 
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.checkpoint import read_checkpoint
-from dagnn.training.config import TrainingConfig
 from dagnn.training.curriculum_run import train
 from dagnn.training.evaluation import Evaluation
 from dagnn.training.metrics import read_metrics
 from dagnn.training.run_directory import RunDirectory
 from dagnn.training.window_file import FILE_NAME, read_windows
-
-SMALL = {
-    "max_steps": 24,
-    "batch_size": 32,
-    "micro_batches": 2,
-    "threads": 1,
-    "eval_every": 10,
-    "eval_samples": 2,
-    "test_samples": 3,
-    "curriculum.preset": "small",
-    "curriculum.samples": [30, 20, 20, 2, 20, 20, 20],
-    "model.width": 32,
-    "optimizer.lr": 1e-2,
-    "schedule.warmup_steps": 5,
-    "checkpoint.save_every": 5,
-}
-
-
-def config_of(path, **changes) -> TrainingConfig:
-    given = {**SMALL, "run_directory": str(path), **{key.replace("__", "."): value for key, value in changes.items()}}
-    return TrainingConfig.resolve(environment={}, flags=given)
-
-
-def last_bytes(path) -> dict[str, bytes]:
-    """The newest checkpoint's files, but for the clock and the manifest, which holds the run's random id."""
-    newest = sorted((path / "checkpoints").glob("step-*"))[-1]
-    return {
-        file.name: file.read_bytes()
-        for file in sorted(newest.iterdir())
-        if file.name not in ("clock.json", "manifest.json")
-    }
-
-
-def rows_without_clock(path) -> list[dict]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(path / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")

@@ -6,39 +6,11 @@ from dagnn.curriculum import judge, level_of, parse
 from dagnn.curriculum.engine import RuleEngine, normal_form
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.errors import CheckpointError, ConfigError, ExpressionError, RunError
+from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.graph.rewriting import RewritingMachine, RuleRewriter
 from dagnn.training.checkpoint import read_checkpoint
-from dagnn.training.config import TrainingConfig
-from dagnn.training.curriculum_run import train
-from dagnn.training.evaluate import _window_counts, ask, evaluate, model_of, solve
+from dagnn.training.evaluate import _able_levels, _window_counts, ask, evaluate, model_of
 from dagnn.training.evaluation import Evaluation, WindowCounts
-
-
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """A run that has learned sums and products of small numbers in a few seconds."""
-    path = tmp_path_factory.mktemp("learned") / "run"
-    config = TrainingConfig.resolve(
-        environment={},
-        flags={
-            "run_directory": str(path),
-            "max_steps": 450,
-            "batch_size": 256,
-            "threads": 1,
-            "ema_decay": 0.98,
-            "eval_every": 0,
-            "test_samples": 20,
-            "curriculum.levels": [1],
-            "curriculum.preset": "small",
-            "curriculum.samples": [2000],
-            "model.width": 128,
-            "optimizer.lr": 4e-3,
-            "schedule.warmup_steps": 20,
-            "checkpoint.keep_best": 0,
-        },
-    )
-    return path, train(config, note=lambda line: None)
 
 
 def test_the_exact_engine_as_rewriter_is_always_right():
@@ -96,21 +68,6 @@ def test_other_seeds_and_splits_ask_other_expressions(learned):
     assert inputs[0] != inputs[1] != inputs[2] != inputs[0]
 
 
-def test_solve_gives_the_networks_answer_and_the_engines_verdict(learned):
-    path, _ = learned
-    found = solve(path, "(+ 2 3)")
-    assert (found.answer, found.right) == ("5", True)
-    assert found.steps > 0
-
-
-def test_solve_takes_any_legal_expression(learned):
-    path, _ = learned
-    for text in ("(derive (^ speed 2) speed)", "(- 0.1 0.1 0.1)", "(sin 0)", "(integrate (/ 1 x) x 1 e)", "7"):
-        found = solve(path, text)
-        assert found.reason
-        assert found.verdict.startswith(("right, ", "wrong, "))
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -130,25 +87,39 @@ def test_what_a_perfect_network_would_answer_is_right(text):
     assert judge(level, expression, normal_form(expression, level)).right
 
 
-def test_an_expression_without_an_answer_is_said_to_have_none(learned):
-    path, _ = learned
-    found = solve(path, "(/ 5 0)")
-    assert not found.right
-    assert "division by zero at (/ 5 0)" in found.reason
-
-
 def test_bad_input_is_refused_in_words(learned, tmp_path):
     path, _ = learned
-    with pytest.raises(ExpressionError, match="never closed"):
-        solve(path, "(+ 2 3")
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         evaluate(path, expressions=0)
     with pytest.raises(ConfigError, match="split"):
         evaluate(path, split="trian")
     with pytest.raises(RunError, match="holds no run"):
         evaluate(tmp_path)
+    with pytest.raises(ConfigError, match="none of the run's levels 1 has depth to set"):
+        evaluate(path, depth=5)
+    with pytest.raises(ConfigError, match="none of the run's levels 1 has depth and digits to set"):
+        evaluate(path, depth=5, digits=3)
+    with pytest.raises(ConfigError, match="digits must be a whole number from 1 to 12, got 0"):
+        evaluate(path, digits=0)
     with pytest.raises(CheckpointError):
         evaluate(path / "checkpoints/step-99999999")
+
+
+def test_longer_numbers_than_trained_may_be_asked(learned):
+    path, _ = learned
+    found = evaluate(path, expressions=20, digits=3)
+    inputs = [parse(example.input) for example in found.levels[1].examples]
+    assert max(abs(number) for _, *numbers in inputs for number in numbers) > 99
+    # As long as trained, and other expressions.
+    assert evaluate(path, expressions=20, digits=1).levels[1].accuracy >= 0.9
+
+
+def test_the_levels_asked_are_those_that_have_what_is_set():
+    levels = (1, 2, 3, 4, 5, 6, 7)
+    assert _able_levels(levels, None, None) == list(levels)
+    assert _able_levels(levels, 5, None) == [2, 3, 4, 5, 7]
+    assert _able_levels(levels, None, 4) == [1, 2, 3]
+    assert _able_levels(levels, 5, 4) == [2, 3]
 
 
 def test_a_checkpoint_of_other_rules_is_refused(learned):

@@ -63,6 +63,18 @@ class CurriculumConfig:
     threshold: float = setting(0.99, "accuracy on the newest level that promotes", **within(0.0, 1.0))
     minimum_steps: int = setting(200, "optimizer steps on a level before promotion", **at_least(0))
     patience: int = setting(1, "evaluations in a row at the threshold before promotion", **at_least(1))
+    own_runs: int = setting(
+        0,
+        "training expressions per level that the network runs at each evaluation; windows that it gets wrong, there "
+        "and among those traced, are drawn more often; 0: none",
+        **at_least(0),
+    )
+    held_out_windows: float = setting(
+        0.0,
+        "share of all distinct windows that is kept from training, to be asked at the end",
+        allowed="a number from 0 to below 1",
+        accepts=lambda value: 0 <= value < 1,
+    )
 
     def samples_of(self, level: int) -> int:
         """Expressions traced for this level, 1 .. 7."""
@@ -75,8 +87,12 @@ class CurriculumConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Size of the network."""
+    """Kind and size of the network."""
 
+    backbone: str = setting(
+        "features", "how windows are read: as sets of features, or as graphs", **one_of("features", "graph")
+    )
+    graph_dim: int = setting(128, "features of the nodes, where windows are read as graphs", **at_least(1))
     width: int = setting(512, "features of the residual blocks", **at_least(1))
     blocks: int = setting(2, "residual blocks", **at_least(1))
     slot_width: int = setting(64, "features of each output slot", **at_least(1))
@@ -91,6 +107,9 @@ class LossConfig:
     beta: float = setting(1.0, "weight of the edge terms", **at_least(0.0))
     gamma: float = setting(0.0, "weight of the clique terms", **at_least(0.0))
     alignment: str = setting("order", "given by the decoder's order, or searched", **one_of("order", "searched"))
+    objective: str = setting(
+        "edit", "edit cost over labels and copies, or GedLoss over whole graphs", **one_of("edit", "ged")
+    )
 
 
 @dataclass(frozen=True)
@@ -143,6 +162,12 @@ class EarlyStoppingConfig:
 
     patience: int = setting(0, "evaluations in a row without a better monitor that end it; 0: never", **at_least(0))
     min_delta: float = setting(0.0, "how much better counts as better", **at_least(0.0))
+    when_right: bool = setting(
+        False,
+        "end with the evaluation that finds no training window wrong",
+        allowed="true or false",
+        accepts=lambda value: True,
+    )
 
 
 @dataclass(frozen=True)
@@ -164,6 +189,9 @@ class TrainingConfig:
     run_directory: str = setting(
         "runs/curriculum", "where the run is kept", allowed="a path", accepts=lambda value: value.strip() != ""
     )
+    warm_start: str = setting(
+        "", "run or checkpoint whose network to begin with; empty: none", allowed="a path", accepts=lambda value: True
+    )
     threads: int = setting(0, "threads of torch; 0: its own choice", **at_least(0))
     max_steps: int = setting(3000, "optimizer steps in all", **at_least(1))
     batch_size: int = setting(512, "examples per optimizer step", **at_least(1))
@@ -180,7 +208,13 @@ class TrainingConfig:
         "the forward pass of training: as the model is, or in bfloat16 where torch.autocast says so",
         **one_of("float32", "bfloat16"),
     )
-    profile_steps: int = setting(0, "optimizer steps to profile, into profile.json of the run", **at_least(0))
+    compile: bool = setting(
+        False,
+        "whether loss and model go through torch.compile: minutes to begin, then faster; needs a C++ compiler",
+        allowed="true or false",
+        accepts=lambda value: True,
+    )
+    profile_steps: int = setting(0, "optimizer steps to profile, into profile.json; --profile: 20", **at_least(0))
     non_finite: str = setting("skip", "after a refused step (loss or gradient not finite)", **one_of("skip", "stop"))
     eval_every: int = setting(500, "optimizer steps between two evaluations; 0: never", **at_least(0))
     test_samples: int = setting(500, "test expressions per level in the final evaluation", **at_least(1))
@@ -304,8 +338,20 @@ class TrainingConfig:
             found.append(
                 "eval_every = 0: allowed is at least 1 when curriculum.order = progressive (nothing promotes)."
             )
-        if self.early_stopping.patience and not self.eval_every:
-            found.append("eval_every = 0: allowed is at least 1 with early_stopping.patience (nothing to wait for).")
+        if self.loss.objective == "ged" and self.loss.alignment == "searched":
+            found.append(
+                "loss.alignment = searched: allowed is order with loss.objective = ged (slots are in preorder)."
+            )
+        waits = {
+            "early_stopping.patience": self.early_stopping.patience,
+            "early_stopping.when_right": self.early_stopping.when_right,
+            "curriculum.own_runs": self.curriculum.own_runs,
+        }
+        found += [
+            f"eval_every = 0: allowed is at least 1 with {key} (nothing to wait for)."
+            for key, value in waits.items()
+            if value and not self.eval_every
+        ]
         return found
 
 

@@ -3,34 +3,47 @@
 import functools
 import os
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import WindowSet, collect_windows
+from dagnn.curriculum.window_kinds import is_held_out
 from dagnn.errors import RunError
-from dagnn.graph.rewriting import RewritingMachine
+from dagnn.graph.rewriting import RewritingMachine, WindowTokens
 from dagnn.nn import GraphRewriter
 from dagnn.training.config import TrainingConfig
-from dagnn.training.evaluate import ask, description_of, evaluate, samples_of
+from dagnn.training.evaluate import (
+    ask,
+    description_of,
+    engine_replacement,
+    evaluate,
+    model_of,
+    opened_run,
+    samples_of,
+)
 from dagnn.training.evaluation import Evaluation
+from dagnn.training.lr_finder import LrCurve
 from dagnn.training.processes import Processes
 from dagnn.training.promotion import LevelPromotion
 from dagnn.training.rng import seed_everything
 from dagnn.training.run_directory import RunDirectory, open_run
 from dagnn.training.tally import Tally
-from dagnn.training.trainer import Trainer
+from dagnn.training.trainer import Trainer, open_checkpoints
 from dagnn.training.window_file import Cost, read_windows, write_windows
-from dagnn.training.window_source import WindowBatch, WindowSource
+from dagnn.training.window_objective import window_objective
+from dagnn.training.window_source import Mistake, WindowBatch, WindowSource
 
 # An expression takes tens to thousands of right steps. While more windows than this are wrong, none comes out
 # right, and a network that knows so little may never stop writing.
 _WRONG_WINDOWS_AT_MOST = 0.03
-_WINDOWS_AT_ONCE = 4096
+# The longest right path of a drawn expression takes 14,000 steps; a network that knows little takes all it is given.
+_STEP_BUDGET = 20_000
 
 
 def train(
@@ -67,29 +80,45 @@ def train(
         return processes.by_first(lambda: _judged(run, config))
 
 
+def search_lr(config: TrainingConfig, *, note: Callable[[str], object] = print) -> LrCurve:
+    """Losses of the network of this configuration at rising learning rates, see `find_lr`; nothing is kept of it.
+
+    Raises:
+        ConfigError: a setting does not fit another.
+    """
+    with tempfile.TemporaryDirectory() as folder, RunDirectory.create(Path(folder) / "run", config) as run:
+        return make_trainer(run, config, _windows(run, config, Processes(), note)).find_lr()
+
+
 def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) -> Trainer:
     """The trainer of a curriculum run, ready for `resume` or `fit`."""
     # The network's first weights are drawn here, before the trainer seeds its own draws.
     seed_everything(config.seed)
+    share = config.curriculum.held_out_windows
     model = GraphRewriter.from_windows(
         SIGNATURE,
-        windows.windows,
+        [window for window in windows.windows if not is_held_out(window, share)],
         width=config.model.width,
         blocks=config.model.blocks,
         slot_width=config.model.slot_width,
         num_slots=config.model.num_slots,
+        backbone="graph" if config.model.backbone == "graph" else "features",
+        graph_dim=config.model.graph_dim,
+        whole_graphs=config.loss.objective == "ged",
     )
+    if config.warm_start and not open_checkpoints(run, config).steps():
+        model.warm_start(model_of(opened_run(config.warm_start)[2]))
     processes = Processes()
     source = WindowSource(windows, model, config, rank=processes.rank, num_ranks=processes.size)
-    loss = config.loss
+    objective = window_objective(config.loss)
 
     def batch_loss(network: nn.Module, batch: WindowBatch) -> Tensor:
         assert isinstance(network, GraphRewriter)
-        return network.loss(batch.rows, batch.targets, alpha=loss.alpha, beta=loss.beta, gamma=loss.gamma)
+        return objective(network, batch)
 
     def evaluate_network(network: nn.Module, step: int) -> Mapping[str, Any]:
         assert isinstance(network, GraphRewriter)
-        return _progress_of(network, source, config, promotion.active, processes)
+        return _progress_of(network, source, config, promotion, step, processes)
 
     promotion = LevelPromotion.from_config(config.curriculum)
     return Trainer(
@@ -155,7 +184,8 @@ def _progress_of(
     model: GraphRewriter,
     source: WindowSource,
     config: TrainingConfig,
-    levels: tuple[int, ...],
+    promotion: LevelPromotion,
+    step: int,
     processes: Processes,
 ) -> dict[str, Any]:
     """Part of the open levels' windows that are wrong, and the accuracy by level on fresh validation expressions.
@@ -164,32 +194,49 @@ def _progress_of(
     checkpoints, is 0. Every process looks at all windows, which takes little and decides alike, and asks its share of
     the expressions.
     """
-    wrong = _wrong_windows(model, source, levels)
+    levels = promotion.active
+    wrong_windows = source.wrong_windows(model, levels)
+    wrong = len(wrong_windows) / max(1, len(source.windows_of(levels)))
+    finished = config.early_stopping.when_right and not wrong and levels == promotion.levels
     if wrong > _WRONG_WINDOWS_AT_MOST:
         return {"windows_wrong": wrong, "accuracy": Tally.of([0.0])}
     machine = RewritingMachine(SIGNATURE, model)
     accuracy = {}
     for level in levels:
         samples = samples_of(level, config.eval_samples, config, split="validation", seed=config.seed)
-        examples, _ = ask(machine, samples[processes.rank :: processes.size])
+        examples, _ = ask(machine, samples[processes.rank :: processes.size], budget=_STEP_BUDGET)
         accuracy[level] = Tally.of(float(example.right) for example in examples)
+    learned = {}
+    if config.curriculum.own_runs and not finished:
+        met = {each.window: each for each in _mistakes_of(model, config, levels, step)}
+        mistakes = [*({each.window: each for each in wrong_windows} | met).values()]
+        learned = {"mistakes": len(mistakes), "mistakes_new": source.learn_from(mistakes)}
     # Every level asks as many expressions, so that the mean over all of them is the mean of the levels' means.
     return {
         "windows_wrong": wrong,
         "accuracy": functools.reduce(Tally.merged, accuracy.values()),
         **{f"accuracy/{level}": value for level, value in accuracy.items()},
+        **learned,
+        **({"finished": True} if finished else {}),
     }
 
 
-def _wrong_windows(model: GraphRewriter, source: WindowSource, levels: tuple[int, ...]) -> float:
-    """Part of the windows of these levels whose replacement is not exactly right."""
-    wrong = 0
-    windows = source.windows_of(levels)
-    for items in torch.split(windows, _WINDOWS_AT_ONCE):
-        targets = source.targets[items]
-        num_slots = int((targets >= 0).any(0).any(0).sum())
-        targets = targets[..., :num_slots]
-        predicted = model(source.rows[items], num_slots).argmax(-1)[:, None]
-        right_orders = ((predicted == targets) | (targets < 0)).all(2)
-        wrong += len(targets) - int(right_orders.any(1).sum())
-    return wrong / max(1, len(windows))
+def _mistakes_of(model: GraphRewriter, config: TrainingConfig, levels: tuple[int, ...], step: int) -> list[Mistake]:
+    """The windows that the network meets in runs of its own and gets wrong, on training expressions not yet traced.
+
+    Off the right path it meets windows that no trace holds. Every process finds the same ones: they all have the
+    same weights.
+    """
+    found: dict[WindowTokens, Mistake] = {}
+    count = config.curriculum.own_runs
+    for level in levels:
+        machine = RewritingMachine(SIGNATURE, model)
+        first = config.curriculum.samples_of(level) + step * count
+        samples = samples_of(level, count, config, split="train", seed=config.seed, first=first)
+        ask(machine, samples, budget=_STEP_BUDGET)
+        for number in range(machine.num_windows):
+            window = machine.window(number)
+            right = engine_replacement(window)
+            if right is not None and right != machine.replacement(number):
+                found.setdefault(window, Mistake(level, window, right))
+    return list(found.values())

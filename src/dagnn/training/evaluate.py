@@ -1,32 +1,37 @@
 """Asks a trained network fresh expressions; the exact engine judges every answer."""
 
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from dagnn.curriculum import Sample, judge, level_of, make_sample, parse, to_text
+from dagnn.curriculum import Sample, judge, level_spec, make_sample, to_text
 from dagnn.curriculum.engine import RuleEngine
 from dagnn.curriculum.expression import FUNCTIONS, Expr
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.terms import from_term, to_term
-from dagnn.errors import CheckpointError, ConfigError, ExpressionError
+from dagnn.curriculum.traces import WindowSet
+from dagnn.curriculum.window_kinds import KINDS, is_held_out, kind_of
+from dagnn.errors import CheckpointError, ConfigError
 from dagnn.graph.rewriting.machine import RewritingMachine, Rewritten
 from dagnn.graph.rewriting.signature import Signature
 from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens
 from dagnn.nn import GraphRewriter
 from dagnn.nn.rewriter_features import WindowFeatures
+from dagnn.nn.rewriter_graphs import WindowGraphs
 from dagnn.training.checkpoint import Checkpoint
 from dagnn.training.checkpoint_store import CheckpointStore
 from dagnn.training.config import TrainingConfig
-from dagnn.training.evaluation import Evaluation, Example, LevelResult, WindowCounts
+from dagnn.training.evaluation import Evaluation, Example, KindCount, LevelResult, WindowCounts
 from dagnn.training.resume import find_run
 from dagnn.training.run_directory import RunDirectory
 from dagnn.training.tensor_state import load_weights
 from dagnn.training.threads import torch_threads
 from dagnn.training.window_file import Cost, read_windows
+from dagnn.training.window_source import mistakes_of
 
-# The longest right path of 10,000 level-4 expressions took 11,000 steps.
-STEP_BUDGET = 30_000
+# The longest right path of 600 expressions of level 4 took 14,000 steps, and 45,000 at depth 8.
+STEP_BUDGET = 200_000
 _ROUNDS = 600
 # Expressions that go on side by side: every round asks the network for all windows that any of them waits for.
 _CHUNK = 500
@@ -36,35 +41,15 @@ _CHUNK = 500
 _ANSWER_LABELS = {"+", "-", "*", "/", "^", *FUNCTIONS, "negative", "d0"}
 
 
-@dataclass(frozen=True)
-class Solution:
-    """What a network made of one expression.
-
-    Attributes:
-        answer: text; empty when the network came to no end.
-        right: what the exact engine says.
-        reason: why, in words; for an input that has no answer, why not.
-        seconds: the network's, loading not counted.
-        steps: rewrite steps.
-        has_answer: whether the engine knows an answer at all.
-    """
-
-    answer: str
-    right: bool
-    reason: str
-    seconds: float
-    steps: int
-    has_answer: bool = True
-
-    @property
-    def verdict(self) -> str:
-        """The engine's word on one line."""
-        if not self.has_answer:
-            return f"there is no answer: {self.reason}"
-        return f"right, {self.reason}" if self.right else f"wrong, {self.reason}"
-
-
-def evaluate(run: str | Path, *, expressions: int = 500, split: str = "test", seed: int | None = None) -> Evaluation:
+def evaluate(
+    run: str | Path,
+    *,
+    expressions: int = 500,
+    split: str = "test",
+    seed: int | None = None,
+    depth: int | None = None,
+    digits: int | None = None,
+) -> Evaluation:
     """Accuracy of a run's network on fresh expressions of each of its levels.
 
     Args:
@@ -72,24 +57,35 @@ def evaluate(run: str | Path, *, expressions: int = 500, split: str = "test", se
         expressions: how many of each level.
         split: "test" or "validation"; "train" asks what the network was trained on.
         seed: of the expressions; None is the run's own, whose first training expressions split "train" then asks.
+        depth: of the expressions, in the place of the levels' own: asks the levels that have one.
+        digits: of their whole numbers, likewise (see `make_sample`).
 
     Raises:
         RunError, CheckpointError: there is no run, or no whole checkpoint.
-        ConfigError: `expressions` is below 1, or the split is unknown.
+        ConfigError: `expressions` is below 1, the split is unknown, a depth or a number of digits is out of range, or
+            no level of the run has them.
     """
     if expressions < 1:
         raise ConfigError(f"expressions must be at least 1, got {expressions}.")
-    directory, config, checkpoint = _opened(run)
+    directory, config, checkpoint = opened_run(run)
     model = model_of(checkpoint)
     machine = RewritingMachine(SIGNATURE, model)
     results = {}
     seed = config.seed if seed is None else seed
     opened = _open_levels(checkpoint, config)
-    for level in config.curriculum.levels:
-        examples, seconds = ask(machine, samples_of(level, expressions, config, split=split, seed=seed))
+    for level in _able_levels(config.curriculum.levels, depth, digits):
+        samples = samples_of(level, expressions, config, split=split, seed=seed, depth=depth, digits=digits)
+        examples, seconds = ask(machine, samples)
         seen = config.curriculum.samples_of(level) if level in opened else 0
         results[level] = LevelResult.of(examples, samples_seen=seen, seconds=seconds)
     traced = read_windows(directory.path)
+    counts = None
+    if traced is not None:
+        share = config.curriculum.held_out_windows
+        held_out = _held_out_counts(model, traced[0], share)
+        trained = {window for window in traced[0].windows if not is_held_out(window, share)}
+        trained |= {each.window for each in mistakes_of(checkpoint.state["data"])}
+        counts = replace(_window_counts(machine, trained), held_out=held_out)
     cost = traced[1] if traced else Cost(0.0, 0.0)
     return Evaluation(
         results,
@@ -97,46 +93,37 @@ def evaluate(run: str | Path, *, expressions: int = 500, split: str = "test", se
         wall_seconds=checkpoint.clock["seconds"] + cost.seconds,
         parameters=model.num_parameters(),
         step=checkpoint.step,
-        windows=_window_counts(machine, set(traced[0].windows)) if traced else None,
+        windows=counts,
     )
 
 
-def solve(run: str | Path, text: str) -> Solution:
-    """The network's answer to one expression, and the engine's verdict.
+def samples_of(
+    level: int,
+    count: int,
+    config: TrainingConfig,
+    *,
+    split: str,
+    seed: int,
+    depth: int | None = None,
+    digits: int | None = None,
+    first: int = 0,
+) -> list[Sample]:
+    """Samples `first`, `first` + 1, ... of a level's stream, at the run's preset."""
+    preset = config.curriculum.preset
+    return [
+        make_sample(level, seed=seed, index=index, split=split, preset=preset, depth=depth, digits=digits)
+        for index in range(first, first + count)
+    ]
+
+
+def ask(machine: RewritingMachine, samples: list[Sample], *, budget: int = STEP_BUDGET) -> tuple[list[Example], float]:
+    """The answer to every sample with the engine's verdict, and the seconds that answering took.
 
     Args:
-        run: a run directory, or one of its checkpoints.
-        text: the expression; a function such as ``(sin 3)`` alone is level 4 and is answered with three digits.
-
-    Raises:
-        ExpressionError: the text is no expression, or one that the rewriting system cannot write.
-        RunError, CheckpointError: there is no run, or no whole checkpoint.
+        machine: whose rewriter is asked.
+        samples: of any levels.
+        budget: rewrite steps for each.
     """
-    expression = parse(text)
-    _, _, checkpoint = _opened(run)
-    model = model_of(checkpoint)
-    level = level_of(expression)
-    term, names = to_term(expression, level)
-    start = time.perf_counter()
-    result = RewritingMachine(SIGNATURE, model).run([term], budget=STEP_BUDGET, rounds=10 * _ROUNDS)[0]
-    seconds = time.perf_counter() - start
-    answer, text = _answer(result, names)
-    try:
-        verdict = judge(level, expression, answer)
-    except ExpressionError as error:
-        return Solution(text, False, str(error), seconds, result.steps, has_answer=False)
-    reason = verdict.reason if result.tokens is not None else result.stopped
-    return Solution(text, verdict.right, reason, seconds, result.steps)
-
-
-def samples_of(level: int, count: int, config: TrainingConfig, *, split: str, seed: int) -> list[Sample]:
-    """The first samples of a level's stream, at the run's preset."""
-    preset = config.curriculum.preset
-    return [make_sample(level, seed=seed, index=index, split=split, preset=preset) for index in range(count)]
-
-
-def ask(machine: RewritingMachine, samples: list[Sample]) -> tuple[list[Example], float]:
-    """The answer to every sample with the engine's verdict, and the seconds that answering took."""
     examples: list[Example] = []
     seconds = 0.0
     for first in range(0, len(samples), _CHUNK):
@@ -145,7 +132,7 @@ def ask(machine: RewritingMachine, samples: list[Sample]) -> tuple[list[Example]
         start = time.perf_counter()
         # Late rounds ask for a few windows only; on those a second thread costs more than it does.
         with torch_threads(1):
-            results = machine.run([term for term, _ in terms], budget=STEP_BUDGET, rounds=_ROUNDS)
+            results = machine.run([term for term, _ in terms], budget=budget, rounds=_ROUNDS)
         seconds += time.perf_counter() - start
         machine.clear_graph()
         examples += [
@@ -168,7 +155,8 @@ def model_of(checkpoint: Checkpoint) -> GraphRewriter:
                 "train a new run with this version."
             )
         features = WindowFeatures(SIGNATURE, described["features"])
-        model = GraphRewriter(features, **described["size"])
+        graphs = WindowGraphs(SIGNATURE, described["symbols"]) if described.get("symbols") is not None else None
+        model = GraphRewriter(features, graphs=graphs, **described["size"])
     except (KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"the checkpoint of step {checkpoint.step} holds no GraphRewriter: {error!r}.") from error
     load_weights(model, checkpoint.tensors)
@@ -185,16 +173,24 @@ def description_of(model: GraphRewriter) -> dict[str, object]:
     return {
         "labels": labels_of(model.signature),
         "features": model.features.known,
+        "symbols": None if model.graphs is None else model.graphs.known,
         "size": {
             "width": model.width,
             "blocks": len(model.blocks),
             "slot_width": model.slot_width,
             "num_slots": model.num_slots,
+            "graph_dim": model.graph_dim,
+            "whole_graphs": model.whole_graphs,
         },
     }
 
 
-def _opened(path: str | Path) -> tuple[RunDirectory, TrainingConfig, Checkpoint]:
+def opened_run(path: str | Path) -> tuple[RunDirectory, TrainingConfig, Checkpoint]:
+    """A run, its configuration, and its newest whole checkpoint or the one that the path names.
+
+    Raises:
+        RunError, CheckpointError: there is no run, or no whole checkpoint.
+    """
     directory, step = find_run(path)
     run = RunDirectory.read(directory)
     store = CheckpointStore(run.checkpoints_path, run.run_id)
@@ -206,6 +202,16 @@ def _opened(path: str | Path) -> tuple[RunDirectory, TrainingConfig, Checkpoint]
     return run, run.config(), checkpoint
 
 
+def _able_levels(levels: tuple[int, ...], depth: int | None, digits: int | None) -> list[int]:
+    """Those of the levels whose depth, or number of digits, can be set, where one is given."""
+    specs = [level_spec(level) for level in levels]
+    able = [spec.number for spec in specs if (depth is None or spec.has_depth) and (digits is None or spec.has_digits)]
+    if not able:
+        asked = " and ".join(name for name, value in (("depth", depth), ("digits", digits)) if value is not None)
+        raise ConfigError(f"none of the run's levels {', '.join(map(str, levels))} has {asked} to set: leave it out.")
+    return able
+
+
 def _open_levels(checkpoint: Checkpoint, config: TrainingConfig) -> tuple[int, ...]:
     """The levels that training had begun with when the checkpoint was written."""
     promotion = checkpoint.state.get("promotion")
@@ -215,10 +221,20 @@ def _open_levels(checkpoint: Checkpoint, config: TrainingConfig) -> tuple[int, .
 def _window_counts(machine: RewritingMachine, trained: set[WindowTokens]) -> WindowCounts:
     asked = {machine.window(w): machine.replacement(w) for w in range(machine.num_windows)}
     unseen = [window for window in asked if window not in trained]
-    return WindowCounts(len(asked), len(unseen), sum(asked[window] == _of_engine(window) for window in unseen))
+    return WindowCounts(len(asked), len(unseen), sum(asked[window] == engine_replacement(window) for window in unseen))
 
 
-def _of_engine(window: WindowTokens) -> ReplacementTokens | None:
+def _held_out_counts(model: GraphRewriter, windows: WindowSet, share: float) -> dict[str, KindCount]:
+    """By kind, how many of the windows that were kept from training the network rewrites as the engine does."""
+    pairs = [pair for pair in zip(windows.windows, windows.replacements, strict=True) if is_held_out(pair[0], share)]
+    total, right = Counter[str](), Counter[str]()
+    for (window, replacement), answer in zip(pairs, model.rewrite([window for window, _ in pairs]), strict=True):
+        total[kind_of(window)] += 1
+        right[kind_of(window)] += answer == replacement
+    return {kind: KindCount(right[kind], total[kind]) for kind in KINDS if total[kind]}
+
+
+def engine_replacement(window: WindowTokens) -> ReplacementTokens | None:
     """The engine's replacement; None for a window that only a network off the engine's path can meet."""
     try:
         return RuleEngine().rewrite([window])[0]

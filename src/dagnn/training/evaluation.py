@@ -3,11 +3,13 @@
     {"levels": {"1": {"accuracy": 0.998, "expressions": 500, "samples_seen": 60000, "samples_per_second": 4100.0,
                       "examples": [{"input": "(+ 2 3)", "answer": "5", "expected": "5", "right": true, "reason": ""}],
                       "errors": {"+": {"other value": 1}}}},
-     "windows": {"asked": 12987, "unseen": 1371, "unseen_right": 1369},
+     "windows": {"asked": 12987, "unseen": 1371, "unseen_right": 1369,
+                 "held_out": {"symbolic": {"right": 7413, "total": 7419}}},
      "cpu_seconds": 301.5, "wall_seconds": 290.1, "parameters": 2371200, "step": 3000}
 
 ``windows`` counts the distinct windows that the network was asked about, those of them that training never showed
-it, and how many of the latter it rewrote as the exact engine does. ``errors`` counts the wrong answers by the
+it, and how many of the latter it rewrote as the exact engine does; ``held_out`` those that an experiment kept from
+training, by kind. ``errors`` counts the wrong answers by the
 operator of their expression (`operator_of`), then by reason.
 """
 
@@ -17,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dagnn.errors import RunError
 from dagnn.training.durable import replace_file
@@ -93,6 +95,13 @@ class LevelResult:
         )
 
 
+class KindCount(NamedTuple):
+    """Windows of one kind: those that the network rewrote as the exact engine does, and all of them."""
+
+    right: int
+    total: int
+
+
 @dataclass(frozen=True)
 class WindowCounts:
     """Distinct windows that a network was asked about.
@@ -101,11 +110,27 @@ class WindowCounts:
         asked: all of them.
         unseen: those that are not in the training set.
         unseen_right: those of the unseen that it rewrote as the exact engine does.
+        held_out: of the windows that were kept from training (``curriculum.held_out_windows``), by kind.
     """
 
     asked: int
     unseen: int
     unseen_right: int
+    held_out: Mapping[str, KindCount] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "held_out": {kind: count._asdict() for kind, count in self.held_out.items()}}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "WindowCounts":
+        """What `to_json` gave; where nothing was held out, ``held_out`` may be missing."""
+        held_out = {
+            str(kind): KindCount(int(count["right"]), int(count["total"]))
+            for kind, count in values.get("held_out", {}).items()
+        }
+        numbers = {key: int(value) for key, value in values.items() if key != "held_out"}
+        return cls(**numbers, held_out=held_out)
 
 
 @dataclass(frozen=True)
@@ -139,7 +164,7 @@ class Evaluation:
         """Writes evaluation.json into a run's directory, in one step, and returns its path. Raises RunError."""
         path = Path(directory) / FILE_NAME
         levels = {str(level): asdict(result) for level, result in sorted(self.levels.items())}
-        windows = None if self.windows is None else asdict(self.windows)
+        windows = None if self.windows is None else self.windows.to_json()
         content = {"levels": levels, "windows": windows} | self._cost()
         try:
             replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
@@ -159,7 +184,7 @@ class Evaluation:
             content = json.loads(path.read_bytes())
             levels = {int(level): _level_result(values) for level, values in content["levels"].items()}
             counts = content["windows"]
-            windows = None if counts is None else WindowCounts(**{key: int(value) for key, value in counts.items()})
+            windows = None if counts is None else WindowCounts.from_json(counts)
             return cls(
                 levels,
                 cpu_seconds=_optional(float, content["cpu_seconds"]),

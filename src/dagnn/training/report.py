@@ -109,7 +109,10 @@ def _windows(counts: WindowCounts | None) -> list[str]:
     line = f"{counts.asked:,} distinct windows asked, {counts.unseen:,} of them never trained on"
     if counts.unseen:
         line += f": {100 * counts.unseen_right / counts.unseen:.2f} % of those right"
-    return [line]
+    kept = [
+        f"{kind} {100 * count.right / count.total:.2f} % of {count.total:,}" for kind, count in counts.held_out.items()
+    ]
+    return [line, *([f"windows kept from training, right: {', '.join(kept)}"] if kept else [])]
 
 
 def accuracies(row: Mapping[str, Any]) -> dict[int, float]:

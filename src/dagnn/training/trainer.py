@@ -19,6 +19,7 @@ from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import Counters
 from dagnn.training.ema import WeightAverage
 from dagnn.training.epochs import EpochMeans
+from dagnn.training.lr_finder import LrCurve, find_lr
 from dagnn.training.metrics import MetricsLog
 from dagnn.training.optimizers import make_optimizer
 from dagnn.training.processes import Processes
@@ -26,8 +27,8 @@ from dagnn.training.profiling import FILE_NAME, StepProfiler
 from dagnn.training.progress import Progress
 from dagnn.training.promotion import LevelPromotion
 from dagnn.training.result import TrainingResult
-from dagnn.training.resumable import Resumable
-from dagnn.training.resume import same_training
+from dagnn.training.resumable import Resumable, num_ranks_of
+from dagnn.training.resume import changes, same_training
 from dagnn.training.rng import rng_state, seed_everything, untouched_rng
 from dagnn.training.run_directory import RunDirectory
 from dagnn.training.signals import EvaluationAborted, StopRequest, TrainingInterrupted
@@ -79,9 +80,10 @@ class Trainer:
             run: where configuration, metrics and checkpoints are kept; None keeps nothing.
             evaluate: ``evaluate(model, step)``, called every ``eval_every`` steps and after the last one, in
                 eval mode, without gradients, with the averaged weights where there are any. Returns JSON values by
-                name: the monitored metric, and ``"accuracy/<level>"`` for promotion; a `Tally` counts as its mean,
-                over the shares of all processes, each of which is asked. What it draws from the generators leaves
-                no trace; a signal may abort it, and the resume then calls it again.
+                name: the monitored metric, and ``"accuracy/<level>"`` for promotion; a true ``"finished"`` ends the
+                training; a `Tally` counts as its mean, over the shares of all processes, each of which is asked.
+                What it draws from the generators leaves no trace; a signal may abort it, and the resume then calls
+                it again.
             promotion: the rule that opens levels.
             on_promotion: called with the open levels when training starts or resumes (before the source's state
                 is loaded) and whenever a level opens: this is how the source learns what to draw from.
@@ -111,7 +113,7 @@ class Trainer:
         self._counters = Counters()
         self._epoch = EpochMeans()
         self._started = False
-        self._rescheduled: dict[str, Any] | None = None
+        self._changes: list[tuple[str, dict[str, Any]]] = []  # rows of metrics.jsonl about a resume
         self._saved: tuple[int, int, bool] | None = None
         self._checkpoint: Path | None = None
         self._clock = Clock()
@@ -144,22 +146,27 @@ class Trainer:
             if self._run is not None and self._processes.is_first:
                 log = MetricsLog(self._run.metrics_path, num_rows=self._counters.num_rows)
                 self._metrics = stack.enter_context(log)
-                self._profiler = StepProfiler(self._run.path / FILE_NAME, self.config.profile_steps)
             self._progress = Progress(self.config.max_steps, step=self.step, shown=self._show_progress)
             stack.callback(self._progress.close)
+            if self._run is not None and self._processes.is_first:
+                trace = self._run.path / FILE_NAME
+                self._profiler = StepProfiler(trace, self.config.profile_steps, self._progress.note)
+            stack.callback(getattr(self.source, "close", lambda: None))
             stack.enter_context(self._clock.running())
             stack.enter_context(self._profiler.running())
             self.model.train()
-            if self._rescheduled is not None:
-                self._write("reschedule", self._rescheduled)
-                self._rescheduled, self._counters.save_due = None, True
+            while self._changes:
+                self._write(*self._changes.pop(0))
+                self._counters.save_due = True
             self._loop()
         return self._result()
 
     def resume(self, step: int | None = None, *, reschedule: str | None = None) -> bool:
         """Go back to a checkpoint of the run: the newest whole one, or that of ``step``. Then call `fit`.
 
-        A damaged one is passed over with a warning. Later ones are moved to ``checkpoints/set-aside``.
+        A damaged one is passed over with a warning. Later ones are moved to ``checkpoints/set-aside``. Another number
+        of processes than before computes the same batches, the same gradients to rounding, and draws other random
+        numbers: a warning and a row of the metrics say so.
 
         Args:
             step: of the checkpoint; None takes the newest.
@@ -181,21 +188,31 @@ class Trainer:
         if checkpoint is None:
             return False
 
-        rank, num_ranks = self._processes.rank, self._processes.size
-        self._counters = self._parts.restore(checkpoint, self._announce_levels, rank=rank, num_ranks=num_ranks)
+        self._counters = self._parts.restore(
+            checkpoint, self._announce_levels, rank=self._processes.rank, seed=self.config.seed
+        )
         self._epoch = EpochMeans.from_json(self._counters.epoch)
         self._clock = Clock(checkpoint.clock.get("seconds", 0.0), checkpoint.clock.get("cpu_seconds", 0.0))
         self._processes.by_first(lambda: self._go_on_from(checkpoint.step))
         self._checkpoint = self._store.path_of(checkpoint.step)
         self._saved = self._moment()
         self._started = True
-        if reschedule is not None and self.config.max_steps != stored.max_steps:
-            self._rescheduled = {
-                "reschedule": reschedule,
-                "max_steps_before": stored.max_steps,
-                "max_steps": self.config.max_steps,
-            }
+        self._changes = changes(stored, self.config, reschedule, num_ranks_of(checkpoint), self._processes)
         return True
+
+    def find_lr(self, *, lowest: float = 1e-6, highest: float = 1.0, steps: int = 100) -> LrCurve:
+        """The loss at rising learning rates under ``config.optimizer``, on a copy; see `dagnn.training.find_lr`."""
+        if not self._started:
+            self._announce_levels()
+        return find_lr(
+            self.model,
+            self._loss_fn,
+            self.source,
+            lambda trial: make_optimizer(trial, self.config.optimizer),
+            lowest=lowest,
+            highest=highest,
+            steps=steps,
+        )
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -261,7 +278,7 @@ class Trainer:
     @property
     def _stopped_early(self) -> bool:
         patience = self.config.early_stopping.patience
-        return patience > 0 and self._counters.waited >= patience
+        return (patience > 0 and self._counters.waited >= patience) or bool(self._counters.evaluation.get("finished"))
 
     def _train_step(self) -> None:
         assert self._window is not None
@@ -335,6 +352,9 @@ class Trainer:
             if self._stopped_early:
                 counters.save_due = True
                 self._progress.note(f"early stopping: {self.config.monitor} is no better since {counters.waited_from}")
+        if metrics.get("finished"):
+            counters.save_due = True
+            self._progress.note(f"finished at step {self.step}: there is nothing left to learn")
         if self.promotion is not None:
             given = {level: metrics.get(f"accuracy/{level}") for level in self.promotion.levels}
             if self.promotion.observe(self.step, {k: float(value) for k, value in given.items() if value is not None}):

@@ -1,6 +1,6 @@
 """Batches of windows for the trainer: drawn by weight from the levels that are open."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +9,10 @@ from torch import Tensor
 
 from dagnn.curriculum.rules.algebra import COMMUTATIVE
 from dagnn.curriculum.traces import WindowSet
+from dagnn.curriculum.window_kinds import is_held_out
 from dagnn.data import BatchIterator
+from dagnn.errors import CheckpointError
+from dagnn.graph.rewriting import ReplacementTokens, WindowTokens
 from dagnn.nn import GraphRewriter
 from dagnn.nn.rewriter_alignment import target_orders
 from dagnn.training.config import TrainingConfig
@@ -19,6 +22,7 @@ from dagnn.training.config import TrainingConfig
 _LARGEST_COUNT = 10_000
 # Of each batch, in the progressive order: half from the newest level, half from all earlier ones.
 _NEWEST_SHARE = 0.5
+_WINDOWS_AT_ONCE = 4096
 
 
 class WindowBatch(NamedTuple):
@@ -33,8 +37,23 @@ class WindowBatch(NamedTuple):
     targets: Tensor
 
 
+class Mistake(NamedTuple):
+    """A window that the network rewrote otherwise than the engine.
+
+    Attributes:
+        level: of the expression where it was met.
+        replacement: the engine's.
+    """
+
+    level: int
+    window: WindowTokens
+    replacement: ReplacementTokens
+
+
 class WindowSource:
-    """An endless series of window batches; its position is one integer and the open levels.
+    """An endless series of window batches.
+
+    Its state is one integer and the open levels, and what it was taught by `learn_from`.
 
     Attributes:
         rows, targets: every window, encoded; `WindowBatch` of the whole set.
@@ -46,57 +65,163 @@ class WindowSource:
         """Encodes all windows; nothing is drawn until `open_levels` was called.
 
         Args:
-            windows: of all levels of the run.
+            windows: of all levels of the run. Those that ``config.curriculum.held_out_windows`` keeps from training
+                are never drawn.
             model: whose features and slots they are encoded for.
             config: batch size, seed, level weights and order.
             rank, num_ranks: of every batch, this process's share of as many.
         """
-        rows = model.features.encode(windows.windows)
-        # Most windows are far shorter than the longest allowed one.
-        self.rows = rows[:, : max(1, int((rows > 0).any(0).sum()))].contiguous()
-        targets = model.features.encode_targets(windows.windows, windows.replacements, model.num_slots)
-        if config.loss.alignment == "searched":
-            unordered = [model.signature.id_of[name] for name in COMMUTATIVE]
-            self.targets = target_orders(targets, model.arity, unordered)
-        else:
-            self.targets = targets[:, None]
+        self._model = model
         self._config = config
         self._rank, self._num_ranks = rank, num_ranks
+        self.rows, self.targets = self._encoded(windows.windows, windows.replacements)
+        share = config.curriculum.held_out_windows
+        self._is_trained = np.array([not is_held_out(window, share) for window in windows.windows])
         self._level_of_item = windows.first_level
-        level_weight = np.array([config.curriculum.weight_of(int(level)) for level in self._level_of_item])
-        self._weights = level_weight * np.sqrt(np.minimum(windows.counts.sum(1), _LARGEST_COUNT))
+        self._first_weights = self._level_weights(self._level_of_item) * self._is_trained
+        self._first_weights *= np.sqrt(np.minimum(windows.counts.sum(1), _LARGEST_COUNT))
+        self._windows, self._replacements = windows.windows, windows.replacements
+        self._item_of = {window: item for item, window in enumerate(windows.windows)}
+        self._mistakes: list[Mistake] = []
+        self._weights = self._first_weights
+        self._levels: tuple[int, ...] = ()
         self._batches: BatchIterator | None = None
 
     def open_levels(self, levels: Sequence[int]) -> None:
         """Draws from these levels from now on, from the beginning of their own series."""
+        self._levels = tuple(levels)
         closed = {int(level): 0.0 for level in np.unique(self._level_of_item) if level not in levels}
         newest = {}
         if self._config.curriculum.order == "progressive" and len(levels) > 1:
             newest = {levels[-1]: _NEWEST_SHARE}
+        # What was learned since begins a series of its own too: the draws so far must not come again.
+        lessons = (len(self._mistakes),) if self._mistakes else ()
         self._batches = BatchIterator(
             self._level_of_item,
             batch_size=self._config.micro_batch_size,
-            seed=(self._config.seed, len(levels)),
+            seed=(self._config.seed, len(levels), *lessons),
             item_weights=self._weights,
             level_shares={**closed, **newest},
             rank=self._rank,
             world_size=self._num_ranks,
         )
 
+    def learn_from(self, mistakes: Iterable[Mistake]) -> int:
+        """Draws these windows more often from now on, those too that are new; returns how many are new.
+
+        A window that is held out stays so. A mistake made again counts again.
+        """
+        before = len(self._item_of)
+        taken = [each for each in mistakes if self._may_learn(each)]
+        if taken:
+            self._take(taken)
+            self.open_levels(self._levels)
+        return len(self._item_of) - before
+
     def windows_of(self, levels: Sequence[int]) -> Tensor:
-        """Items that come first at one of these levels: int64 ``[n]``."""
-        return torch.from_numpy(np.flatnonzero(np.isin(self._level_of_item, levels)))
+        """Items to be trained on that come first at one of these levels: int64 ``[n]``."""
+        return torch.from_numpy(np.flatnonzero(np.isin(self._level_of_item, levels) & self._is_trained))
+
+    def wrong_windows(self, model: GraphRewriter, levels: Sequence[int]) -> list[Mistake]:
+        """The traced windows of `windows_of` whose replacement is not exactly right; call it in eval mode."""
+        wrong: list[int] = []
+        for items in torch.split(self.windows_of(levels), _WINDOWS_AT_ONCE):
+            targets = self.targets[items]
+            num_slots = int((targets >= 0).any(0).any(0).sum())
+            targets = targets[..., :num_slots]
+            predicted = model(self.rows[items], num_slots).argmax(-1)[:, None]
+            right_orders = ((predicted == targets) | (targets < 0)).all(2)
+            wrong += items[~right_orders.any(1)].tolist()
+        return [Mistake(int(self._level_of_item[i]), self._windows[i], self._replacements[i]) for i in wrong]
 
     def next_batch(self) -> WindowBatch:
         items = torch.from_numpy(self._opened().next_batch())
         return WindowBatch(self.rows[items], self.targets[items])
 
     def state_dict(self) -> Mapping[str, Any]:
-        return self._opened().state_dict()
+        mistakes = [[level, list(window), list(replacement)] for level, window, replacement in self._mistakes]
+        return {**self._opened().state_dict(), **({"mistakes": mistakes} if mistakes else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        mistakes = mistakes_of(state)
+        if mistakes != self._mistakes:
+            if mistakes[: len(self._mistakes)] != self._mistakes:
+                self._forget()
+            self._take(mistakes[len(self._mistakes) :])
+            self.open_levels(self._levels)
         self._opened().load_state_dict(state)
+
+    def _may_learn(self, mistake: Mistake) -> bool:
+        return not is_held_out(mistake.window, self._config.curriculum.held_out_windows)
+
+    def _take(self, mistakes: Sequence[Mistake]) -> None:
+        # The first that names a window gives its level, whether they come one by one or, in a resume, all together.
+        first = {each.window: each for each in reversed(mistakes) if each.window not in self._item_of}
+        new = [each for each in mistakes if first.get(each.window) is each]
+        if new:
+            rows, targets = self._encoded([each.window for each in new], [each.replacement for each in new])
+            self.rows = _stacked(self.rows, rows, lambda part: torch.zeros_like(part[:, :1]))
+            self.targets = _stacked(self.targets, targets, lambda part: part[:, :1])
+            levels = np.array([each.level for each in new], np.int64)
+            self._windows = [*self._windows, *(each.window for each in new)]
+            self._replacements = [*self._replacements, *(each.replacement for each in new)]
+            self._item_of |= {each.window: len(self._item_of) + i for i, each in enumerate(new)}
+            self._level_of_item = np.append(self._level_of_item, levels)
+            self._is_trained = np.append(self._is_trained, np.ones(len(new), bool))
+            self._weights = np.append(self._weights, np.zeros(len(new)))
+        self._weights = self._weights.copy()
+        for each in mistakes:
+            # Half as much again and that of nine sights more: a rare window is seen soon, a frequent one not too often.
+            item = self._item_of[each.window]
+            self._weights[item] = 1.5 * self._weights[item] + 3 * self._level_weights(self._level_of_item[item])
+        self._mistakes = [*self._mistakes, *mistakes]
+
+    def _forget(self) -> None:
+        count = len(self._first_weights)
+        self._windows, self._replacements = self._windows[:count], self._replacements[:count]
+        self._item_of = {window: item for window, item in self._item_of.items() if item < count}
+        self.rows, self.targets = self.rows[:count], self.targets[:count]
+        self._level_of_item, self._is_trained = self._level_of_item[:count], self._is_trained[:count]
+        self._weights, self._mistakes = self._first_weights, []
+
+    def _level_weights(self, levels: Any) -> Any:
+        return np.vectorize(self._config.curriculum.weight_of, otypes=[float])(levels)
+
+    def _encoded(
+        self, windows: Sequence[WindowTokens], replacements: Sequence[ReplacementTokens]
+    ) -> tuple[Tensor, Tensor]:
+        model = self._model
+        rows = model.encode(windows)
+        # Most windows are far shorter than the longest allowed one.
+        columns = (rows > 0).any(0).nonzero().flatten().tolist()
+        rows = rows[:, : max(columns, default=0) + 1].contiguous()
+        targets = model.features.encode_targets(windows, replacements, model.num_slots)
+        if self._config.loss.alignment == "searched":
+            unordered = [model.signature.id_of[name] for name in COMMUTATIVE]
+            return rows, target_orders(targets, model.arity, unordered)
+        return rows, targets[:, None]
 
     def _opened(self) -> BatchIterator:
         assert self._batches is not None, "open_levels was not called"
         return self._batches
+
+
+def mistakes_of(state: Mapping[str, Any]) -> list[Mistake]:
+    """The mistakes that a saved `WindowSource` had learned from.
+
+    Raises:
+        CheckpointError: it holds something else.
+    """
+    try:
+        return [
+            Mistake(int(level), tuple(map(int, window)), tuple(map(int, replacement)))
+            for level, window, replacement in state.get("mistakes", [])
+        ]
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the saved data order holds no windows: {error}.") from error
+
+
+def _stacked(above: Tensor, below: Tensor, filling: Callable[[Tensor], Tensor]) -> Tensor:
+    """Both as one tensor; the narrower of them filled up in dimension 1."""
+    width = max(above.shape[1], below.shape[1])
+    return torch.cat([torch.cat([part, *[filling(part)] * (width - part.shape[1])], 1) for part in (above, below)])

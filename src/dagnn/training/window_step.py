@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from dagnn.accumulation import GradientAccumulator
 from dagnn.accumulation.items import count_items
+from dagnn.training.compiled import compiled
 from dagnn.training.config import TrainingConfig
 from dagnn.training.epochs import Share
 from dagnn.training.processes import Processes, device_of
@@ -51,7 +52,7 @@ class WindowStep:
     ) -> None:
         """The learning rate starts at its value for ``step``: its position is no state of its own that could differ."""
         self._model = model
-        self._loss_fn = loss_fn
+        self._loss_fn = compiled(loss_fn) if config.compile else loss_fn
         self._source = source
         self._optimizer = optimizer
         self._processes = processes

@@ -1,0 +1,251 @@
+"""One expression answered by a network: its steps, how sure it was of each, and where it left the engine's path."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from dagnn.curriculum import judge, level_of, parse, to_text
+from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.expression import Expr
+from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.terms import from_term, to_term
+from dagnn.errors import ConfigError, ExpressionError
+from dagnn.graph.rewriting import (
+    LEAVE,
+    ReplacementTokens,
+    RewritingMachine,
+    Step,
+    Steps,
+    Window,
+    WindowTokens,
+    read_window,
+    window_nodes,
+)
+from dagnn.nn.rewriter import Proposal
+from dagnn.training.evaluate import STEP_BUDGET, engine_replacement, model_of, opened_run
+from dagnn.training.threads import torch_threads
+
+LARGEST_BUDGET = 10_000_000
+SECONDS = 60.0
+# Of a sub-expression that is written out; the input of level 4 at depth 8 is shorter.
+_SHOWN_TOKENS = 1_000
+
+
+class SolvedStep(NamedTuple):
+    """One rewrite step of a network.
+
+    Attributes:
+        number: among all steps, those that left a window as it was counted too.
+        before, after: text of the sub-expression that was rewritten, and of what it became; a number whose digits are
+            being worked on is written ``#23``.
+        confidence: the probability that the network gave to this replacement, the product over its nodes.
+    """
+
+    number: int
+    before: str
+    after: str
+    confidence: float
+
+    def __str__(self) -> str:
+        return f"{self.before} -> {self.after}" if self.after != self.before else f"{self.before} is left as it is"
+
+
+class Departure(NamedTuple):
+    """Where a network first did something else than the exact engine.
+
+    Attributes:
+        step: what the network did.
+        expected: text of what the engine puts there; that of ``step.before`` where it leaves it as it is.
+    """
+
+    step: SolvedStep
+    expected: str
+
+    def __str__(self) -> str:
+        expected = "leaves it" if self.expected == self.step.before else f"has {self.expected}"
+        return f"at step {self.step.number}: {self.step}, where the engine {expected}"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a network made of one expression.
+
+    Attributes:
+        answer: text; empty when the network came to no end.
+        right: what the exact engine says.
+        reason: why, in words; for an input that has no answer, why not.
+        seconds: the network's, loading not counted.
+        steps: rewrite steps, those that left a window as it was counted too.
+        has_answer: whether the engine knows an answer at all.
+        least_certain: the step of the least confidence; None without steps.
+        departure: where the network first left the engine's path; None where it never did.
+        trace: the steps that changed something and the one of the departure; empty unless they were asked for.
+    """
+
+    answer: str
+    right: bool
+    reason: str
+    seconds: float
+    steps: int
+    has_answer: bool = True
+    least_certain: SolvedStep | None = None
+    departure: Departure | None = None
+    trace: tuple[SolvedStep, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """The engine's word on one line."""
+        if not self.has_answer:
+            return f"there is no answer: {self.reason}"
+        if not self.answer:
+            return f"stopped, {self.reason}"
+        return f"right, {self.reason}" if self.right else f"wrong, {self.reason}"
+
+    @property
+    def lines(self) -> list[str]:
+        """What ``dagnn solve`` prints."""
+        width = len(str(self.trace[-1].number)) if self.trace else 0
+        shown = [f"{step.number:{width}d}  {step.confidence:.4f}  {step}" for step in self.trace]
+        shown += [f"answer      {self.answer or 'none'}", f"verdict     {self.verdict}"]
+        if self.departure is not None:
+            shown.append(f"departs     {self.departure}")
+        if self.least_certain is not None:
+            least = self.least_certain
+            shown.append(f"confidence  {least.confidence:.4f} or more, least at step {least.number}: {least}")
+        return [*shown, f"seconds     {self.seconds:.3f} for {self.steps} steps"]
+
+
+def solve(
+    run: str | Path, text: str, *, budget: int = STEP_BUDGET, seconds: float = SECONDS, trace: bool = False
+) -> Solution:
+    """The network's answer to one expression, and the engine's verdict.
+
+    Args:
+        run: a run directory, or one of its checkpoints.
+        text: the expression; a function such as ``(sin 3)`` alone is level 4 and is answered with three digits.
+        budget: rewrite steps, after which the network is stopped.
+        seconds: time, after which it is stopped.
+        trace: keep every step that changes something.
+
+    Raises:
+        ConfigError: a budget is out of range.
+        ExpressionError: the text is no expression, or one that the rewriting system cannot write.
+        RunError, CheckpointError: there is no run, or no whole checkpoint.
+    """
+    if not 1 <= budget <= LARGEST_BUDGET:
+        raise ConfigError(f"budget must be a number of steps from 1 to {LARGEST_BUDGET:,}, got {budget}.")
+    if not seconds > 0:
+        raise ConfigError(f"seconds must be above 0, got {seconds}.")
+    expression = parse(text)
+    return solve_with(model_of(opened_run(run)[2]), expression, budget=budget, seconds=seconds, trace=trace)
+
+
+class Proposer(Protocol):
+    """A network that says how sure it is; `GraphRewriter` is one."""
+
+    def propose(self, windows: Sequence[WindowTokens]) -> Sequence[Proposal]: ...
+
+
+def solve_with(
+    model: Proposer,
+    expression: Expr,
+    *,
+    budget: int = STEP_BUDGET,
+    seconds: float = SECONDS,
+    trace: bool = False,
+) -> Solution:
+    """As `solve`, with a network at hand."""
+    level = level_of(expression)
+    term, names = to_term(expression, level)
+    rewriter = _Remembering(model)
+    RewritingMachine(SIGNATURE, RuleEngine(), eager=True).run([to_term(0)[0]])  # what is compiled at first use, now is
+    start = time.perf_counter()
+    with torch_threads(1):
+        machine = RewritingMachine(SIGNATURE, rewriter)
+        result, steps = machine.recorded(term, budget=budget, seconds=seconds, max_tokens=_SHOWN_TOKENS)
+    spent = time.perf_counter() - start
+
+    def told(number: int) -> SolvedStep:
+        step = steps[number]
+        return SolvedStep(number + 1, *_texts(step, names), rewriter.confidence_of[step.window])
+
+    departed = _first_departure(steps)
+    least = min(range(len(steps)), key=lambda i: rewriter.confidence_of[steps.window(i)], default=None)
+    solution = Solution(
+        answer="",
+        right=False,
+        reason=result.stopped,
+        seconds=spent,
+        steps=result.steps,
+        least_certain=None if least is None else told(least),
+        departure=None if departed is None else Departure(told(departed), _engine_text(steps[departed], names)),
+        trace=tuple(told(i) for i in range(len(steps)) if trace and (steps.changed(i) or i == departed)),
+    )
+    answer = None if result.tokens is None else from_term(result.tokens, names)
+    text = "" if answer is None else to_text(answer)
+    try:
+        verdict = judge(level, expression, answer)
+    except ExpressionError as error:
+        return replace(solution, answer=text, reason=str(error), has_answer=False)
+    return replace(solution, answer=text, right=verdict.right, reason=result.stopped or verdict.reason)
+
+
+class _Remembering:
+    """A network as a `Rewriter` that keeps how sure it was of every window."""
+
+    def __init__(self, model: Proposer) -> None:
+        self._model = model
+        self.confidence_of: dict[WindowTokens, float] = {}
+
+    def rewrite(self, windows: Sequence[WindowTokens]) -> list[ReplacementTokens]:
+        proposals = self._model.propose(windows)
+        self.confidence_of |= {window: each.confidence for window, each in zip(windows, proposals, strict=True)}
+        return [each.replacement for each in proposals]
+
+
+def _first_departure(steps: Steps) -> int | None:
+    """The first step whose replacement is not the engine's."""
+    agreed: set[WindowTokens] = set()
+    for number in range(len(steps)):
+        window = steps.window(number)
+        if window not in agreed:
+            if engine_replacement(window) != steps[number].replacement:
+                return number
+            agreed.add(window)
+    return None
+
+
+def _engine_text(step: Step, names: dict[str, str]) -> str:
+    """What the engine makes of the sub-expression of a step."""
+    right = engine_replacement(step.window) or LEAVE
+    if not step.before or right == LEAVE:
+        return _texts(Step(step.window, right, step.before, step.before if right == LEAVE else []), names)[1]
+    # Its operands are in normal form, so the first thing that changes is the whole.
+    _, steps = RewritingMachine(SIGNATURE, RuleEngine(), eager=True).trace(step.before, max_tokens=_SHOWN_TOKENS)
+    return _texts(steps[0], names)[1]
+
+
+def _texts(step: Step, names: dict[str, str]) -> tuple[str, str]:
+    """Before and after as text; its window and its replacement where they are too long to write out."""
+    if step.before and step.after:
+        before, after = (to_text(from_term(tokens, names, numerals=True)) for tokens in (step.before, step.after))
+        return before, after
+    root = read_window(step.window, SIGNATURE)
+    return repr(root), _replacement_text(step.replacement, root)
+
+
+def _replacement_text(replacement: ReplacementTokens, root: Window) -> str:
+    """A replacement with the nodes of its window in it."""
+    if replacement == LEAVE:
+        return repr(root)
+    nodes, parts = window_nodes(root), list[str]()
+    for token in reversed(replacement):
+        if token >= len(SIGNATURE.labels):
+            parts.append(repr(nodes[token - len(SIGNATURE.labels)]))
+        else:
+            label = SIGNATURE.labels[token]
+            inner = "".join(f" {parts.pop()}" for _ in range(label.arity))
+            parts.append(f"({label.name}{inner})" if inner else label.name)
+    return parts.pop()

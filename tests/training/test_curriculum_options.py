@@ -1,0 +1,134 @@
+"""Options of the main job in small: own runs, an early end, held-out windows, a warm start."""
+
+import shutil
+from collections import Counter
+
+import pytest
+from small_curriculum import config_of, last_bytes, rows_without_clock
+
+from dagnn.curriculum.window_kinds import is_held_out, kind_of
+from dagnn.errors import ConfigError, RunError
+from dagnn.training.curriculum_run import train
+from dagnn.training.evaluate import evaluate
+from dagnn.training.evaluation import Evaluation
+from dagnn.training.report import results_table
+from dagnn.training.window_file import read_windows
+
+LEVEL_1 = {
+    "curriculum__levels": [1],
+    "curriculum__samples": [300],
+    "model__width": 64,
+    "batch_size": 128,
+    "ema_decay": 0.9,
+    "optimizer__lr": 5e-3,
+    "schedule__name": "constant",
+    "checkpoint__save_every": 60,
+    "checkpoint__keep_last": 9,
+}
+
+
+def quiet(line):
+    """What a run notes, unsaid."""
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    path = tmp_path_factory.mktemp("taught") / "run"
+    train(config_of(path, **LEVEL_1, max_steps=240, eval_every=60, curriculum__own_runs=8), note=quiet)
+    return path
+
+
+def evaluations(path):
+    return [row for row in rows_without_clock(path) if row["kind"] == "evaluation"]
+
+
+def test_mistakes_in_own_runs_are_learned_from(taught):
+    met = [row for row in evaluations(taught) if "mistakes" in row]
+    assert met
+    assert met[0]["windows_wrong"] <= 0.03
+    assert met[0]["mistakes"] >= met[0]["mistakes_new"] > 0
+
+
+def test_a_resume_goes_on_with_the_same_lessons(taught, tmp_path):
+    shutil.copytree(taught, tmp_path / "again")
+    config = config_of(tmp_path / "again", **LEVEL_1, max_steps=240, eval_every=60, curriculum__own_runs=8)
+    train(config, resume=True, step=180, note=quiet)
+    assert last_bytes(tmp_path / "again") == last_bytes(taught)
+    assert rows_without_clock(tmp_path / "again") == rows_without_clock(taught)
+
+
+def test_windows_learned_from_count_as_trained_on(taught):
+    counts = evaluate(taught, expressions=40).windows
+    assert counts.held_out == {}
+    assert counts.unseen < counts.asked
+
+
+def test_training_ends_with_the_last_wrong_window(tmp_path):
+    changes = {**LEVEL_1, "curriculum__samples": [40], "max_steps": 3000, "eval_every": 40, "eval_samples": 2}
+    config = config_of(tmp_path / "run", **changes, early_stopping__when_right=True)
+    found = train(config, note=quiet)
+    *before, last = evaluations(tmp_path / "run")
+    assert found.step == last["step"] < 3000
+    assert last["finished"] is True
+    assert last["windows_wrong"] == 0
+    assert all(row["windows_wrong"] > 0 and "finished" not in row for row in before)
+    assert train(config, resume=True, note=quiet).step == found.step
+
+
+def test_held_out_windows_are_asked_at_the_end_by_kind(tmp_path):
+    config = config_of(tmp_path / "run", max_steps=8, curriculum__held_out_windows=0.1)
+    found = train(config, note=quiet)
+    windows = read_windows(tmp_path / "run")[0].windows
+    expected = Counter(kind_of(window) for window in windows if is_held_out(window, 0.1))
+    assert {kind: count.total for kind, count in found.windows.held_out.items()} == expected
+    assert all(0 <= count.right <= count.total for count in found.windows.held_out.values())
+    assert Evaluation.read(tmp_path / "run") == found
+    (line,) = [line for line in results_table(found) if line.startswith("windows kept from training, right: symbolic ")]
+    assert f"of {expected['symbolic']:,}" in line
+    # Most of the windows that it was asked about come from training; the held-out ones count as unseen.
+    assert found.windows.unseen >= 0.05 * found.windows.asked
+
+
+def test_a_warm_start_begins_where_the_other_run_ended(taught, tmp_path):
+    changes = {"max_steps": 6, "eval_every": 0, "model__width": 64, "curriculum__levels": [1, 2], "batch_size": 128}
+    losses = {}
+    for name, begin in (("warm", str(taught)), ("cold", "")):
+        train(config_of(tmp_path / name, **changes, curriculum__samples=[60], warm_start=begin), note=quiet)
+        losses[name] = next(row["loss"] for row in rows_without_clock(tmp_path / name) if row["kind"] == "step")
+    assert losses["warm"] < 0.5 * losses["cold"]
+
+
+def test_a_resumed_run_needs_its_warm_start_no_more(taught, tmp_path):
+    shutil.copytree(taught, tmp_path / "begin")
+    changes = {"max_steps": 6, "eval_every": 0, "model__width": 64, "curriculum__levels": [1]}
+    config = config_of(tmp_path / "run", **changes, warm_start=str(tmp_path / "begin"))
+    train(config, note=quiet)
+    shutil.rmtree(tmp_path / "begin")
+    assert train(config, resume=True, note=quiet).step == 6
+
+
+def test_a_warm_start_from_nothing_or_another_size_is_refused(taught, tmp_path):
+    with pytest.raises(RunError, match="holds no run"):
+        train(config_of(tmp_path / "a", warm_start=str(tmp_path / "nowhere")), note=quiet)
+    with pytest.raises(ConfigError, match="a warm start takes a network of the same labels and sizes"):
+        train(config_of(tmp_path / "b", model__width=32, warm_start=str(taught)), note=quiet)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("curriculum__own_runs", 5), ("early_stopping__when_right", True), ("early_stopping__patience", 1)],
+)
+def test_what_waits_for_an_evaluation_needs_one(tmp_path, key, value):
+    with pytest.raises(ConfigError, match="eval_every = 0: allowed is at least 1 with"):
+        config_of(tmp_path, eval_every=0, **{key: value})
+
+
+@pytest.mark.parametrize("kind", [{"model__backbone": "graph", "model__graph_dim": 16}, {"loss__objective": "ged"}])
+def test_another_backbone_and_another_objective_train_and_are_read_again(tmp_path, kind):
+    sizes = {**kind, "curriculum__levels": [1, 2], "max_steps": 10}
+    found = train(config_of(tmp_path / "run", **sizes, eval_every=5), note=quiet)
+    losses = [row["loss"] for row in rows_without_clock(tmp_path / "run") if row["kind"] == "step"]
+    assert losses[-1] < losses[0]
+    again = evaluate(tmp_path / "run", expressions=3)
+    assert again.levels[1].examples == found.levels[1].examples
+    assert again.parameters == found.parameters
