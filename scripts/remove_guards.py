@@ -141,8 +141,8 @@ GUARDS = [
     Guard(
         "random numbers come back",
         "resumable.py",
-        "        set_rng_state(generators)",
-        "        return counters",
+        "                set_rng_state(generators[rank])\n",
+        "                pass\n",
         f"{RESUME}::test_stop_after_every_step",
     ),
     Guard(
@@ -174,11 +174,11 @@ GUARDS = [
         "training/test_resume.py::test_everything_else_is_refused",
     ),
     Guard(
-        "another number of processes is refused",
-        "resumable.py",
-        "            if len(generators) != num_ranks:\n",
-        "            if False:\n",
-        "faults/test_processes.py::test_other_number_of_processes_is_refused",
+        "another number of processes is told",
+        "resume.py",
+        "    if num_before != processes.size:\n",
+        "    if False:\n",
+        "faults/test_processes.py::test_one_process_goes_on_with_the_training_of_two",
     ),
     Guard(
         "metrics after the checkpoint are cut off",
@@ -239,6 +239,13 @@ GUARDS = [
     ),
     # What strangers send
     Guard(
+        "links in a run are refused",
+        "run_directory.py",
+        "is_file(follow_symlinks=False) and not each.is_dir(follow_symlinks=False)",
+        "is_file() and not each.is_dir()",
+        "training/test_run_directory.py::test_links_in_a_run_are_refused_and_what_they_lead_to_is_kept",
+    ),
+    Guard(
         "pickles are read by their tensors only",
         "foreign.py",
         "weights_only=True)",
@@ -268,9 +275,9 @@ GUARDS = [
     ),
     Guard(
         "exports never overwrite",
-        "checkpoint_tools.py",
-        "            os.link(temporary, target)\n",
-        "            temporary.replace(target)\n",
+        "durable.py",
+        "        os.link(temporary, target)\n",
+        "        os.rename(temporary, target)\n",
         "training/test_checkpoint_tools.py::test_export_never_overwrites_and_leaves_nothing_behind",
     ),
 ]

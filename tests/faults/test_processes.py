@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from faults.two_processes import ITEMS, plain_trainer
-from small_training import outcome, small_trainer
+from faults.two_processes import ITEMS, plain_config, plain_trainer, square, stopping
+from small_training import outcome
 
-from dagnn.errors import CheckpointError
-from dagnn.training import RunDirectory
+from dagnn.training import RunDirectory, TrainingInterrupted
+from dagnn.training.metrics import read_metrics
 from dagnn.training.tally import Tally
 
 HERE = Path(__file__).parent
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of t
 def torchrun(*arguments, restarts=0):
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(HERE.parent),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
     }
     options = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, *map(str, arguments)]
@@ -51,6 +52,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(folder):
     """name of a case -> its results on rank 0 and rank 1."""
+    with RunDirectory.create(folder / "grown", plain_config()) as run:
+        trainer = plain_trainer(stopping(lambda: trainer), run=run)
+        with pytest.raises(TrainingInterrupted):
+            trainer.fit()
     code, told = finished(torchrun(HERE / "two_processes.py", folder), 240)
     assert code == 0, told
     ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
@@ -107,11 +112,60 @@ def test_sharded_model_goes_on_from_its_distributed_checkpoint(results):
     assert results["sharded_model_goes_on_from_dcp"][0] == results["sharded_model_goes_on_from_dcp"][1]
 
 
-def test_other_number_of_processes_is_refused(results, folder):
-    with RunDirectory.open(folder / "whole") as run:
-        trainer = small_trainer(run)
-        with pytest.raises(CheckpointError, match=r"a training by 2 processes, here are 1: .* go on with as many"):
-            trainer.resume()
+def sharded_by_one_process(folder):
+    """The lines of examples/sharded_training.py, which makes 10 steps or goes on to them."""
+    script = HERE.parents[1] / "examples" / "sharded_training.py"
+    done = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_one_process_goes_on_with_the_shards_of_two(results, folder):
+    shutil.copytree(folder / "sharded", folder / "shards-of-two")
+    went_on = sharded_by_one_process(folder / "shards-of-two")
+    assert [line.split()[1] for line in went_on] == ["7", "8", "9", "10"]
+    assert sharded_by_one_process(folder / "shards-of-one")[-4:] == went_on
+
+
+@pytest.fixture(scope="module")
+def by_one(folder):
+    """The training that one process makes from beginning to end: its weights, and its rows without the clock."""
+    with RunDirectory.create(folder / "one", plain_config()) as run:
+        trainer = plain_trainer(square, run=run)
+        trainer.fit()
+    return trainer.model.weight, steps_of(folder / "one")
+
+
+def steps_of(directory):
+    rows = [row for row in read_metrics(directory / "metrics.jsonl") if row["kind"] in ("step", "epoch")]
+    return [[value for key, value in row.items() if key != "seconds"] for row in rows]
+
+
+def check_changed(directory, before, now, weight, by_one):
+    """As trained by one process throughout, to rounding, with a row that tells of the change."""
+    torch.testing.assert_close(torch.as_tensor(weight, dtype=torch.float64), by_one[0].detach(), rtol=1e-12, atol=0)
+    for mine, theirs in zip(steps_of(directory), by_one[1], strict=True):
+        assert [pytest.approx(value, rel=1e-12) if isinstance(value, float) else value for value in theirs] == mine
+    (row,) = (row for row in read_metrics(directory / "metrics.jsonl") if row["kind"] == "processes")
+    assert row == {"kind": "processes", "step": 4, "processes_before": before, "processes": now}
+
+
+def test_two_processes_go_on_with_the_training_of_one(results, folder, by_one):
+    (told, weight, first_draw), (told_other, other, first_draw_other) = results["begun_by_one_process"]
+    check_changed(folder / "grown", 1, 2, weight, by_one)
+    assert weight == other
+    assert len(told) == 1 and "the number of processes was 1 and is 2" in told[0] and told_other == []
+    assert first_draw != first_draw_other
+
+
+def test_one_process_goes_on_with_the_training_of_two(results, folder, by_one):
+    assert results["begun_for_one_process"] == (4, 4)
+    with RunDirectory.open(folder / "shrunk") as run:
+        trainer = plain_trainer(square, run=run)
+        with pytest.warns(UserWarning, match="the number of processes was 2 and is 1: .* to rounding, not to the bit"):
+            assert trainer.resume()
+        trainer.fit()
+    check_changed(folder / "shrunk", 2, 1, trainer.model.weight.detach(), by_one)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40])
@@ -152,6 +206,36 @@ with joined():
     code, told = finished(torchrun(script, restarts=2))
     assert code == 0, told
     assert outcome(tmp_path / "run") == outcome(folder / "whole")
+
+
+@pytest.mark.slow
+def test_killed_in_a_sharded_save_it_goes_on_from_the_one_before(results, folder, tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(
+        f"""
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {str(HERE.parents[1] / "examples")!r})
+import sharded_training
+rename, calls = Path.rename, []
+
+def killed(path, target):
+    calls.append(path)
+    if len(calls) == 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(path, target)
+
+Path.rename = killed
+sharded_training.main()
+"""
+    )
+    code, told = finished(torchrun(script, tmp_path / "sharded", restarts=1))
+    assert code == 0, told
+    names = [f"step-{step:08d}" for step in (2, 4, 6, 8, 10)]
+    assert sorted(path.name for path in (tmp_path / "sharded").iterdir()) == names
+    for name in names[2:]:
+        shutil.rmtree(tmp_path / "sharded" / name)
+    assert sharded_by_one_process(tmp_path / "sharded") == sharded_by_one_process(tmp_path / "never-killed")[-6:]
 
 
 @pytest.mark.slow

@@ -16,17 +16,16 @@ from pathlib import Path
 import torch
 from small_training import begin_or_go_on, outcome, small_config, small_trainer
 from torch import nn
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from dagnn.accumulation import GradientAccumulator
 from dagnn.data import BatchIterator
 from dagnn.errors import RunError
 from dagnn.training import MappedSource, Trainer, TrainingInterrupted
 from dagnn.training.processes import Processes, joined
 from dagnn.training.run_directory import open_run
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+import sharded_training
 
 CASES = {}
 ITEMS = 21
@@ -132,47 +131,75 @@ def weights_that_begin_apart_are_those_of_the_first(rank, folder):
 
 @case
 def sharded_model_goes_on_from_dcp(rank, folder):
-    """FSDP2 on the CPU, its checkpoint through torch.distributed.checkpoint: the same weights as without a stop."""
+    """examples/sharded_training.py: FSDP2 on the CPU, its checkpoints through torch.distributed.checkpoint."""
 
-    def begin(seed):
-        torch.manual_seed(seed)
-        model = fully_shard(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double())
-        return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+    def weights(folder, max_steps):
+        model = sharded_training.train(folder, max_steps)
+        return [parameter.full_tensor().tolist() for parameter in model.parameters()]
 
-    def train(model, optimizer, batches):
-        accumulator = GradientAccumulator(model, optimizer, max_norm=1.0)
-        for window in accumulator.windows(batches, micro_batches=2):
-            for batch in window:
-                window.backward(model(batch).square().mean())
-            window.step()
-
-    def state_of(model, optimizer):
-        weights, moments = get_state_dict(model, optimizer)
-        return {"model": weights, "optimizer": moments}
-
-    batches = [FEATURES[rank + 2 * i : rank + 2 * i + 3] for i in range(8)]
-    whole = begin(0)
-    train(*whole, batches)
-    first = begin(0)
-    train(*first, batches[:4])
-    checkpoint.save(state_of(*first), checkpoint_id=folder / "sharded")
-
-    again = begin(1)  # other weights, and moments that are not there yet
-    state = state_of(*again)
-    checkpoint.load(state, checkpoint_id=folder / "sharded")
-    set_state_dict(*again, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    train(*again, batches[4:])
-    return [[parameter.full_tensor().tolist() for parameter in model.parameters()] for model in (whole[0], again[0])]
+    whole = weights(folder / "sharded-whole", 6)
+    weights(folder / "sharded", 3)
+    return whole, weights(folder / "sharded", 6)
 
 
-def plain_trainer(loss_fn, start=1.0):
+@case
+def begun_by_one_process(rank, folder):
+    """The run in "grown" was stopped by one process; two go on with it."""
+    drawn = []
+
+    def loss_fn(model, batch):
+        drawn.append(torch.rand(1).item())
+        return square(model, batch)
+
+    config = plain_config(run_directory=str(folder / "grown"))
+    with open_run(config, True, Processes()) as run, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer = plain_trainer(loss_fn, run=run)
+        trainer.resume()
+        trainer.fit()
+    return [str(each.message) for each in told], trainer.model.weight.tolist(), drawn[0]
+
+
+@case
+def begun_for_one_process(rank, folder):
+    """Two processes stop the run in "shrunk", which the test then goes on with alone."""
+    config = plain_config(run_directory=str(folder / "shrunk"))
+    with open_run(config, False, Processes()) as run:
+        trainer = plain_trainer(stopping(lambda: trainer), run=run)
+        try:
+            trainer.fit()
+        except TrainingInterrupted as interrupted:
+            return interrupted.step
+
+
+def square(model, batch):
+    return model(batch).square().mean()
+
+
+def stopping(trainer):
+    """A loss that asks for a stop at step 4."""
+
+    def loss_fn(model, batch):
+        if trainer().step == 3:
+            trainer().stop.request()
+        return square(model, batch)
+
+    return loss_fn
+
+
+def plain_config(**flags):
+    plain = {"max_steps": 8, "eval_every": 0, "curriculum.order": "mixed", "ema_decay": 0.0, "max_norm": 0.0}
+    return small_config(**{**plain, "checkpoint.save_every": 0, **flags})
+
+
+def plain_trainer(loss_fn, start=1.0, run=None):
     """21 items in batches of 4, two of them a window, so that batches, shares and windows are all ragged."""
     processes = Processes()
     order = BatchIterator([1] * ITEMS, batch_size=4, seed=3, rank=processes.rank, world_size=processes.size)
     model = nn.Linear(3, 1, bias=False).double()
     nn.init.constant_(model.weight, start)
-    config = small_config(max_steps=8, eval_every=0, curriculum__order="mixed", ema_decay=0.0, max_norm=0.0)
-    return Trainer(model, loss_fn, MappedSource(order, lambda items: FEATURES[items]), config, show_progress=False)
+    source = MappedSource(order, lambda items: FEATURES[items])
+    return Trainer(model, loss_fn, source, plain_config(), run=run, show_progress=False)
 
 
 def main(folder, names):

@@ -14,6 +14,7 @@ from dagnn.training import MappedSource, RunDirectory, Trainer, TrainingInterrup
 from dagnn.training.counters import Counters
 from dagnn.training.epochs import EpochMeans, Share
 from dagnn.training.metrics import read_metrics
+from dagnn.training.profiling import StepProfiler
 from dagnn.training.tally import Tally
 
 FEATURES = torch.randn(10, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -156,6 +157,21 @@ def test_profile_is_a_trace_and_changes_no_byte(tmp_path):
     assert not (tmp_path / "plain" / "profile.json").exists()
 
 
+def test_profile_says_where_it_is_and_a_plain_flag_is_enough(tmp_path):
+    from dagnn.commands.train import _parsed, _plan
+
+    def steps(*arguments):
+        return _plan(*_parsed(["--run-directory", str(tmp_path), *arguments]))[0].profile_steps
+
+    assert (steps(), steps("--profile"), steps("--profile", "--profile-steps", "3")) == (0, 20, 3)
+    notes = []
+    profiler = StepProfiler(tmp_path / "profile.json", 1, notes.append)
+    with profiler.running():
+        profiler.step()
+        profiler.step()
+    assert notes == [f"profile in {tmp_path / 'profile.json'}: open it in https://ui.perfetto.dev or chrome://tracing"]
+
+
 def test_bfloat16_computes_in_it_and_keeps_the_weights_in_float32():
     seen = []
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
@@ -167,6 +183,65 @@ def test_bfloat16_computes_in_it_and_keeps_the_weights_in_float32():
     assert set(seen) == {torch.bfloat16}
     assert model[0].weight.dtype == torch.float32
     assert not torch.equal(before, model[0].weight)
+
+
+def test_compile_computes_the_same_and_keeps_the_model_plain(tmp_path, monkeypatch):
+    """With torch's own operations as the backend: what dagnn does about it, without the C++ compiler."""
+    compiled, compile = [], torch.compile
+
+    def eager(function, **given):
+        compiled.append(given)
+        return compile(function, backend="eager", **given)
+
+    monkeypatch.setattr(torch, "compile", eager)
+    begin_or_go_on(tmp_path / "plain")
+    assert compiled == []
+    config = small_config(compile=True)
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        trainer = small_trainer(run, config, during_evaluation=lambda t: t.step == 12 and t.stop.request())
+        with pytest.raises(TrainingInterrupted):
+            trainer.fit()
+        again = small_trainer(run, config)
+        again.resume()
+        again.fit()
+    assert compiled == [{"dynamic": True}] * 2
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "plain")
+
+
+def test_without_a_compiler_compile_is_an_error_in_words(monkeypatch):
+    def fails(function, **given):
+        def call(*arguments):
+            raise torch._dynamo.exc.TorchDynamoException("No working C++ compiler found\nmore")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.raises(
+        ConfigError, match=r"compile = true: torch.compile cannot .* \(No working C\+\+ compiler found\)"
+    ):
+        trainer_of(compile=True, max_steps=1, eval_every=0).fit()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, loaded with its compiler
+def test_compiled_training_goes_on_after_a_stop_and_is_near_the_plain_one(tmp_path):
+    def trained(name, *, stop_at=None, **flags):
+        given = {"max_steps": 6, "eval_every": 0, **flags}
+        with RunDirectory.create(tmp_path / name, trainer_of(**given).config) as run:
+            if stop_at is not None:
+                trainer = trainer_of(run, **given)
+                write = trainer._write
+                trainer._write = lambda *row: (write(*row), trainer.step == stop_at and trainer.stop.request())
+                with pytest.raises(TrainingInterrupted):
+                    trainer.fit()
+            trainer = trainer_of(run, **given)
+            trainer.resume()
+            trainer.fit()
+        return [row["loss"] for row in read_metrics(run.metrics_path) if row["kind"] == "step"]
+
+    whole = trained("whole", compile=True)
+    assert trained("stopped", compile=True, stop_at=3) == whole
+    assert whole == pytest.approx(trained("plain"), rel=1e-12)
 
 
 def test_compiled_model_saves_its_own_names_and_loads_into_a_plain_one(tmp_path):

@@ -6,11 +6,12 @@ import random
 import numpy as np
 import pytest
 import torch
-from small_training import LevelSource
+from small_training import LevelSource, small_config, small_trainer
 from torch import nn
 
+from dagnn.cli import main
 from dagnn.errors import ConfigError
-from dagnn.training import find_lr
+from dagnn.training import LrCurve, find_lr
 from dagnn.training.processes import Processes
 from dagnn.training.rng import rng_state
 
@@ -80,6 +81,11 @@ def test_it_stops_where_the_loss_diverges_and_suggests_a_lower_rate(source):
     assert list(curve.rates) == sorted(curve.rates)
 
 
+def test_noise_among_rates_that_change_nothing_is_not_suggested():
+    curve = LrCurve((1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0), (9.0, 5.0, 7.0, 6.0, 4.0, 3.0, 8.0))
+    assert curve.suggestion == 1e-1 / 10
+
+
 def test_no_suggestion_where_nothing_is_learned(source):
     flat = find_lr(nn.Linear(4, 1), lambda model, batch: model(batch[0]).sum() * 0 + 1, source, sgd, steps=5)
     assert flat.suggestion is None
@@ -89,3 +95,35 @@ def test_no_suggestion_where_nothing_is_learned(source):
 def test_wrong_arguments_are_named(source, wrong):
     with pytest.raises(ConfigError, match=r"expected 0 < lowest < highest|steps must be at least 2"):
         find_lr(nn.Linear(4, 1), mse, source, sgd, **wrong)
+
+
+def test_trainer_searches_for_its_own_optimizer_and_then_trains_as_if_it_had_not(tmp_path):
+    trained = {}
+    for name in ("searched", "plain"):
+        trainer = small_trainer(None, small_config(max_steps=5, eval_every=0, curriculum__order="mixed"))
+        if name == "searched":
+            curve = trainer.find_lr(lowest=1e-3, highest=1.0, steps=12)
+            assert 1 < len(curve.rates) <= 12 and curve.rates[0] == 1e-3
+        trainer.fit()
+        trained[name] = copy.deepcopy(
+            [trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.source.drawn]
+        )
+    names = trained["plain"][0]
+    assert all(torch.equal(trained["plain"][0][name], trained["searched"][0][name]) for name in names)
+    assert trained["searched"][2][-10:] == trained["plain"][2]
+    # After it has trained, the search begins at its place and leaves it there.
+    position = trainer.source.state_dict()
+    trainer.find_lr(steps=5)
+    assert trainer.source.state_dict() == position
+
+
+def test_command_prints_the_curve_and_keeps_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = ["--curriculum.levels", "1", "--curriculum.samples", "40", "--curriculum.preset", "small"]
+    small += ["--batch-size", "16", "--model.width", "16", "--threads", "1", "--run-directory", "run"]
+    assert main(["train", "--find-lr", *small]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("lr 1.00e-06  loss ")
+    assert lines[-1].startswith("a tenth of the rate of the lowest loss: --optimizer.lr 0.0") and 10 < len(lines) < 60
+    assert list(tmp_path.iterdir()) == []
+    assert main(["train", "--find-lr", "--resume", "run"]) == 2

@@ -83,7 +83,7 @@ def test_tensorboard_gets_every_number_and_hides_what_it_had(tensorboard, tmp_pa
 
 def test_missing_tensorboard_is_told(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="pip install tensorboard"):
+    with pytest.raises(ConfigError, match=r"pip install dagnn\[tensorboard\]"):
         write_tensorboard(ROWS, tmp_path)
 
 

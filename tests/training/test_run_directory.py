@@ -62,6 +62,30 @@ def test_open_and_read_need_a_run(tmp_path):
             take(tmp_path / "absent")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.jsonl", "checkpoints", ".writing-config.toml", "report.png", "leads-nowhere", "checkpoints/set-aside"],
+)
+def test_links_in_a_run_are_refused_and_what_they_lead_to_is_kept(tmp_path, name):
+    """metrics.jsonl is cut at a resume, config.toml and report.png are written: not through a stranger's link."""
+    RunDirectory.create(tmp_path / "run", CONFIG).close()
+    (tmp_path / "mine").write_text("dear to me")
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / ("none" if name == "leads-nowhere" else "mine"))
+    for use in (RunDirectory.open, RunDirectory.read):
+        with pytest.raises(RunError, match=f"{name} is a link or no plain file: .* itself may be a link"):
+            use(tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    os.mkfifo(tmp_path / "run" / name)
+    for use in (RunDirectory.open, lambda path: RunDirectory.create(path, CONFIG)):
+        with pytest.raises(RunError, match="no plain file"):
+            use(tmp_path / "run")
+    assert (tmp_path / "mine").read_text() == "dear to me"
+    (tmp_path / "run" / name).unlink()
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "run")
+    RunDirectory.open(tmp_path / "elsewhere").close()
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])
 def test_damaged_run_file_is_named(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content)
@@ -112,6 +136,25 @@ def test_a_killed_process_holds_nothing(tmp_path):
             RunDirectory.open(tmp_path)
         process.kill()
     RunDirectory.open(tmp_path).close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12: this child only waits
+def test_a_forked_worker_does_not_hold_the_run_after_its_parent(tmp_path):
+    run = RunDirectory.create(tmp_path, CONFIG)
+    told, wait = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(wait)
+        run.close()  # nothing of the parent's
+        os.read(told, 1)
+        os._exit(0)
+    with pytest.raises(RunError, match="another process is using the run"):
+        RunDirectory.open(tmp_path)
+    run.close()
+    RunDirectory.open(tmp_path).close()
+    os.close(wait)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(told)
 
 
 def test_store_config_replaces_in_one_step(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import tyro
@@ -12,6 +12,7 @@ from dagnn.errors import ConfigError
 from dagnn.training.text import printable
 
 Arguments = TypeVar("Arguments")
+_CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
 
 def parsed(kind: type[Arguments], name: str, arguments: Sequence[str]) -> Arguments:
@@ -21,10 +22,23 @@ def parsed(kind: type[Arguments], name: str, arguments: Sequence[str]) -> Argume
         ConfigError: what tyro says about a wrong argument, in one line.
         SystemExit: ``--help`` was printed.
     """
+    with _in_words(name):
+        return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=_CONFIG)
+
+
+def parsed_with_rest(kind: type[Arguments], name: str, arguments: Sequence[str]) -> tuple[Arguments, list[str]]:
+    """The arguments of a command, and those that it does not know. Errors as of `parsed`."""
+    with _in_words(name):
+        return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=_CONFIG, return_unknown_args=True)
+
+
+@contextlib.contextmanager
+def _in_words(name: str) -> Iterator[None]:
+    """What tyro has to say and to print, in a ConfigError."""
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
-            return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+            yield
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -44,4 +58,4 @@ def _in_one_line(box: str) -> str:
     lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
     sections = " ".join("\n" if line and set(line) <= {"─", "-"} else line for line in lines).split("\n")
     told = [each.strip() for each in sections if not each.strip().startswith(("Argument help", "For full help"))]
-    return "; ".join(told if box.startswith("╭") else told[1:]) or "wrong arguments"
+    return "; ".join(told if box.startswith("╭") else told[1:]).rstrip(".") or "wrong arguments"

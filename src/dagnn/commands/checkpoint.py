@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -60,18 +60,26 @@ def _list(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Export:
-    """Writes the weights of a checkpoint to a new safetensors file."""
+    """Writes the weights of a checkpoint to a new safetensors file, or the network as a program of torch.export."""
 
     path: Positional[Annotated[str, arg(metavar="PATH")]]
     """run directory (its newest checkpoint), or one checkpoint"""
     output: Positional[Annotated[str, arg(metavar="FILE")]]
     """the new file"""
+    format: Literal["safetensors", "torch-export"] = "safetensors"
+    """torch-export: a .pt2 file, which torch.export.load runs without this library"""
     last_step: bool = False
     """the weights of the last step, not the averaged ones"""
 
 
 def _export(arguments: Sequence[str]) -> int:
     given = parsed(Export, "checkpoint export", arguments)
+    if given.format == "torch-export":
+        from dagnn.training.program import export_program
+
+        parameters = export_program(given.path, given.output, averaged=not given.last_step)
+        print(f"a network of {parameters:,} parameters in {given.output}")
+        return 0
     from dagnn.training.checkpoint_tools import export_weights
 
     count = export_weights(given.path, given.output, averaged=not given.last_step)

@@ -20,7 +20,7 @@ class Metrics:
     csv: str | None = None
     """file of the CSV; replaced if it is there"""
     tensorboard: str | None = None
-    """directory of the event files; needs `pip install tensorboard`"""
+    """directory of the event files; needs `pip install dagnn[tensorboard]`"""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,28 +1,35 @@
 """`dagnn train`: a new training, or one that goes on, in one process or in those that torchrun started."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from tyro.conf import arg
 
-from dagnn.commands.arguments import complain, parsed
+from dagnn.commands.arguments import complain, parsed_with_rest
 from dagnn.errors import ConfigError
 
 if TYPE_CHECKING:
     from dagnn.training.config import TrainingConfig
 
 _RESUME_HELP = "auto: go on if run_directory holds a run; latest: go on with it; or a run or checkpoint to go on with"
+_PROFILE_HELP = "write a trace of the first 20 steps into profile.json of the run; --profile-steps: of how many"
 _RESCHEDULE_HELP = "when max_steps changes at a resume: keep the curve of the learning rate, or stretch it"
+_PROFILE_STEPS = 20
+_LINES = 25  # of a curve of learning rates
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs `dagnn train` with these arguments and returns the exit code."""
-    given = _parsed(arguments)
+    given, unknown = _parsed(arguments)
     if given.dry_run:
-        print(_plan(given)[0].to_toml(), end="")
+        print(_plan(given, unknown)[0].to_toml(), end="")
         return 0
+
+    if given.find_lr:
+        return _find_lr(_plan(given, unknown))
 
     from dagnn.training.curriculum_run import train
     from dagnn.training.processes import joined
@@ -31,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
     with leaving_on_signals(), joined() as processes:
         # Decided by one process: another may look when the run directory is just being made.
-        config, resume, step = processes.by_first(lambda: _plan(given))
+        config, resume, step = processes.by_first(lambda: _plan(given, unknown))
         note = print if processes.is_first else _unsaid
         try:
             train(config, resume=resume, step=step, reschedule=given.reschedule, note=note)
@@ -45,26 +52,59 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parsed(arguments: Sequence[str]) -> Any:
-    from dagnn.training.flags import training_flags
+def _find_lr(plan: tuple["TrainingConfig", bool, int | None]) -> int:
+    from dagnn.training.curriculum_run import search_lr
+    from dagnn.training.signals import leaving_on_signals
+
+    config, resume, _ = plan
+    if resume:
+        raise ConfigError("--find-lr looks at a network that is not trained yet: leave --resume out.")
+    with leaving_on_signals():
+        curve = search_lr(config, note=complain)
+    every = max(1, len(curve.rates) // _LINES)
+    for rate, loss in list(zip(curve.rates, curve.losses, strict=True))[::every]:
+        print(f"lr {rate:.2e}  loss {loss:.4g}")
+    if curve.suggestion is None:
+        print("no rate makes the loss fall")
+    else:
+        print(f"a tenth of the rate of the lowest loss: --optimizer.lr {curve.suggestion:.2g}")
+    return 0
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
+    """The arguments, and the flags that there are not, to be refused together with wrong settings."""
+    from dagnn.training.config import training_settings
+    from dagnn.training.flags import spelt_out, training_flags, unknown_flags
 
     settings = training_flags()
+    text = Optional[str]  # noqa: UP045 - as in training/flags.py: it is faster
     own = [
-        ("config", Annotated[str | None, arg(help="settings in a TOML file; flags beat it", metavar="FILE")], None),
-        ("resume", Annotated[str | None, arg(help=_RESUME_HELP, metavar="auto|latest|PATH")], None),
-        ("reschedule", Annotated[str | None, arg(help=_RESCHEDULE_HELP, metavar="keep|stretch")], None),
+        ("config", Annotated[text, arg(help="settings in a TOML file; flags beat it", metavar="FILE")], None),
+        ("resume", Annotated[text, arg(help=_RESUME_HELP, metavar="auto|latest|PATH")], None),
+        ("reschedule", Annotated[text, arg(help=_RESCHEDULE_HELP, metavar="keep|stretch")], None),
         ("dry_run", Annotated[bool, arg(help="check and print the settings, and train nothing")], False),
-        ("settings", Annotated[settings, arg(name="")], settings()),
+        ("find_lr", Annotated[bool, arg(help="print the loss at rising learning rates, and train nothing")], False),
+        ("profile", Annotated[bool, arg(help=_PROFILE_HELP)], False),
+        ("settings", Annotated[settings, arg(name="", help="")], settings()),
     ]
     # Made at run time, as the flags of the settings are. An entry is (name, type, default).
-    kind = make_dataclass("Train", own, frozen=True)
+    kind: Any = make_dataclass("Train", own, frozen=True)
     kind.__doc__ = (
         "Trains the network on the seven levels. Every setting is also an environment variable: DAGNN_<FLAG>."
     )
-    return parsed(kind, "train", arguments)
+    given, rest = parsed_with_rest(kind, "train", spelt_out(arguments))
+    unknown, words = unknown_flags(rest)
+    if words:
+        raise ConfigError(f"unexpected argument {words[0]!r}: `dagnn train` takes flags only; see dagnn train --help.")
+    own_names = [name for name, *_ in own[:-1]]
+    for flag in unknown:
+        nearest = difflib.get_close_matches(flag, [*own_names, *training_settings()], n=1)
+        if nearest and nearest[0] in own_names:
+            raise ConfigError(f"unknown flag --{flag}: did you mean --{nearest[0].replace('_', '-')}?")
+    return given, unknown
 
 
-def _plan(given: Any) -> tuple["TrainingConfig", bool, int | None]:
+def _plan(given: Any, unknown: Mapping[str, str]) -> tuple["TrainingConfig", bool, int | None]:
     """The settings of the training, whether it goes on, and the step of the checkpoint to go on from (None: newest)."""
     from dagnn.training.config import TrainingConfig
     from dagnn.training.flags import given_flags
@@ -76,7 +116,10 @@ def _plan(given: Any) -> tuple["TrainingConfig", bool, int | None]:
         raise ConfigError("--config and --resume exclude each other: a resumed run keeps its own settings.")
     if given.reschedule is not None and resume is None:
         raise ConfigError(f"--reschedule {given.reschedule}: it is for a run that goes on: add --resume.")
-    said = TrainingConfig.given(given.config, flags=given_flags(given.settings))
+    flags = {**given_flags(given.settings), **unknown}
+    if given.profile:
+        flags = {"profile_steps": str(_PROFILE_STEPS), **flags}
+    said = TrainingConfig.given(given.config, flags=flags)
     if resume is None:
         return TrainingConfig.resolve(environment={}, flags=said), False, None
     if resume in ("auto", "latest"):

@@ -1,6 +1,5 @@
 """What `dagnn checkpoint` does: verify and list checkpoints, take weights out, bring foreign ones in."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,9 +7,9 @@ import safetensors.torch
 from torch import Tensor
 
 from dagnn.errors import CheckpointError, RunError
-from dagnn.training.checkpoint import read_manifest, verify_checkpoint
+from dagnn.training.checkpoint import Checkpoint, read_manifest, verify_checkpoint
 from dagnn.training.checkpoint_store import CheckpointStore
-from dagnn.training.durable import sync_directory
+from dagnn.training.durable import new_file
 from dagnn.training.foreign import read_foreign
 from dagnn.training.resume import find_run
 from dagnn.training.run_directory import RunDirectory
@@ -89,18 +88,24 @@ def export_weights(path: str | Path, target: str | Path, *, averaged: bool = Tru
         CheckpointError: there is no whole checkpoint.
         RunError: there is no run, or the file exists or cannot be written.
     """
-    directory, step = find_run(path)
-    run = RunDirectory.read(directory)
-    store = CheckpointStore(run.checkpoints_path, run.run_id)
-    checkpoint = store.latest() if step is None else store.load(step)
-    if checkpoint is None:
-        raise CheckpointError(f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first.")
+    checkpoint = checkpoint_of(path)
     weights = dict(checkpoint.tensors["model"])
     if averaged:
         weights |= checkpoint.tensors.get("ema", {})
     told = {"run": checkpoint.run_id, "step": str(checkpoint.step), "averaged": str(averaged).lower()}
     write_weights(Path(target), weights, told)
     return len(weights)
+
+
+def checkpoint_of(path: str | Path) -> Checkpoint:
+    """The newest whole checkpoint of a run directory, or the one that ``path`` names. Errors as of `export_weights`."""
+    directory, step = find_run(path)
+    run = RunDirectory.read(directory)
+    store = CheckpointStore(run.checkpoints_path, run.run_id)
+    checkpoint = store.latest() if step is None else store.load(step)
+    if checkpoint is None:
+        raise CheckpointError(f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first.")
+    return checkpoint
 
 
 def import_weights(source: str | Path, target: str | Path, *, key: str | None = None) -> int:
@@ -135,18 +140,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 def write_weights(target: Path, weights: Mapping[str, Tensor], told: dict[str, str]) -> None:
     """A new safetensors file, on the disk when it returns; never over an old one. Raises RunError."""
-    # Hidden while it is written, and linked into place: that fails where the name is taken, even just now.
-    temporary = target.with_name(f".writing-{os.getpid()}-{target.name}")
     try:
         separate = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
-        try:
+        with new_file(target) as temporary:
             safetensors.torch.save_file(separate, temporary, metadata=told)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            os.link(temporary, target)
-            sync_directory(target.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
     except (OSError, safetensors.SafetensorError) as error:
         told_error = getattr(error, "strerror", None) or error
         raise RunError(f"cannot write {target}: {told_error}.") from error

@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -29,6 +30,22 @@ def replace_file(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """Inside, a hidden place to write; afterwards the file is ``target``, on the disk, and never in the place of an
+    old one. After an error there is neither. Raises OSError."""
+    temporary = target.with_name(f".writing-{os.getpid()}-{target.name}")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        # Not a rename: a link fails where the name is taken, even just now.
+        os.link(temporary, target)
+        sync_directory(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -9,6 +9,7 @@ Every row has ``kind`` and ``step`` (optimizer steps made so far):
     "epoch"       after the last step of an epoch  epoch (from 0), loss (mean over its items), weight (their number)
     "promotion"   when a level opens               level, active
     "reschedule"  after a resume that changed it   reschedule, max_steps_before, max_steps
+    "processes"   after a resume that changed them processes_before, processes
 
 Rows are strict JSON. A number that is not finite is the string "nan", "inf" or "-inf": it is shown as it is, any
 JSON reader reads the line, and ``float(row["loss"])`` gives it back. ``seconds`` is the last key and, being the

@@ -58,7 +58,7 @@ def write_tensorboard(rows: Sequence[Mapping[str, Any]], directory: str | Path) 
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ConfigError(f"TensorBoard cannot be used ({error}): pip install tensorboard.") from error
+        raise ConfigError(f"TensorBoard cannot be used ({error}): pip install dagnn[tensorboard].") from error
     count = 0
     try:
         with SummaryWriter(log_dir=str(directory), purge_step=0) as writer:

@@ -1,6 +1,6 @@
 """A profile of some steps: what torch spent its time on, as a trace that a browser shows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +15,14 @@ FILE_NAME = "profile.json"
 class StepProfiler:
     """Profiles the first steps of a session of training; makes no number of it different."""
 
-    def __init__(self, target: Path | None, num_steps: int) -> None:
-        """``target``: where the trace goes. None, or no steps: nothing is profiled."""
+    def __init__(self, target: Path | None, num_steps: int, note: Callable[[str], object] = print) -> None:
+        """Nothing is measured before `running`.
+
+        Args:
+            target: where the trace goes. None, or no steps: nothing is profiled.
+            note: called with a line that says where it went.
+        """
+        self._note = note
         self._target = target
         self._left = num_steps if target is not None else 0
         self._profile: profile | None = None
@@ -50,5 +56,6 @@ class StepProfiler:
             # By rename: a trace of an earlier session stays whole until there is a new one.
             ended.export_chrome_trace(str(temporary))
             temporary.replace(self._target)
+            self._note(f"profile in {self._target}: open it in https://ui.perfetto.dev or chrome://tracing")
         except (OSError, RuntimeError) as error:
             raise RunError(f"cannot write {self._target}: {getattr(error, 'strerror', None) or error}.") from error

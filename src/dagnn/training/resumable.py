@@ -12,7 +12,7 @@ from dagnn.training.checkpoint import Checkpoint
 from dagnn.training.counters import Counters
 from dagnn.training.ema import WeightAverage
 from dagnn.training.promotion import LevelPromotion
-from dagnn.training.rng import set_rng_state
+from dagnn.training.rng import seed_everything, set_rng_state
 from dagnn.training.source import BatchSource
 from dagnn.training.tensor_state import check_tensors, load_model, load_optimizer, model_tensors, optimizer_state
 
@@ -49,26 +49,28 @@ class Resumable:
         }
 
     def restore(
-        self, checkpoint: Checkpoint, announce_levels: Callable[[], None], *, rank: int = 0, num_ranks: int = 1
+        self, checkpoint: Checkpoint, announce_levels: Callable[[], None], *, rank: int = 0, seed: int = 0
     ) -> Counters:
         """Put everything back.
 
         Args:
-            checkpoint: of a training by as many processes.
-            rank, num_ranks: this process, whose generators are put back, and how many there are.
+            checkpoint: of a training by any number of processes.
             announce_levels: called between the promotion and the source, whose state may depend on the levels.
+            rank: this process, whose generators are put back.
+            seed: of the training: a process that it did not have yet draws from this, its rank and the step.
 
         Raises:
             CheckpointError: it is of another model, optimizer, curriculum or data.
         """
         try:
-            generators = [checkpoint.state["rng"], *checkpoint.state.get("rng_of_other_ranks", [])]
-            if len(generators) != num_ranks:
-                raise CheckpointError(
-                    f"the checkpoint of step {checkpoint.step} is of a training by {len(generators)} processes, here "
-                    f"are {num_ranks}: each has random numbers of its own, so go on with as many."
-                )
-            return self._restore(checkpoint.tensors, checkpoint.state, announce_levels, generators[rank])
+            counters = self._restore(checkpoint.tensors, checkpoint.state, announce_levels)
+            # Last: whatever the others have drawn does not count.
+            generators = _generators_of(checkpoint)
+            if rank < len(generators):
+                set_rng_state(generators[rank])
+            else:
+                seed_everything(seed + checkpoint.step, rank)
+            return counters
         except DagnnError:
             raise
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
@@ -79,7 +81,6 @@ class Resumable:
         tensors: Mapping[str, Mapping[str, Tensor]],
         state: Mapping[str, Any],
         announce_levels: Callable[[], None],
-        generators: Mapping[str, Any],
     ) -> Counters:
         if (self.average is None) != ("ema" not in tensors) or (self.promotion is None) != (state["promotion"] is None):
             raise CheckpointError(
@@ -99,5 +100,13 @@ class Resumable:
             self.promotion.load_state_dict(state["promotion"])
         announce_levels()
         self.source.load_state_dict(state["data"])
-        set_rng_state(generators)  # last: whatever the others have drawn does not count
         return counters
+
+
+def num_ranks_of(checkpoint: Checkpoint) -> int:
+    """How many processes were training when it was saved."""
+    return len(_generators_of(checkpoint))
+
+
+def _generators_of(checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
+    return [checkpoint.state["rng"], *checkpoint.state.get("rng_of_other_ranks", [])]

@@ -2,13 +2,17 @@
 
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagnn.errors import ConfigError
 from dagnn.training.config import TrainingConfig
 from dagnn.training.settings import flatten, refuse
+
+if TYPE_CHECKING:
+    from dagnn.training.processes import Processes
 
 # These change where or when something is kept or shown, and no number of the training.
 _FREE = {
@@ -100,3 +104,29 @@ def same_training(stored: TrainingConfig, wanted: TrainingConfig, *, reschedule:
     if wanted.schedule.steps == 0:
         given["schedule.steps"] = stored.schedule.steps
     return resumed_config(stored, given, reschedule=reschedule)
+
+
+def changes(
+    stored: TrainingConfig, wanted: TrainingConfig, reschedule: str | None, num_before: int, processes: "Processes"
+) -> list[tuple[str, dict[str, Any]]]:
+    """Rows of metrics.jsonl (kind and values) that tell what a resume has changed; with a warning where its bytes will.
+
+    Args:
+        stored, wanted: of the run, and from `same_training`.
+        reschedule: as given there.
+        num_before: how many processes trained before.
+        processes: those of now.
+    """
+    rows: list[tuple[str, dict[str, Any]]] = []
+    if reschedule is not None and wanted.max_steps != stored.max_steps:
+        told = {"max_steps_before": stored.max_steps, "max_steps": wanted.max_steps}
+        rows.append(("reschedule", {"reschedule": reschedule, **told}))
+    if num_before != processes.size:
+        rows.append(("processes", {"processes_before": num_before, "processes": processes.size}))
+        if processes.is_first:
+            warnings.warn(
+                f"the number of processes was {num_before} and is {processes.size}: the training goes on with the same "
+                "batches and other random numbers; it equals one that kept the number to rounding, not to the bit.",
+                stacklevel=3,
+            )
+    return rows

@@ -24,7 +24,21 @@ from dagnn.training.durable import replace_file
 if TYPE_CHECKING:
     from dagnn.training.processes import Processes
 
-_LOCK, _RUN, _CONFIG = "lock", "run.json", "config.toml"
+_LOCK, _RUN, _CONFIG, _CHECKPOINTS = "lock", "run.json", "config.toml", "checkpoints"
+
+
+# Locks of this process. Those that it forks, such as workers that load data, must not keep a run locked after it died.
+_held: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class RunDirectory:
@@ -32,6 +46,8 @@ class RunDirectory:
 
     `create` begins a run, `open` goes on with one, `read` only looks. The first two hold the lock until `close`
     (or the end of a ``with`` block); the system drops it when the process dies, however it dies.
+
+    A run holds no links: through those of a stranger's run, what is written into it would go over files elsewhere.
 
     Attributes:
         path: the directory.
@@ -54,6 +70,7 @@ class RunDirectory:
         path = Path(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            _refuse_links(path)
             lock = _locked(path)
         except OSError as error:
             raise RunError(f"cannot make the run directory {path}: {error.strerror or error}.") from error
@@ -64,10 +81,10 @@ class RunDirectory:
             # Last: a directory with run.json is a run.
             replace_file(path / _RUN, json_bytes({"run": run.run_id, "dagnn": __version__}))
         except OSError as error:
-            os.close(lock)
+            _let_go(lock)
             raise RunError(f"cannot write the run directory {path}: {error.strerror or error}.") from error
         except RunError:
-            os.close(lock)
+            _let_go(lock)
             raise
         return run
 
@@ -96,7 +113,7 @@ class RunDirectory:
 
     @property
     def checkpoints_path(self) -> Path:
-        return self.path / "checkpoints"
+        return self.path / _CHECKPOINTS
 
     def config(self) -> TrainingConfig:
         """The stored configuration.
@@ -117,7 +134,7 @@ class RunDirectory:
     def close(self) -> None:
         """Let the lock go; a second time does nothing."""
         if self._lock is not None:
-            os.close(self._lock)
+            _let_go(self._lock)
             self._lock = None
 
     def __enter__(self) -> Self:
@@ -142,6 +159,7 @@ def open_run(config: TrainingConfig, resume: bool, processes: "Processes") -> Ru
 
 
 def _run_id(path: Path) -> str:
+    _refuse_links(path)
     try:
         run: Any = json.loads((path / _RUN).read_bytes())
         return str(run["run"])
@@ -151,6 +169,24 @@ def _run_id(path: Path) -> str:
         raise RunError(f"cannot read {path / _RUN}: {error.strerror or error}.") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunError(f"{path / _RUN} is damaged: {error}.") from error
+
+
+def _refuse_links(path: Path) -> None:
+    """A run from a stranger may lead elsewhere: what is written into it would go over a file of ours."""
+    for folder in (path, path / _CHECKPOINTS):
+        try:
+            with os.scandir(folder) as entries:
+                for each in entries:
+                    # Asked of the entry, not of the file: a running training renames and removes some.
+                    if not each.is_file(follow_symlinks=False) and not each.is_dir(follow_symlinks=False):
+                        raise RunError(
+                            f"{each.path} is a link or no plain file: a run holds files of its own (the run directory "
+                            "itself may be a link)."
+                        )
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunError(f"cannot read {folder}: {error.strerror or error}.") from error
 
 
 def _refuse_used(path: Path) -> None:
@@ -177,6 +213,7 @@ def _locked(path: Path) -> int:
     try:
         import fcntl
     except ImportError:  # Windows has no flock: two processes on one run are not noticed there
+        _held.add(descriptor)
         return descriptor
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,4 +225,11 @@ def _locked(path: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise
+    _held.add(descriptor)
     return descriptor
+
+
+def _let_go(descriptor: int) -> None:
+    if descriptor in _held:  # else a child's, closed already
+        _held.discard(descriptor)
+        os.close(descriptor)

@@ -17,7 +17,7 @@ class BatchSource(Protocol[Batch_co]):
 
     With several processes each has its own source; ``next_batch`` gives this process's share of a micro-batch (it may
     be empty), and the state is the same in all of them. A source with an attribute ``epoch`` (of the next batch, from
-    0) gets the mean loss of every epoch in the metrics.
+    0) gets the mean loss of every epoch in the metrics; one with a method ``close`` is told when a training ends.
     """
 
     def next_batch(self) -> Batch_co: ...
@@ -47,6 +47,10 @@ class MappedSource:
     def epoch(self) -> int | None:
         """The source's; None where it has none."""
         return getattr(self._source, "epoch", None)
+
+    def close(self) -> None:
+        """The source's, where it has one."""
+        getattr(self._source, "close", lambda: None)()
 
     def state_dict(self) -> Mapping[str, Any]:
         """The source's."""
