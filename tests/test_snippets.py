@@ -23,7 +23,11 @@ PAGES = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if path.exists() and _BLOCK.search(path.read_text())
 ]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SLOW = {"python_functions.py"}  # a minute; its parts run in tests/nn/test_python_graphs.py
+EXAMPLES = [
+    pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else ())
+    for path in sorted((ROOT / "examples").glob("*.py"))
+]
 
 
 @pytest.mark.parametrize("name", MODULES)
