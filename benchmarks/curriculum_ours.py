@@ -1,0 +1,124 @@
+"""(C) Our contestant in the curriculum comparison: what `dagnn train` calls, in a run directory of its own."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.curriculum_rivals import Trained
+from dagnn.curriculum import Sample
+from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.terms import from_term, to_term
+from dagnn.graph.rewriting import RewritingMachine
+from dagnn.nn import GraphRewriter
+from dagnn.training import CheckpointStore, RunDirectory, TrainingConfig, read_metrics
+from dagnn.training.curriculum_run import train
+from dagnn.training.evaluate import STEP_BUDGET, evaluate, model_of
+from dagnn.training.evaluation import WindowCounts
+from dagnn.training.window_file import read_windows
+
+# Enough to tell what a step costs; they are part of the training, which then goes on.
+_FIRST_STEPS = 150
+# Evaluations on the way are on our clock, and on no rival's: they are to fit into the time, too.
+_TRAINING_SHARE = 0.9
+_ROUNDS = 600
+
+
+class Ours:
+    """A trained `GraphRewriter` as a contestant.
+
+    Attributes:
+        trained: what it took: traces, training and evaluations on the way.
+        model: the network of the last checkpoint, with its averaged weights.
+    """
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        run = RunDirectory.read(directory)
+        checkpoint = CheckpointStore(run.checkpoints_path, run.run_id).latest()
+        traced = read_windows(run.path)
+        assert checkpoint is not None and traced is not None
+        self.model: GraphRewriter = model_of(checkpoint)
+        self._directory, self._seed = directory, seed
+        traces, training = traced[1].cpu_seconds, checkpoint.clock["cpu_seconds"]
+        self.trained = Trained(
+            cpu_seconds=traces + training,
+            steps=checkpoint.step,
+            examples=checkpoint.step * run.config().batch_size,
+            # The log knows the wall-clock only: steps cost about the same all the way.
+            curve=[
+                (
+                    traces + training * row["step"] / checkpoint.step,
+                    {level: float(row.get(f"accuracy/{level}", 0.0)) for level in run.config().curriculum.levels},
+                )
+                for row in read_metrics(run.metrics_path)
+                if row["kind"] == "evaluation"
+            ],
+        )
+
+    def solve(self, samples: Sequence[Sample]) -> list[object]:
+        """The answers; every set of expressions begins with an empty memo."""
+        terms = [to_term(sample.input, sample.level) for sample in samples]
+        machine = RewritingMachine(SIGNATURE, self.model)
+        results = machine.run([term for term, _ in terms], budget=STEP_BUDGET, rounds=_ROUNDS)
+        return [
+            None if result.tokens is None else from_term(result.tokens, names)
+            for result, (_, names) in zip(results, terms, strict=True)
+        ]
+
+    def windows(self, expressions: int) -> WindowCounts | None:
+        """How many windows the test expressions of all levels ask for, and those that training never showed."""
+        return evaluate(self._directory, expressions=expressions, seed=self._seed).windows
+
+
+def train_ours(
+    directory: Path,
+    *,
+    cpu_seconds: float,
+    seed: int,
+    expressions: int | None = None,
+    max_steps: int | None = None,
+    told: Callable[[str], object] = print,
+) -> Ours:
+    """Trains for this much CPU time, traces included (a few steps tell how many there is time for), or so many steps.
+
+    Args:
+        directory: of the run; must not exist.
+        cpu_seconds: of one thread.
+        max_steps: the steps, whatever time they take; then `cpu_seconds` says nothing.
+        seed: of the run.
+        expressions: traced per level; None: as many as `dagnn train`.
+    """
+    torch.set_num_threads(1)
+    flags = {
+        "seed": seed,
+        "run_directory": str(directory),
+        "threads": 1,
+        "max_steps": max_steps or _FIRST_STEPS,
+        "schedule.steps": max_steps or TrainingConfig().max_steps,
+        "eval_every": 250,
+        "test_samples": 1,  # the questions of this benchmark come after the training
+        "checkpoint.save_every": 0,
+        "checkpoint.keep_best": 0,
+        "checkpoint.keep_last": 1,
+    }
+    if expressions is not None:
+        flags["curriculum.samples"] = (expressions,)
+    config = TrainingConfig.resolve(environment={}, flags=flags)
+    train(config, note=told)
+    if max_steps is not None:
+        return Ours(directory, seed)
+    steps = steps_within(Ours(directory, seed).trained, directory, cpu_seconds)
+    told(f"{steps:,} steps fit into {cpu_seconds / 60:.2f} CPU minutes")
+    if steps > _FIRST_STEPS:
+        longer = config.changed({"max_steps": steps, "schedule.steps": 0})
+        train(longer, resume=True, reschedule="stretch", note=told)
+    return Ours(directory, seed)
+
+
+def steps_within(first: Trained, directory: Path, cpu_seconds: float) -> int:
+    """Steps in all for which this CPU time is enough, after the first few have shown what one costs."""
+    traced = read_windows(directory)
+    assert traced is not None
+    traces = traced[1].cpu_seconds
+    per_step = (first.cpu_seconds - traces) / first.steps
+    return max(first.steps, int(_TRAINING_SHARE * (cpu_seconds - traces) / per_step))
