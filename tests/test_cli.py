@@ -137,13 +137,16 @@ def test_missing_argument_is_named(fails):
 
 def test_value_of_the_wrong_type_is_named(fails):
     assert fails("generate", "--level", "abc").startswith("Error parsing --level: invalid literal for int()")
+    assert fails("generate", "--level", "2", "--depth", "x").startswith(
+        "Error parsing --depth: 'x' is not of the kind INT; see"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["generate", "--level", "9"], "level 9 does not exist: the levels are 1, 2, 3, 4, 5, 6, 7."),
-        (["generate", "--level", "2", "--count", "-1"], "got -1"),
+        (["generate", "--level", "2", "--count", "-1"], "count must be a whole number of at least 0, got -1"),
         (["generate", "--level", "2", "--split", "exam"], "'exam'"),
         (["train", "--dry-run", "--batch-size", "0"], "batch_size = 0: allowed is a whole number of at least 1."),
         (["train", "--dry-run", "--batch-size", "-4"], "batch_size = -4"),
@@ -151,7 +154,10 @@ def test_value_of_the_wrong_type_is_named(fails):
         (["train", "--dry-run", "--curriculum.levels", "8"], "curriculum.levels = "),
         (["train", "--dry-run", "--config", "none.toml"], "none.toml"),
         (["train", "--config", "a", "--resume", "b"], "--config and --resume exclude each other"),
-        (["train", "--resume", "none"], "none holds no run"),
+        (
+            ["train", "--resume", "none"],
+            "none holds no run: none/run.json is missing; name the directory of a trained run.",
+        ),
         (["report", "none"], "none holds no run"),
         (["info", "none"], "none holds no run"),
         (["ged", "none.json", "none.json"], "No such file or directory: none.json"),
@@ -291,7 +297,7 @@ def test_evaluate_prints_a_table_or_json(capsys, called):
     [
         (True, "equivalent to (* 2 x)", True, "right, equivalent to (* 2 x)"),
         (False, "other value", True, "wrong, other value"),
-        (False, "division by zero at (/ 5 0)", False, "there is no answer: division by zero at (/ 5 0)"),
+        (False, "division by zero at (/ 5 0)", False, "the engine has no answer: division by zero at (/ 5 0)"),
     ],
 )
 def test_solve_prints_answer_verdict_and_seconds(right, reason, has_answer, verdict, capsys, called):
@@ -302,7 +308,8 @@ def test_solve_prints_answer_verdict_and_seconds(right, reason, has_answer, verd
     options = {"budget": 200_000, "seconds": 60.0, "trace": False}
     assert called.calls == [("solve", ("my-run", "(derive (^ x 2) x)"), options)]
     out = capsys.readouterr().out.splitlines()
-    assert out == ["answer      (* 2 x)", f"verdict     {verdict}", "seconds     0.250 for 12 steps"]
+    answer = "(* 2 x)" if has_answer else "none, the network ended with (* 2 x)"
+    assert out == [f"answer      {answer}", f"verdict     {verdict}", "seconds     0.250 for 12 steps"]
 
 
 def test_solve_prints_every_step_where_it_is_asked_to(capsys, called):

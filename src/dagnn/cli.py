@@ -173,6 +173,8 @@ def _generate(arguments: Sequence[str]) -> int:
     from dagnn.data import Record, write_records
     from dagnn.data.record import record_to_line
 
+    if given.count < 0:
+        raise ConfigError(f"count must be a whole number of at least 0, got {given.count}.")
     stats = GenerationStats()
     samples = dataset(
         given.level,

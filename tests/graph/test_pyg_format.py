@@ -146,3 +146,13 @@ def test_without_pyg_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
     with pytest.raises(DagnnError, match="to_pyg needs PyTorch Geometric: pip install torch-geometric"):
         Dag([(0, 1)]).to_pyg()
+
+
+@pytest.mark.parametrize(
+    "ptr", [[0, 3], [0, 3, 9], [1, 3, 6], [0, 6, 3, 6], [0, -1, 6], [], [[0, 3, 6]], [0.0, 3.0, 6.0]]
+)
+def test_a_ptr_that_does_not_share_out_the_nodes(ptr):
+    batch = DagBatch.from_dags([Dag([(0, 2), (1, 2)], 3)] * 2).to_pyg()
+    batch.ptr = torch.tensor(ptr)
+    with pytest.raises(GraphError, match="ptr must be int64 and go from 0 to the 6 nodes"):
+        DagBatch.from_pyg(batch)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import dags, expression_dags
 
-from dagnn.errors import GraphError
+from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import Dag, DagBatch
 from dagnn.nn import EditScripts
 
@@ -151,3 +151,17 @@ def test_what_does_not_fit_is_refused(call, message):
     with pytest.raises(GraphError) as error:
         call()
     assert str(error.value) == message
+
+
+def test_refusals_of_what_is_no_script():
+    whole = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(DtypeError, match=r"kind must be torch.int64, got torch.int32"):
+        EditScripts(whole.int(), whole, torch.ones(2, dtype=torch.int64))
+    with pytest.raises(GraphError, match=r"got \[2, 3\], \[2, 2\] and \[2\]"):
+        EditScripts(whole, whole[:, :2], torch.ones(2, dtype=torch.int64))
+    with pytest.raises(GraphError, match=r"got \[2, 3\], \[2, 3\] and \[3\]"):
+        EditScripts(whole, whole, torch.ones(3, dtype=torch.int64))
+    for kind in (-1, 4):
+        wrong = EditScripts(torch.tensor([[kind, 0]]), torch.zeros(1, 2, dtype=torch.int64), torch.tensor([2]))
+        with pytest.raises(GraphError, match=rf"action 0 of script 0 is of the kind {kind}, but kinds are 0 .. 3"):
+            wrong.to_dags(Dag.from_polish("x"), ["x"])

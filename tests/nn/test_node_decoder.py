@@ -276,3 +276,48 @@ def test_bad_arguments_and_calls():
         decoder_of()(torch.zeros(4, DIM).double(), DagBatch.from_dags([graph, graph]), scripts)
     with pytest.raises(ConfigError, match="max_nodes must be a whole number of at least 1, got 0"):
         nodes.generate(symbols, graph, max_nodes=0)
+
+
+def test_refusals_of_scripts_that_are_none():
+    graph = Dag.from_polish("(+ x y)")
+    decoder, x = decoder_of(), features_of(graph)
+    scripts = EditScripts.from_dags(graph, [graph], VOCABULARY)
+    for kind, length, alike, text in (
+        (scripts.kind - 1, scripts.length, None, r"is of the kind -1, but kinds are 0 .. 3"),
+        (scripts.kind, scripts.length + 9, None, r"length must be in 0 .. 2"),
+        (scripts.kind, scripts.length, torch.arange(9), r"one entry for each of the 3 nodes of the input, got \[9\]"),
+    ):
+        with pytest.raises(GraphError, match=text):
+            decoder(x, graph, EditScripts(kind, scripts.value, length, alike))
+
+
+def test_what_a_stop_holds_does_not_count():
+    graph = Dag.from_polish("(+ x y)")
+    decoder, x = decoder_of(), features_of(graph)
+    scripts = EditScripts.from_dags(graph, [graph], VOCABULARY)
+    value = torch.where(scripts.kind == 0, 100, scripts.value)
+    other = EditScripts(scripts.kind, value, scripts.length, scripts.alike)
+    expected = decoder(x, graph, scripts).cross_entropy(scripts, graph)
+    assert decoder(x, graph, other).cross_entropy(other, graph) == expected
+
+
+def test_autocast():
+    graph = Dag.from_polish("(+ x y)")
+    decoder, x = decoder_of().float(), features_of(graph).float()
+    scripts = EditScripts.from_dags(graph, [graph], VOCABULARY)
+    expected = decoder(x, graph, scripts).cross_entropy(scripts, graph)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = decoder(x, graph, scripts).cross_entropy(scripts, graph)
+        found.backward()
+        assert len(decoder.generate(x, graph)) == 1
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
+
+
+def test_a_decoder_that_never_wants_to_stop_keeps_its_budget():
+    graph = Dag.from_polish("(+ x y)")
+    decoder = decoder_of(max_nodes=2, max_operands=1)
+    with torch.no_grad():
+        decoder.stop_or_label.bias[0] = -float("inf")
+    scripts = decoder.generate(features_of(graph), graph)
+    assert ((scripts.kind == LABEL) | (scripts.kind == COPY)).sum() <= 2
+    assert (scripts.kind == 0).any()

@@ -110,6 +110,7 @@ def test_a_resumed_run_needs_its_warm_start_no_more(taught, tmp_path):
 def test_a_warm_start_from_nothing_or_another_size_is_refused(taught, tmp_path):
     with pytest.raises(RunError, match="holds no run"):
         train(config_of(tmp_path / "a", warm_start=str(tmp_path / "nowhere")), note=quiet)
+    assert not (tmp_path / "a").exists()  # nor does a second try meet a half-begun run
     with pytest.raises(ConfigError, match="a warm start takes a network of the same labels and sizes"):
         train(config_of(tmp_path / "b", model__width=32, warm_start=str(taught)), note=quiet)
 

@@ -33,6 +33,13 @@ def test_a_trained_network_answers_expressions_it_never_saw(learned):
     assert evaluation.levels[1].accuracy >= 0.9
 
 
+def test_a_single_long_expression_is_given_the_rounds_that_it_takes(monkeypatch):
+    sample = make_sample(4, seed=0, index=2, split="test")
+    samples = [sample]
+    assert ask(RewritingMachine(SIGNATURE, RuleEngine()), samples)[0][0].reason == "no end"
+    assert ask(RewritingMachine(SIGNATURE, RuleEngine()), samples, rounds=3_000)[0][0].right
+
+
 def test_windows_never_trained_on_are_counted():
     machine = RewritingMachine(SIGNATURE, RuleEngine())
     ask(machine, [make_sample(2, seed=3, index=0, split="test")])

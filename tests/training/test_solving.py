@@ -117,7 +117,42 @@ def test_a_right_answer_by_another_path_departs_too():
 def test_what_has_no_answer_is_said_to_have_none():
     found = solved("(+ 1 (/ 5 0))")
     assert (found.right, found.has_answer) == (False, False)
-    assert found.verdict.startswith("there is no answer: division by zero at (/ 5 0)")
+    assert found.verdict.startswith("the engine has no answer: division by zero at (/ 5 0)")
+    assert found.lines[-4].startswith("answer      none, the network ended with (+ ")
+
+
+def test_what_the_engine_reaches_and_the_network_leaves_half_way_is_no_answer():
+    found = solved("(derive (^ x 2) x)", lambda window: LEAVE if window.kind == "derive" else None)
+    assert (found.right, found.finished, found.engine_fails) == (False, False, "")
+    assert found.verdict == "no answer was reached (not worked out: derive is left)"
+    assert f"answer      none, the network ended with {found.answer}" in found.lines
+
+
+def test_where_the_engine_is_at_its_end_too_the_verdict_says_so():
+    found = solved("(integrate (* x (log x)) x)")
+    assert found.verdict == (
+        "no answer was reached (not worked out: integrate is left); the engine's own steps end there too"
+    )
+    found = solved("(integrate (* x (log x)) x)", lambda window: window[1] if window.kind == "integrate" else None)
+    assert found.answer == "x"
+    assert found.verdict == (
+        "wrong, its derivative is not (* x (log x)); the engine's own steps reach no answer either"
+    )
+    # Ten decimals are too few so near a pole.
+    found = solved("(tan 1.5707963)")
+    assert found.verdict == "wrong, 36800000, not 37300000; the engine's own steps end there too"
+    found = solved("(tan 1.5707963)", lambda window: window[0] if window.kind == "rounded" else None)
+    assert found.verdict.endswith("; the engine's own steps give 36800000, not right either")
+
+
+def test_what_the_engine_does_not_know_is_not_said_to_have_no_answer():
+    found = solved("(integrate (exp (^ x 2)) x 0 1)")
+    assert found.verdict.startswith("the engine has no answer: no supported antiderivative of (exp (^ x 2))")
+
+
+def test_one_step_is_told_in_the_singular():
+    assert solved("(/ 5 0)").lines[-1].endswith(" for 1 step")
+    assert solved("7").lines[-1].endswith(" for 0 steps")
 
 
 def grows(window):
@@ -132,14 +167,14 @@ def turns_for_ever(window):
 def test_a_network_without_an_end_is_stopped(instead):
     found = solved("(+ 2 3)", instead, budget=700)
     assert (found.answer, found.right) == ("", False)
-    assert found.verdict == "stopped, no normal form within 700 steps"
-    assert found.lines[-4] == "verdict     stopped, no normal form within 700 steps"
+    assert found.verdict == "stopped, no answer within 700 steps"
+    assert found.lines[-4] == "verdict     stopped, no answer within 700 steps"
     assert found.steps == 700
     assert found.departure.step.number == 1
 
     start = time.monotonic()
     found = solve_with(Almost(instead), parse("(+ 2 3)"), budget=5_000_000, seconds=0.02)
-    assert found.verdict in ("stopped, no normal form within 0.02 seconds", "stopped, the graph grew without end")
+    assert found.verdict in ("stopped, no answer within 0.02 seconds", "stopped, the graph grew without end")
     assert time.monotonic() - start < 60
 
 
@@ -163,7 +198,7 @@ def test_solve_takes_any_legal_expression(learned):
     for text in ("(derive (^ speed 2) speed)", "(- 0.1 0.1 0.1)", "(sin 0)", "(integrate (/ 1 x) x 1 e)", "7"):
         found = solve(path, text, budget=5_000)
         assert found.reason
-        assert found.verdict.startswith(("right, ", "wrong, ", "stopped, "))
+        assert found.verdict.startswith(("right, ", "wrong, ", "no answer was reached (", "stopped, "))
         assert found.right or found.departure is not None
 
 

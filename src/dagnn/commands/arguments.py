@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -12,6 +13,8 @@ from dagnn.errors import ConfigError
 from dagnn.training.text import printable
 
 Arguments = TypeVar("Arguments")
+# What tyro says of a value that may be left out; how it tried each kind follows.
+_OPTIONAL = re.compile(r"no type matching \{None\}\|(\w+) could be instantiated from \[(.*?)\]\. Got errors: .*")
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
 
@@ -58,4 +61,5 @@ def _in_one_line(box: str) -> str:
     lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
     sections = " ".join("\n" if line and set(line) <= {"─", "-"} else line for line in lines).split("\n")
     told = [each.strip() for each in sections if not each.strip().startswith(("Argument help", "For full help"))]
+    told = [_OPTIONAL.sub(r"\2 is not of the kind \1", " ".join(each.split())) for each in told]
     return "; ".join(told if box.startswith("╭") else told[1:]).rstrip(".") or "wrong arguments"

@@ -86,9 +86,24 @@ def _garbage(answer: object) -> str | None:
         return f"no expression: {error}"
     if size(answer) > LARGEST_ANSWER:
         return f"more than {LARGEST_ANSWER:,} nodes"
+    left = _left_over(answer)
+    return None if left is None else f"not worked out: {left} is left"
+
+
+def is_worked_out(answer: Expr) -> bool:
+    """Whether an expression has the form of an answer: numbers, symbols, arithmetic and functions, or roots of those.
+
+    >>> is_worked_out(("+", 2, ("derive", "x", "x")))
+    False
+    """
+    return _left_over(answer) is None
+
+
+def _left_over(answer: Expr) -> str | None:
+    """An operator that no answer has, such as derive or a name of the engine's own."""
     for item in walk(answer):
         if isinstance(item, tuple) and item[0] not in _PLAIN_OPERATORS and not (item is answer and item[0] == "roots"):
-            return f"not worked out: {item[0]} is left"
+            return str(item[0])
     return None
 
 

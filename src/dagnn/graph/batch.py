@@ -121,13 +121,14 @@ class DagBatch:
 
         Raises:
             DtypeError: no ``Batch``; a single ``Data`` is for `Dag.from_pyg`.
-            GraphError: an edge from one graph to another.
+            GraphError: an edge from one graph to another, or a ``ptr`` that does not share out the nodes.
             CycleError: the edges form a cycle; nodes are numbered as in the batch.
         """
         arguments = pyg_format.arguments_from(batch)
         offsets = getattr(batch, "ptr", None)
         if not isinstance(offsets, Tensor):
             raise DtypeError("DagBatch.from_pyg needs a Batch, got a single graph: use Dag.from_pyg for it.")
+        _check_offsets(offsets, arguments["num_nodes"])
         names = arguments.pop("names")
         union = Dag(**arguments)
         return _parted(union, offsets.cpu(), names).to(batch.edge_index.device)
@@ -300,6 +301,16 @@ class DagBatch:
             names=None if self.names is None else self.names[nodes],
             node_attributes={name: values[nodes] for name, values in self.node_attributes.items()},
             edge_attributes={name: values[edges] for name, values in self.edge_attributes.items()},
+        )
+
+
+def _check_offsets(offsets: Tensor, num_nodes: int) -> None:
+    """Raise GraphError unless ``ptr`` goes from 0 to ``num_nodes`` and never back."""
+    is_sound = offsets.dtype == torch.int64 and offsets.dim() == 1 and len(offsets) > 0
+    if not is_sound or offsets[0] != 0 or offsets[-1] != num_nodes or bool((offsets.diff() < 0).any()):
+        raise GraphError(
+            f"ptr must be int64 and go from 0 to the {num_nodes} nodes, one entry more than there are graphs, got "
+            f"{offsets.tolist()}."
         )
 
 

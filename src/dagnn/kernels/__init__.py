@@ -10,10 +10,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from dagnn.errors import ConfigError
-from dagnn.kernels import graph_plans, network_op, reference
+from dagnn.kernels import graph_plans, network_op, plain_tensors, reference, sweep_cells
 from dagnn.kernels.activations import ACTIVATIONS
 from dagnn.kernels.levels import LevelPlan, plan_levels
 from dagnn.kernels.network import NetworkPlan, plan_network
@@ -107,31 +106,35 @@ def run_sweep(
     device = features.device
     operators = getattr(cell, "operators", None)
     operator = None if operators is None else graph_plans.node_operators(graph, device)
-    if not by_level and isinstance(cell, Projects) and _compiles(cell, graph, features):
-        from dagnn.kernels import sweep_function  # here: it needs llvmlite
-
+    if not by_level and isinstance(cell, Projects) and _compiles(cell, graph, features, rows):
         plan = graph_plans.compiled_plan(
             graph, direction, by_position=cell.max_children is not None, by_operator=operators is not None
         )
-        course = sweep_function.Course(
-            plan,
-            lambda: graph_plans.sweep_plan(graph, direction, device),
-            lambda: graph_plans.edge_positions(graph, device),
-            operator,
-            rows,
-        )
-        return sweep_function.run_sweep(course, cell.project(features))
+        projected = cell.project(features)
+        # Compiled code reads wherever the plan and the sizes send it. What does not fit: PyTorch says what is wrong.
+        fits = sweep_cells.fits(projected, plan, by_operator=operators) and projected.hidden == cell.state_sizes[0]
+        if fits and _is_compiled(projected.projected, *projected.weights):
+            from dagnn.kernels import sweep_function  # here: it needs llvmlite
+
+            course = sweep_function.Course(
+                plan,
+                lambda: graph_plans.sweep_plan(graph, direction, device),
+                lambda: graph_plans.edge_positions(graph, device),
+                operator,
+                None if rows is None else rows.clone(),  # they have been checked; a later change must not count
+            )
+            return sweep_function.run_sweep(course, projected)
     levels, position = graph_plans.sweep_plan(graph, direction, device), graph_plans.edge_positions(graph, device)
     of_nodes = features if rows is None else features.index_select(0, rows)
     return reference.run_sweep(levels, of_nodes, position, cell, operator)
 
 
-def _compiles(cell: Projects, graph: graph_plans.Graph, features: Tensor) -> bool:
+def _compiles(cell: Projects, graph: graph_plans.Graph, features: Tensor, rows: Tensor | None) -> bool:
     """Whether the compiled path takes a sweep of this cell."""
     parameters = cell.parameters() if isinstance(cell, nn.Module) else ()
     if not graph.num_nodes or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    if not _is_compiled(features, *parameters):
+    if not _is_compiled(features, *parameters) or not (rows is None or plain_tensors.is_plain(rows)):
         return False
     if cell.max_children is None:
         return True
@@ -140,19 +143,11 @@ def _compiles(cell: Projects, graph: graph_plans.Graph, features: Tensor) -> boo
 
 
 def _is_compiled(*tensors: Tensor) -> bool:
-    """Whether the compiled path takes these tensors: on the CPU, float32 or float64, and not transformed."""
+    """Whether the compiled path takes these tensors: on the CPU, float32 or float64, and nothing but memory."""
     if kernel_path() != "compiled":
         return False
-    # torch.func and forward-mode derivatives look into tensors that compiled code only sees the memory of.
-    return (
-        all(tensor.device.type == "cpu" and tensor.layout == torch.strided for tensor in tensors)
-        and len({tensor.dtype for tensor in tensors}) == 1
-        and tensors[0].dtype in _FLOATS
-        and (torch.compiler.is_compiling() or not any(_is_transformed(tensor) for tensor in tensors))
-    )
-
-
-def _is_transformed(tensor: Tensor) -> bool:
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return True
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+    if tensors[0].dtype not in _FLOATS or len({tensor.dtype for tensor in tensors}) != 1:
+        return False
+    if torch.compiler.is_compiling():
+        return all(tensor.device.type == "cpu" and tensor.layout == torch.strided for tensor in tensors)
+    return not plain_tensors.is_watched() and all(map(plain_tensors.is_plain, tensors))

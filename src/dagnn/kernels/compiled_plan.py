@@ -220,7 +220,7 @@ class CompiledPlan:
         itself on a wide network with a small batch.
         """
         kept = self._kept.pop((use, dtype), None)  # one step: two threads never get the same
-        return kept if kept is not None and len(kept) >= length else torch.empty(length, dtype=dtype)
+        return kept if kept is not None and len(kept) >= length else torch.empty(length, dtype=dtype, device="cpu")
 
     def give_back(self, use: str, memory: Tensor) -> None:
         """Keep memory for the next pass: one piece for each use."""

@@ -82,7 +82,7 @@ class Sweep:
         self._table_rows = None if feature_rows is None else len(projected)
         self._slots = weights[0].shape[1] // hidden
         self._operators = len(weights[0])
-        self._done = torch.zeros(8, dtype=torch.int64)
+        self._done = torch.zeros(8, dtype=torch.int64, device="cpu")
         self._frame = self._framed()
         self._address: dict[str, int] = {}
         self._saved = self._borrow(_SAVED[kind])
@@ -93,7 +93,7 @@ class Sweep:
 
     def forward(self) -> Tensor:
         """The output of every node, ``[num_nodes, hidden]``. Nothing here holds on to it."""
-        output = torch.empty(self._plan.num_nodes, self._wide, dtype=self._dtype)
+        output = self._weights[0].new_empty(self._plan.num_nodes, self._wide)
         inputs = {"projected": self._widened(self._projected), "y": output, **self._packed(self._weights)}
         self._set(**inputs)
         self._run("forward", len(self._plan.tiles), in_order=True)
@@ -112,9 +112,9 @@ class Sweep:
         scratch = self._borrow(_SCRATCH[self._kind])
         grad_rows = plan.num_nodes if self._table_rows is None else self._table_rows
         by_table = needs_projected and self._table_rows is not None
-        new = torch.zeros if by_table else torch.empty
         width = self._columns * self._wide
-        grad_projected = new(grad_rows if needs_projected else 0, width, dtype=self._dtype)
+        shape = (grad_rows if needs_projected else 0, width)
+        grad_projected = grad_y.new_zeros(shape) if by_table else grad_y.new_empty(shape)
         inputs: dict[str, Tensor | None] = {
             "grad_y": self._widened(grad_y),
             "y": None if y is None else self._widened(y),
@@ -141,12 +141,12 @@ class Sweep:
             self._frame.set(operands=self._address["hidden"], gates=self._address["forget_gradients"])
             forget = self._matrix_gradient("forget", weights[1].unsqueeze(0), every)
             return own, forget.squeeze(0)
-        bias = torch.empty(self._wide, dtype=self._dtype)
+        bias = weights[0].new_empty(self._wide)
         self._set(grad_bias=bias)
         self._run("bias", self._panels.count(self._hidden))
         if self._kind != "attention":
             return own, bias[: self._hidden]
-        score = torch.empty(self._wide, dtype=self._dtype)
+        score = weights[0].new_empty(self._wide)
         self._set(grad_score=score)
         self._run("score", self._panels.count(self._hidden))
         return own, bias[: self._hidden], score[: self._hidden]
@@ -154,7 +154,7 @@ class Sweep:
     def _matrix_gradient(self, function: str, weight: Tensor, classes: NDArray[np.int64]) -> Tensor:
         panels, count = self._panels, self._panels.count(self._hidden)
         left, right = (weight.shape[k] // self._hidden * count for k in (1, 2))
-        gradient = torch.zeros(len(weight), left * panels.width, right * panels.width, dtype=self._dtype)
+        gradient = weight.new_zeros(len(weight), left * panels.width, right * panels.width)
         first = np.searchsorted(classes[:, 4], np.arange(len(weight) + 1)).astype(np.int64)
         parts = -(-left // LEFT_PART), -(-right // RIGHT_PART)
         self._set(grad_weight=gradient)

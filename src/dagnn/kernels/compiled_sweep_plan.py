@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dagnn.errors import GraphError
 from dagnn.graph.csr import offsets_of, stable_order
 
 Ints = NDArray[np.int64]
@@ -70,6 +71,16 @@ class SweepPlan:
         return len(self.in_sources)
 
     @cached_property
+    def max_slots(self) -> int:
+        """The most slots of a node."""
+        return int(self.classes[:, 1].max(initial=0))
+
+    @cached_property
+    def num_operators(self) -> int:
+        """1 more than the highest operator."""
+        return int(self.classes[:, 4].max(initial=-1)) + 1
+
+    @cached_property
     def node_index(self) -> torch.Tensor:
         """``nodes`` as int64."""
         return torch.from_numpy(self.nodes.astype(np.int64))
@@ -91,9 +102,13 @@ def plan_sweep(
         position: ``[num_edges]``, at least 0: the slot of its target that an edge goes to. None for one slot for all.
         operator: ``[num_nodes]``, at least 0. None for the same for all.
 
+    Raises:
+        GraphError: an edge goes to no higher level, or one of its ends is no node: the graph has been written to.
+
     Cost: four sorts of integers.
     """
     num_nodes, num_edges = len(level), len(source)
+    _check_levels(source, target, level)
     slots = np.zeros(num_nodes, dtype=np.int64)
     if position is None:
         slots[target] = 1
@@ -132,6 +147,17 @@ def plan_sweep(
         classes,
         levels,
     )
+
+
+def _check_levels(source: Ints, target: Ints, level: Ints) -> None:
+    """Compiled code trusts a plan: an edge against the levels would have it read what nobody has written yet."""
+    ends = np.concatenate([source, target])
+    is_sound = ends.min(initial=0) >= 0 and ends.max(initial=-1) < len(level) and level.min(initial=0) >= 0
+    if not is_sound or (level[source] >= level[target]).any():
+        raise GraphError(
+            "the edges of the graph do not go with its levels: they were changed after the graph was made. Graphs "
+            "never change: make a new one."
+        )
 
 
 def _tiles_and_classes(key: Ints, classes_of_level: int, most: int) -> tuple[Ints, Ints]:

@@ -195,7 +195,7 @@ def _bounds(numbers: Tensor) -> tuple[int, int]:
 def _rank_in_group(group: Tensor, count: Tensor) -> Tensor:
     """How many entries of the same group stand before each: int64 ``[n]``; ``count`` is the size of every group."""
     order = group.argsort(stable=True)
-    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     return rank - (count.cumsum(0) - count)[group]
 
 
@@ -213,7 +213,8 @@ def _remembered(graph: Graph, key: Any, make: Callable[[], Any]) -> Any:
         _facts[identity] = entry
     facts = entry[1]
     if key not in facts:
-        facts[key] = make()
+        with torch.inference_mode(False):  # what inference mode makes could never be trained with
+            facts[key] = make()
     return facts[key]
 
 

@@ -65,11 +65,11 @@ def plan_levels(edges: Tensor, levels: Tensor, rank: Tensor | None = None) -> Le
     Cost: O(num_nodes log num_nodes + num_edges log num_edges).
     """
     num_nodes = len(levels)
-    rank = torch.arange(num_nodes) if rank is None else rank
+    rank = torch.arange(num_nodes, device=levels.device) if rank is None else rank
     node_order = _lexsort(levels, rank)
     level_sizes = torch.bincount(levels)
     first_node = level_sizes.cumsum(0) - level_sizes
-    place = torch.empty_like(node_order).scatter_(0, node_order, torch.arange(num_nodes))
+    place = torch.empty_like(node_order).scatter_(0, node_order, torch.arange(num_nodes, device=levels.device))
     row_in_level = place - first_node[levels]
 
     source, target = edges.unbind(1)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 # Pieces that are kept for each dtype: one for the pass that is running, one for its gradients.
 _KEPT = 2
-_kept: dict[torch.dtype, list[Tensor]] = {}
+# By their identity: a dict gains and loses an entry in one step, also where other threads, or the garbage collector in
+# the middle of what this one does, change it too. A lock would have to survive both, and a fork.
+_kept: dict[torch.dtype, dict[int, Tensor]] = {dtype: {} for dtype in (torch.float32, torch.float64)}
 
 
 class Borrowed:
@@ -27,18 +29,21 @@ class Borrowed:
         memory = getattr(self, "_memory", None)
         if memory is None:
             return
-        pieces = _kept.setdefault(memory.dtype, [])
-        pieces.append(memory)
-        if len(pieces) > _KEPT:  # a smaller one goes
-            pieces.sort(key=len)
-            del pieces[0]
+        pieces = _kept[memory.dtype]
+        pieces[id(memory)] = memory
+        if len(pieces) > _KEPT:  # the smallest one goes
+            smallest = min(list(pieces.values()), key=Tensor.numel, default=None)
+            pieces.pop(id(smallest), None)
 
 
 def _take(length: int, dtype: torch.dtype) -> Tensor:
-    pieces = _kept.get(dtype, [])
     try:
-        memory = pieces.pop()  # one step: two threads never get the same
-    except IndexError:
-        return torch.empty(length, dtype=dtype)
+        _, memory = _kept[dtype].popitem()  # one step: two threads never get the same
+    except KeyError:
+        return _new(length, dtype)
     # One that is far too large would be held for nothing while it is in use.
-    return memory if length <= len(memory) <= 4 * length + (1 << 20) else torch.empty(length, dtype=dtype)
+    return memory if length <= memory.numel() <= 4 * length + (1 << 20) else _new(length, dtype)
+
+
+def _new(length: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(length, dtype=dtype, device="cpu")

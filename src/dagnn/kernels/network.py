@@ -70,9 +70,10 @@ class NetworkPlan:
     @cached_property
     def levels(self) -> NetworkLevels:
         """For the reference path, on `device`."""
-        return plan_network_levels(
-            self.edges, self.node_levels, self.inputs, self.outputs, self.bias_slot, self.activation
-        ).to(self.device)
+        with torch.inference_mode(False):  # what inference mode makes could never be trained with
+            return plan_network_levels(
+                self.edges, self.node_levels, self.inputs, self.outputs, self.bias_slot, self.activation
+            ).to(self.device)
 
     @cached_property
     def compiled(self) -> "CompiledPlan":

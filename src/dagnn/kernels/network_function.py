@@ -12,10 +12,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dagnn.errors import GraphError
+from dagnn.errors import DtypeError, GraphError
 from dagnn.kernels import compiled_network, reference
 from dagnn.kernels.compiled_network import Gradients, Saved
 from dagnn.kernels.network import NetworkPlan
+from dagnn.kernels.plain_tensors import is_plain, with_memory
 
 
 def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
@@ -67,8 +68,10 @@ class _Network(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, edge_weight, bias = ctx.saved_tensors
         check_sizes(ctx.plan, edge_weight, bias)
-        if torch.is_grad_enabled() or _is_batched(grad_y):
+        grad_y = with_memory(grad_y)
+        if torch.is_grad_enabled() or not is_plain(grad_y):
             return _by_reference(ctx, grad_y, x, edge_weight, bias)
+        _check_dtype(grad_y, edge_weight, bias)
         return _compiled_backward(ctx, grad_y, edge_weight, bias, ctx.saved)
 
 
@@ -102,6 +105,20 @@ def check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
             f"the network has {expected[0]} edges and {expected[1]} biases, got {given[0]} and {given[1]} values: "
             "after prune or grow, run the forward pass again before going backward."
         )
+
+
+def _check_dtype(grad_y: Tensor, *parameters: Tensor) -> None:
+    """``net.float()`` gives new memory to the parameters of a pass that ran in float64, and ``net.cuda()`` does too.
+
+    Raises:
+        DtypeError: they are not what they were in the forward pass.
+    """
+    for parameter in parameters:
+        if (parameter.dtype, parameter.device) != (grad_y.dtype, grad_y.device):
+            raise DtypeError(
+                f"the forward pass ran in {grad_y.dtype} on {grad_y.device}, but the network is now {parameter.dtype} "
+                f"on {parameter.device}: run the forward pass again before going backward."
+            )
 
 
 def _gradients_of(edge_weight: Tensor, bias: Tensor) -> Gradients:
@@ -144,16 +161,10 @@ def _is_plain(parameter: Tensor) -> bool:
     return grad is None or (
         type(grad) is Tensor
         and grad.layout == torch.strided
-        and grad.dtype == parameter.dtype
+        and (grad.dtype, grad.shape) == (parameter.dtype, parameter.shape)
         and grad.is_contiguous()
         and not grad.requires_grad
     )
-
-
-def _is_batched(grad_y: Tensor) -> bool:
-    """Whether it stands for many gradients at once, as in ``torch.autograd.grad(..., is_grads_batched=True)``."""
-    functorch = torch._C._functorch
-    return functorch.is_functorch_wrapped_tensor(grad_y) or functorch.is_legacy_batchedtensor(grad_y)
 
 
 def _by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:

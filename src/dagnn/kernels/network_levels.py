@@ -73,8 +73,8 @@ def plan_network_levels(
 ) -> NetworkLevels:
     """What the reference path needs of a network whose nodes are numbered by level; see `NetworkPlan`."""
     plan = plan_levels(edges, levels)
-    first_node = torch.tensor([0, *plan.nodes_per_level]).cumsum(0)
-    is_input = torch.zeros(len(levels), dtype=torch.bool).index_fill_(0, inputs, True)
+    first_node = torch.tensor([0, *plan.nodes_per_level], device=levels.device).cumsum(0)
+    is_input = torch.zeros(len(levels), dtype=torch.bool, device=levels.device).index_fill_(0, inputs, True)
     sources = (~is_input[: first_node[1] if plan.nodes_per_level else 0]).nonzero().flatten()
     level_zero = torch.cat([inputs, sources]).argsort()
 
@@ -101,7 +101,7 @@ def _activation_groups(names: Sequence[str]) -> ActivationGroups:
     rows_of: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         rows_of.setdefault(name, []).append(row)
-    rows = tuple(torch.tensor(rows) for rows in rows_of.values())
+    rows = tuple(torch.tensor(rows, device="cpu") for rows in rows_of.values())
     if len(rows) < 2:
         return ActivationGroups(tuple(rows_of), rows, None)
     return ActivationGroups(tuple(rows_of), rows, torch.cat(rows).argsort())

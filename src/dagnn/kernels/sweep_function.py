@@ -11,6 +11,7 @@ from dagnn.kernels import cell_steps, reference
 from dagnn.kernels.compiled_sweep import Sweep
 from dagnn.kernels.compiled_sweep_plan import SweepPlan
 from dagnn.kernels.levels import LevelPlan
+from dagnn.kernels.plain_tensors import is_plain, with_memory
 from dagnn.kernels.sweep_cells import ProjectedCell
 
 
@@ -54,7 +55,8 @@ class _Sweep(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, y = ctx.saved_tensors
         needed = ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled() or _is_batched(grad_y):
+        grad_y = with_memory(grad_y)
+        if torch.is_grad_enabled() or not is_plain(grad_y):
             return (None, None, None, *_by_reference(ctx, grad_y, tensors, needed))
         try:
             sweep = ctx.sweeps.pop()
@@ -76,15 +78,12 @@ def _swept(course: Course, kind: Any, hidden: int, tensors: tuple[Tensor, ...]) 
 
 
 def _with_operators(weights: Any) -> tuple[Tensor, ...]:
-    """The weights, the first of them with a leading dimension of operators."""
-    first, *rest = weights
+    """The weights, the first of them with a leading dimension of operators.
+
+    Detached: when ``parameter.data`` is replaced by something smaller before the way back, these stay what they were.
+    """
+    first, *rest = (weight.detach() for weight in weights)
     return (first if first.dim() == 3 else first.unsqueeze(0), *rest)
-
-
-def _is_batched(grad_y: Tensor) -> bool:
-    """Whether it stands for many gradients at once, as in ``torch.autograd.grad(..., is_grads_batched=True)``."""
-    functorch = torch._C._functorch
-    return functorch.is_functorch_wrapped_tensor(grad_y) or functorch.is_legacy_batchedtensor(grad_y)
 
 
 def _by_reference(ctx: Any, grad_y: Tensor, tensors: list[Tensor], needed: tuple[bool, ...]) -> list[Tensor | None]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dagnn.errors import GraphError
+from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.kernels.graph_plans import Graph, check_graph, num_graphs
 
@@ -44,6 +44,17 @@ class EditScripts:
     value: Tensor
     length: Tensor
     alike: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("kind", "value", "length", "alike"):
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.dtype != torch.int64:
+                raise DtypeError(f"{name} must be torch.int64, got {tensor.dtype}: convert it with .long().")
+        if self.kind.dim() != 2 or self.value.shape != self.kind.shape or self.length.shape != self.kind.shape[:1]:
+            raise GraphError(
+                f"kind, value and length must have the shapes [B, T], [B, T] and [B], got {list(self.kind.shape)}, "
+                f"{list(self.value.shape)} and {list(self.length.shape)}."
+            )
 
     @classmethod
     def from_dags(
@@ -86,7 +97,9 @@ class EditScripts:
         for row, script in zip(padded, scripts, strict=True):
             row[: len(script)] = torch.tensor(script)
         kind, value = padded.unbind(2)
-        return cls(kind.contiguous(), value.contiguous(), length, torch.tensor(alike) if copy else None)
+        return cls(
+            kind.contiguous(), value.contiguous(), length, torch.tensor(alike, dtype=torch.int64) if copy else None
+        )
 
     def to_dags(self, graph: Graph, vocabulary: Sequence[Hashable]) -> list[Dag]:
         """What the scripts write: Dags with "label" and "position", operands before operators.
@@ -99,9 +112,11 @@ class EditScripts:
             vocabulary: the labels, as for `from_dags`.
 
         Raises:
-            GraphError: a script for another number of graphs, or an action that names what is not there.
+            GraphError: a script for another number of graphs, an action of no kind, or one that names what is not
+                there.
         """
         check_graph(graph)
+        check_kinds(self.kind)
         if len(self) != num_graphs(graph):
             raise GraphError(f"there are {len(self)} scripts, but {num_graphs(graph)} graphs.")
         inputs = [graph] if isinstance(graph, Dag) else list(graph)
@@ -118,6 +133,17 @@ class EditScripts:
     def __len__(self) -> int:
         """How many scripts there are."""
         return len(self.length)
+
+
+def check_kinds(kind: Tensor) -> None:
+    """Raise GraphError unless ``kind`` holds nothing but STOP, LABEL, COPY and OPERAND."""
+    wrong = ((kind < STOP) | (kind > OPERAND)).nonzero()
+    if len(wrong):
+        script, action = wrong[0].tolist()
+        raise GraphError(
+            f"action {action} of script {script} is of the kind {int(kind[script, action])}, but kinds are "
+            f"{STOP} .. {OPERAND}."
+        )
 
 
 def _alike(dag: Graph, known: dict[Signature, int], argument: str) -> list[int]:

@@ -11,7 +11,7 @@ from dagnn.errors import GraphError
 from dagnn.kernels.graph_plans import Graph, check_graph, dense_places, graph_of_node, num_graphs
 from dagnn.nn.attention import MultiHeadAttention, to_dense
 from dagnn.nn.checks import check_rows, check_size
-from dagnn.nn.edit_scripts import COPY, LABEL, OPERAND, STOP, EditScripts
+from dagnn.nn.edit_scripts import COPY, LABEL, OPERAND, STOP, EditScripts, check_kinds
 from dagnn.nn.heads import GraphPool
 from dagnn.nn.learnable import LearnableModule
 
@@ -145,7 +145,7 @@ class NodeDecoder(LearnableModule):
             row = self.norm(row)
             outs = torch.cat([outs, row], dim=1)
             logits = self._logits(row, outs, state, memory, budget)
-            best = torch.cat(logits, dim=2).squeeze(1).argmax(1)
+            best = _likeliest(logits)
             new_kind, new_value = _as_action(best, logits)
             kind = torch.cat([kind, torch.where(finished, STOP, new_kind).unsqueeze(1)], dim=1)
             value = torch.cat([value, torch.where(finished, 0, new_value).unsqueeze(1)], dim=1)
@@ -200,15 +200,14 @@ class NodeDecoder(LearnableModule):
         key = _rows(self.operand_key(outs), complete_at)
         operand = to_operand @ key.transpose(1, 2) / math.sqrt(self.dim)
 
-        lowest = torch.finfo(rows.dtype).min
         full = (nodes >= (self.max_nodes if budget is None else budget)).unsqueeze(2)
         earlier = torch.arange(key.shape[1], device=rows.device) < (nodes - 1).unsqueeze(2)
         may_use = (is_open & (operands < self.max_operands)).unsqueeze(2)
         return ScriptLogits(
             stop,
-            label.masked_fill(full, lowest),
-            copy.masked_fill(full | ~memory.present[:, None, 1:], lowest),
-            operand.masked_fill(~(earlier & may_use), lowest),
+            _forbidden(label, full),
+            _forbidden(copy, full | ~memory.present[:, None, 1:]),
+            _forbidden(operand, ~(earlier & may_use)),
         )
 
     def _check_scripts(self, scripts: EditScripts, graph: Graph) -> None:
@@ -216,6 +215,14 @@ class NodeDecoder(LearnableModule):
         kind, value = scripts.kind, scripts.value
         if len(scripts) != num_graphs(graph):
             raise GraphError(f"there are {len(scripts)} scripts, but {num_graphs(graph)} graphs.")
+        if scripts.alike is not None and scripts.alike.shape != (graph.num_nodes,):
+            raise GraphError(
+                f"alike must have one entry for each of the {graph.num_nodes} nodes of the input, got "
+                f"{list(scripts.alike.shape)}: make the scripts for this batch."
+            )
+        if len(kind) and not 0 <= int(scripts.length.min()) <= int(scripts.length.max()) <= kind.shape[1]:
+            raise GraphError(f"length must be in 0 .. {kind.shape[1]}, the actions that there are.")
+        check_kinds(kind)
         state = _state(kind)
         owner = graph_of_node(graph, kind.device)
         in_graph = torch.bincount(owner, minlength=len(scripts)).unsqueeze(1)
@@ -309,7 +316,7 @@ def _right(logits: ScriptLogits, scripts: EditScripts, graph: Graph) -> Tensor:
     """bool ``[B, T, 1 + L + K + N]``: which actions are right."""
     kind, value = scripts.kind.to(logits.stop.device), scripts.value.to(logits.stop.device)
     widths = torch.tensor([part.shape[2] for part in logits], device=value.device)
-    column = (widths.cumsum(0) - widths)[kind] + value
+    column = (widths.cumsum(0) - widths)[kind] + torch.where(kind == STOP, 0, value)
     right = torch.zeros(*kind.shape, int(widths.sum()), dtype=torch.bool, device=kind.device)
     right.scatter_(2, column.unsqueeze(2), True)
     if scripts.alike is not None and logits.copy.shape[2]:
@@ -321,6 +328,18 @@ def _right(logits: ScriptLogits, scripts: EditScripts, graph: Graph) -> Tensor:
         first = int(widths[:2].sum())
         right[:, :, first : first + width] |= same
     return right
+
+
+def _forbidden(logits: Tensor, where: Tensor) -> Tensor:
+    return logits.masked_fill(where, torch.finfo(logits.dtype).min)  # its own dtype: autocast has several
+
+
+def _likeliest(logits: ScriptLogits) -> Tensor:
+    """int64 ``[B]``: the column of the likeliest action that is allowed, also where all of those are -inf."""
+    scores = torch.cat(logits, dim=2).squeeze(1)
+    lowest = torch.finfo(scores.dtype).min
+    stop = scores[:, :1].clamp(min=lowest)  # the one that is always allowed
+    return torch.cat([stop, scores[:, 1:].masked_fill(scores[:, 1:] <= lowest, float("-inf"))], dim=1).argmax(1)
 
 
 def _as_action(column: Tensor, logits: ScriptLogits) -> tuple[Tensor, Tensor]:

@@ -155,7 +155,10 @@ class GraphRewriter(LearnableModule):
         mine, theirs = ((net.width, len(net.blocks), net.slot_width) for net in (self, other))
         backbones = [None if net.graphs is None else net.graph_dim for net in (self, other)]
         if backbones[0] != backbones[1]:
-            raise ConfigError("a warm start takes a network of the same backbone, features or graph, and graph_dim.")
+            here, there = ("features" if dim is None else f"graph with graph_dim {dim}" for dim in backbones)
+            raise ConfigError(
+                f"a warm start takes a network of the same backbone: it is {there} there and {here} here."
+            )
         if self.signature.labels != other.signature.labels or mine != theirs:
             raise ConfigError(
                 f"a warm start takes a network of the same labels and sizes: width, blocks and slot_width are {theirs} "
@@ -292,4 +295,5 @@ class GraphRewriter(LearnableModule):
             hidden = hidden + block(hidden)
         units = num_slots * self.slot_width
         slots = F.linear(self.norm(hidden), self.slots.weight[:units], self.slots.bias[:units])
-        return (F.gelu(slots) + _LEAK * slots).view(len(rows), num_slots, self.slot_width)
+        # Not by len(rows), which torch.export would take for a constant.
+        return (F.gelu(slots) + _LEAK * slots).view(slots.shape[0], num_slots, self.slot_width)

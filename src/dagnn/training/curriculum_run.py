@@ -67,9 +67,12 @@ def train(
 
     Raises:
         TrainingInterrupted: by a signal; everything is saved.
-        RunError: the directory is in use, holds another run, or cannot be written.
+        RunError: the directory is in use, holds another run, or cannot be written; or there is none to begin with.
+        CheckpointError: the run to begin with has no whole checkpoint of such a network.
     """
     processes = Processes()
+    if config.warm_start and not resume:
+        model_of(opened_run(config.warm_start)[2])  # refused before a directory is made and windows are traced
     with open_run(config, resume, processes) as run:
         windows = _windows(run, config, processes, note)
         trainer = make_trainer(run, config, windows)

@@ -164,7 +164,7 @@ def _run_id(path: Path) -> str:
         run: Any = json.loads((path / _RUN).read_bytes())
         return str(run["run"])
     except FileNotFoundError:
-        raise RunError(f"{path} holds no run: {path / _RUN} is missing.") from None
+        raise RunError(f"{path} holds no run: {path / _RUN} is missing; name the directory of a trained run.") from None
     except OSError as error:
         raise RunError(f"cannot read {path / _RUN}: {error.strerror or error}.") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -8,7 +8,9 @@ from typing import NamedTuple, Protocol
 
 from dagnn.curriculum import judge, level_of, parse, to_text
 from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.exact.evaluate import place
 from dagnn.curriculum.expression import Expr
+from dagnn.curriculum.judge import is_worked_out
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.terms import from_term, to_term
 from dagnn.errors import ConfigError, ExpressionError
@@ -79,6 +81,9 @@ class Solution:
         seconds: the network's, loading not counted.
         steps: rewrite steps, those that left a window as it was counted too.
         has_answer: whether the engine knows an answer at all.
+        finished: whether ``answer`` has the form of an answer; False for an expression that was left half-way.
+        engine_fails: how the engine's own steps fail at it too; empty where they reach the answer, and where nobody
+            asked them, since the network's answer is right or there is none.
         least_certain: the step of the least confidence; None without steps.
         departure: where the network first left the engine's path; None where it never did.
         trace: the steps that changed something and the one of the departure; empty unless they were asked for.
@@ -90,6 +95,8 @@ class Solution:
     seconds: float
     steps: int
     has_answer: bool = True
+    finished: bool = True
+    engine_fails: str = ""
     least_certain: SolvedStep | None = None
     departure: Departure | None = None
     trace: tuple[SolvedStep, ...] = ()
@@ -98,23 +105,32 @@ class Solution:
     def verdict(self) -> str:
         """The engine's word on one line."""
         if not self.has_answer:
-            return f"there is no answer: {self.reason}"
+            return f"the engine has no answer: {self.reason}"
+        too = f"; the engine's own steps {self.engine_fails}" if self.engine_fails else ""
         if not self.answer:
-            return f"stopped, {self.reason}"
-        return f"right, {self.reason}" if self.right else f"wrong, {self.reason}"
+            return f"stopped, {self.reason}{too}"
+        if self.right:
+            return f"right, {self.reason}"
+        return f"wrong, {self.reason}{too}" if self.finished else f"no answer was reached ({self.reason}){too}"
+
+    @property
+    def _shown_answer(self) -> str:
+        if self.answer and self.has_answer and (self.right or self.finished):
+            return self.answer
+        return f"none, the network ended with {self.answer}" if self.answer else "none"
 
     @property
     def lines(self) -> list[str]:
         """What ``dagnn solve`` prints."""
         width = len(str(self.trace[-1].number)) if self.trace else 0
         shown = [f"{step.number:{width}d}  {step.confidence:.4f}  {step}" for step in self.trace]
-        shown += [f"answer      {self.answer or 'none'}", f"verdict     {self.verdict}"]
+        shown += [f"answer      {self._shown_answer}", f"verdict     {self.verdict}"]
         if self.departure is not None:
             shown.append(f"departs     {self.departure}")
         if self.least_certain is not None:
             least = self.least_certain
             shown.append(f"confidence  {least.confidence:.4f} or more, least at step {least.number}: {least}")
-        return [*shown, f"seconds     {self.seconds:.3f} for {self.steps} steps"]
+        return [*shown, f"seconds     {self.seconds:.3f} for {self.steps:,} step{'' if self.steps == 1 else 's'}"]
 
 
 def solve(
@@ -176,7 +192,7 @@ def solve_with(
     solution = Solution(
         answer="",
         right=False,
-        reason=result.stopped,
+        reason=result.stopped.replace("normal form", "answer"),
         seconds=spent,
         steps=result.steps,
         least_certain=None if least is None else told(least),
@@ -189,7 +205,29 @@ def solve_with(
         verdict = judge(level, expression, answer)
     except ExpressionError as error:
         return replace(solution, answer=text, reason=str(error), has_answer=False)
-    return replace(solution, answer=text, right=verdict.right, reason=result.stopped or verdict.reason)
+    return replace(
+        solution,
+        answer=text,
+        right=verdict.right,
+        finished=answer is not None and is_worked_out(answer),
+        reason=solution.reason or verdict.reason,
+        engine_fails="" if verdict.right else _engine_failure(level, expression, text, seconds),
+    )
+
+
+def _engine_failure(level: int, expression: Expr, answer: str, seconds: float) -> str:
+    """How the engine's own steps fail too, given the network's answer; empty where they do not, as nearly always."""
+    term, names = to_term(expression, level)
+    machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
+    result, _ = machine.recorded(term, budget=STEP_BUDGET, seconds=seconds)
+    if result.tokens is None:
+        return "come to no end either"
+    end = from_term(result.tokens, names)
+    if judge(level, expression, end).right:
+        return ""
+    if to_text(end) == answer:
+        return "end there too"
+    return f"give {place(end)}, not right either" if is_worked_out(end) else "reach no answer either"
 
 
 class _Remembering:

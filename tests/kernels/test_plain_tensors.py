@@ -1,0 +1,161 @@
+"""What compiled code is not given: tensors that are more than their memory, and passes that somebody records."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dagnn.errors import DtypeError, GraphError
+from dagnn.graph import Dag
+from dagnn.kernels import network_op  # noqa: F401  # registers torch.ops.dagnn.network
+from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, DagNN, DagSweep, GRUCell
+
+GRAPH = Dag([(0, 2), (1, 2), (2, 3), (0, 3)], 4)
+HIDDEN = 16  # whole vectors: no padding makes a copy
+
+
+def sweep_of() -> DagSweep:
+    torch.manual_seed(0)
+    return DagSweep(ChildSumTreeLSTMCell(2, HIDDEN)).double()
+
+
+def network_of() -> DagNN:
+    torch.manual_seed(0)
+    return DagNN(GRAPH, dtype=torch.float64)
+
+
+MODELS = {"sweep": (sweep_of, lambda: (torch.ones(4, 2), GRAPH)), "network": (network_of, lambda: (torch.ones(4, 2),))}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def given(name: str):
+    make, inputs = MODELS[name]
+    x, *rest = inputs()
+    return make(), x.double().requires_grad_(), rest
+
+
+@every_model
+@pytest.mark.parametrize("kind", ["negated", "zeros without memory", "expanded"])
+def test_gradients_that_are_not_what_lies_in_their_memory(name, kind):
+    model, x, rest = given(name)
+    y = model(x, *rest)
+    gradient, plain = {
+        "negated": (torch._neg_view(torch.ones_like(y)), -torch.ones_like(y)),
+        "zeros without memory": (torch._efficientzerotensor(y.shape, dtype=y.dtype), torch.zeros_like(y)),
+        "expanded": (torch.ones((), dtype=y.dtype).expand(y.shape), torch.ones_like(y)),
+    }[kind]
+    (found,) = torch.autograd.grad(y, x, gradient, retain_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad(y, x, plain)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_sparse_gradient():
+    sweep, x, rest = given("sweep")
+    y = sweep(x, *rest)
+    picked = torch.tensor([1, 2])
+    (expected,) = torch.autograd.grad(y[picked].sum(), x, retain_graph=True)
+    (found,) = torch.autograd.grad(nn.functional.embedding(picked, y, sparse=True).sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_negated_input():
+    net, x, _ = given("network")
+    for rows in (1, 4):
+        torch.testing.assert_close(net(torch._neg_view(x[:rows])), net(-x[:rows]))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # PyTorch's own, at the first dual tensor
+@every_model
+def test_a_tangent_of_the_gradient_goes_on(name):
+    model, x, rest = given(name)
+    with forward_ad.dual_level():
+        y = model(x, *rest)
+        (found,) = torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y)))
+        value, tangent = forward_ad.unpack_dual(found)
+    torch.testing.assert_close(tangent, value, rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_recorded_is_no_constant():
+    sweep, x, rest = given("sweep")
+    x = x.detach()
+    recorded = make_fx(lambda x: sweep(x, *rest))(x)
+    torch.testing.assert_close(recorded(2 * x), sweep(2 * x, *rest))
+
+
+def test_a_subclass_stays_one():
+    class Marked(Tensor):
+        pass
+
+    sweep, x, rest = given("sweep")
+    assert type(sweep(x.detach().as_subclass(Marked), *rest)) is Marked
+
+
+@every_model
+def test_another_default_device_changes_nothing(name):
+    model, x, rest = given(name)
+    with torch.device("meta"):
+        y = model(x, *rest)
+        (found,) = torch.autograd.grad(y.sum(), x)
+    model, _, _ = given(name)
+    torch.testing.assert_close(found, torch.autograd.grad(model(x, *rest).sum(), x)[0], rtol=1e-12, atol=1e-12)
+
+
+@every_model
+@pytest.mark.parametrize("path", ["compiled", "reference"])
+def test_a_graph_first_seen_in_inference_mode_can_be_trained_on(name, path, monkeypatch):
+    monkeypatch.setenv("DAGNN_KERNELS", path)
+    model, x, _ = given(name)
+    graph = Dag(GRAPH.edges, 4)
+    rest = [graph] if name == "sweep" else []
+    with torch.inference_mode():
+        model(x, *rest)
+    model(x, *rest).sum().backward()
+    assert x.grad is not None
+
+
+# ---- parameters that are not what they were ----
+
+
+def test_a_network_whose_precision_changed_before_the_way_back():
+    net, x, _ = given("network")
+    y = net(x)
+    net.float()  # the same parameters with half the memory
+    with pytest.raises(DtypeError, match=r"ran in torch.float64 on cpu, but the network is now torch.float32 on cpu"):
+        y.sum().backward()
+
+
+def test_a_gradient_that_was_cut_short_is_not_written_to():
+    net, x, _ = given("network")
+    net(x).sum().backward()
+    net.edge_weight.grad.data = torch.zeros(1, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="shape"):
+        net(x).sum().backward()
+
+
+@pytest.mark.parametrize(("cell", "name"), [(ChildSumTreeLSTMCell, "forget_weight"), (AttentionCell, "score_weight")])
+def test_weights_replaced_by_fewer_before_the_way_back(cell, name):
+    sweep = DagSweep(cell(2, HIDDEN)).double()
+    y = sweep(torch.ones(4, 2, dtype=torch.float64), GRAPH)
+    parameter = getattr(sweep.cells["up"], name)
+    parameter.data = torch.zeros([1] * parameter.dim(), dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="is invalid for input of size"):
+        y.sum().backward()
+
+
+def test_rows_of_a_table_changed_after_the_pass_do_not_count():
+    sweep = DagSweep(GRUCell(2, HIDDEN)).double()
+    table = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+    rows = torch.tensor([0, 1, 0, 1])
+    y = sweep(table, GRAPH, rows).sum()
+    (expected,) = torch.autograd.grad(y, table, retain_graph=True)
+    rows.fill_(10_000_000)
+    torch.testing.assert_close(torch.autograd.grad(y, table)[0], expected)  # the second time, forward is run again
+
+
+def test_the_operator_checks_what_it_is_given():
+    net, x, _ = given("network")
+    run, number = torch.ops.dagnn.network, net._plan_on[x.device].number
+    with pytest.raises(GraphError, match=r"x must have the shape \[4, 2\], got \[4, 1\]"):
+        run(x[:, :1], net.edge_weight, net.bias, number)
+    with pytest.raises(DtypeError, match=r"all of one, got torch.float32, torch.float64"):
+        run(x.float(), net.edge_weight, net.bias, number)
