@@ -144,6 +144,12 @@ class Frame:
         for name, tensor in tensors.items():
             row[PLACE[name]] = 0 if tensor is None else tensor.data_ptr()
 
+    def begin(self, pieces: int) -> None:
+        """Set the counters back, for so many pieces of work."""
+        row = self._row
+        row[PLACE["next_piece"]] = row[PLACE["next_worker"]] = 0
+        row[PLACE["pieces"]] = pieces
+
     @property
     def address(self) -> int:
         return ctypes.addressof(self._row)

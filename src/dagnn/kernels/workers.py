@@ -39,7 +39,7 @@ def num_workers(pieces: int) -> int:
 
 def run(function: NativeFunction, frame: Frame, pieces: int) -> None:
     """Calls ``function`` with ``frame`` on `num_workers` threads and waits for all of them."""
-    frame.set(next_piece=0, next_worker=0, pieces=pieces)
+    frame.begin(pieces)
     workers = num_workers(pieces)
     if workers == 1:
         function(frame.address)

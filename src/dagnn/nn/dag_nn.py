@@ -114,7 +114,7 @@ class DagNN(LearnableModule):
         x = self._checked(x)
         # Only a training step leaves something behind: an evaluation in between disturbs nothing.
         if self.training and _may_be_kept(x):
-            self._last_input = x
+            vars(self)["_last_input"] = x  # past nn.Module, which would ask whether it is a parameter
         return self._run(x)
 
     def _run(self, x: Tensor) -> Tensor:
@@ -352,7 +352,7 @@ class DagNN(LearnableModule):
 
     def _checked(self, x: Tensor) -> Tensor:
         """``x`` of the right shape and dtype; under autocast other floating dtypes are converted."""
-        expected = len(self.dag.inputs)
+        expected = self.dag.inputs.shape[0]
         if x.dim() == 0 or x.shape[-1] != expected:
             raise GraphError(f"x must have the shape [..., inputs] = [..., {expected}], got {list(x.shape)}.")
         dtype = self.edge_weight.dtype
