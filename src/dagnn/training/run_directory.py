@@ -21,6 +21,11 @@ from dagnn.training.checkpoint import json_bytes
 from dagnn.training.config import TrainingConfig
 from dagnn.training.durable import replace_file
 
+try:
+    import fcntl
+except ImportError:  # Windows has no flock: two processes on one run are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from dagnn.training.processes import Processes
 
@@ -210,9 +215,7 @@ def _locked(path: Path) -> int:
         OSError: the lock file cannot be opened.
     """
     descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        import fcntl
-    except ImportError:  # Windows has no flock: two processes on one run are not noticed there
+    if fcntl is None:
         _held.add(descriptor)
         return descriptor
     try:
@@ -232,4 +235,7 @@ def _locked(path: Path) -> int:
 def _let_go(descriptor: int) -> None:
     if descriptor in _held:  # else a child's, closed already
         _held.discard(descriptor)
+        if fcntl is not None:
+            # Closing drops the lock only when every copy is closed, and a child that was forked this moment has one.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
