@@ -96,9 +96,9 @@ class DagBatch:
             GraphError: names or attributes differ; names the first Dag that does.
         """
         given = list(dags)
-        for i, dag in enumerate(given):
-            if not isinstance(dag, Dag):
-                raise DtypeError(f"dags[{i}] must be a Dag, got {type(dag).__name__}.")
+        if not set(map(type, given)) <= {Dag}:
+            i = next(i for i, dag in enumerate(given) if type(dag) is not Dag)
+            raise DtypeError(f"dags[{i}] must be a Dag, got {type(given[i]).__name__}.")
         parts = parts_of(given)
         check_alike(given, parts)
         joined = join(parts)

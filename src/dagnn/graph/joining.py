@@ -24,14 +24,12 @@ Kind: TypeAlias = tuple[torch.dtype, torch.Size] | type[tuple[Any, ...]]
 
 
 class Part(NamedTuple):
-    """What a batch needs of a Dag, as it lies in memory. Made once per Dag: asking 512 Dags for their tensors anew, and
+    """What a batch needs of a Dag. Made once per Dag: asking 512 Dags for their tensors anew, and
     what kinds they are, takes longer than joining them."""
 
-    edges: Ints
-    levels: Ints
-    heights: Ints
-    inputs: Ints
-    outputs: Ints
+    numbers: Ints
+    """Levels, heights, inputs, outputs and edges, one after the other: five arrays of hundreds of Dags lie in as many
+    places of the memory, and finding them took longer than copying them."""
     counts: tuple[int, int, int, int]
     """Nodes, edges, inputs, outputs."""
     kinds: dict[tuple[str, str], Kind]
@@ -54,16 +52,25 @@ def parts_of(dags: Sequence[Dag]) -> list[Part]:
 
 def join(parts: Sequence[Part]) -> dict[str, Tensor]:
     """The tensors of a batch, by the names of `DagBatch`."""
-    edges, levels, heights, inputs, outputs, counts, *_ = zip(*parts, strict=True) if parts else ((),) * 8
-    nodes_of, edges_of, inputs_of, outputs_of = np.array(counts, dtype=np.int64).reshape(-1, 4).T
+    counts = np.array([part.counts for part in parts], dtype=np.int64).reshape(-1, 4)
+    nodes_of, edges_of, inputs_of, outputs_of = counts.T
+    numbers = np.concatenate([part.numbers for part in parts]) if parts else np.empty(0, np.int64)
+    lengths = (nodes_of, nodes_of, inputs_of, outputs_of, 2 * edges_of)
+    first = offsets_of(sum(lengths[1:], start=lengths[0]))[:-1]
+    sections = []
+    for length in lengths:
+        offsets = offsets_of(length)
+        sections.append(numbers[np.arange(offsets[-1]) + (first - offsets[:-1]).repeat(length)])
+        first = first + length
+    levels, heights, inputs, outputs, edges = sections
     node_offsets = offsets_of(nodes_of)
     start = node_offsets[:-1]
     arrays = {
-        "edges": _concatenated(edges, (0, 2)) + start.repeat(edges_of)[:, None],
-        "levels": _concatenated(levels),
-        "heights": _concatenated(heights),
-        "inputs": _concatenated(inputs) + start.repeat(inputs_of),
-        "outputs": _concatenated(outputs) + start.repeat(outputs_of),
+        "edges": edges.reshape(-1, 2) + start.repeat(edges_of)[:, None],
+        "levels": levels,
+        "heights": heights,
+        "inputs": inputs + start.repeat(inputs_of),
+        "outputs": outputs + start.repeat(outputs_of),
         "node_offsets": node_offsets,
         "edge_offsets": offsets_of(edges_of),
         "input_offsets": offsets_of(inputs_of),
@@ -119,10 +126,9 @@ def _part(dag: Dag) -> Part:
             kinds[of, name] = (values.dtype, values.shape[1:]) if isinstance(values, Tensor) else tuple
             if isinstance(values, Tensor) and values.dtype in _NUMPY_DTYPES:
                 arrays[of, name] = values.numpy()
-    tensors = (dag.edges, dag.levels, dag.heights, dag.inputs, dag.outputs)
-    edges, levels, heights, inputs, outputs = (tensor.numpy() for tensor in tensors)
-    counts = (dag.num_nodes, len(edges), len(inputs), len(outputs))
-    return Part(edges, levels, heights, inputs, outputs, counts, kinds, arrays)
+    tensors = (dag.levels, dag.heights, dag.inputs, dag.outputs, dag.edges)
+    numbers = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
+    return Part(numbers, (dag.num_nodes, dag.num_edges, len(dag.inputs), len(dag.outputs)), kinds, arrays)
 
 
 def _find_heights(dags: Sequence[Dag]) -> None:
@@ -139,10 +145,6 @@ def _find_heights(dags: Sequence[Dag]) -> None:
     heights = peel(into, source, np.bincount(source, minlength=num_nodes))
     for dag, own in zip(dags, np.split(heights, offsets[1:-1]), strict=True):
         vars(dag)["heights"] = torch.from_numpy(own.copy())  # a view would keep the heights of all the others alive
-
-
-def _concatenated(arrays: Sequence[Ints], empty_shape: tuple[int, ...] = (0,)) -> Ints:
-    return np.concatenate(arrays) if arrays else np.empty(empty_shape, dtype=np.int64)
 
 
 def _shown(kind: Kind | None) -> str:
