@@ -14,9 +14,9 @@ from dagnn.kernels.code_tiles import Shape, by_activation, is_given
 from dagnn.kernels.code_writer import I64, CodeWriter, Value
 
 # How many edges ahead rows are asked for. A row is used for so long that the processor by itself would not look far
-# enough ahead: this took 14 to 20 % off the pass over 10,000 nodes, whose rows come from the third-level cache, and 14 %
-# off that over 1,000.
-# The forward pass, which only adds, gains nothing from it. Arrays of targets are so much longer than there are edges.
+# enough ahead: this took 14 to 20 % off the pass over 10,000 nodes, whose rows come from the third-level cache, and
+# 14 % off that over 1,000. The forward pass, which only adds, gains nothing from it. Arrays of targets are so much
+# longer than there are edges.
 AHEAD = 8
 
 
