@@ -1,8 +1,11 @@
-"""The trainer adds at most 0.1 ms to a step of 1 ms of a bare loop, and no memory that grows.
+"""A step of the trainer takes at most 3 % longer than one of a bare loop, and no memory that grows.
 
 The bare loop is what one writes by hand for the same work: next batch, forward, backward, clip, optimizer, schedule,
 averaged weights, loss and norm as numbers. The trainer does that too, and beside it agrees with other processes,
 checks that all is finite, joins weights, writes a row of metrics for every step, and can stop anywhere.
+
+It also takes the fused form of AdamW, which saves more than all of this costs; so a second bare loop takes that too,
+and shows what is added.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,7 @@ from dagnn.training.ema import WeightAverage
 from dagnn.training.schedules import attach_schedule, make_schedule
 
 STEPS, QUICK_STEPS = 500, 100
+REQUIRED = 0.97
 MAX_ROW_SECONDS = MAX_ADDED_SECONDS = 1e-4
 ITEMS, FEATURES = 4096, 64
 MEMORY_STEPS = 10_000
@@ -69,17 +74,15 @@ def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch
     return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-def optimizer_of(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    given = config.optimizer
-    return torch.optim.AdamW(model.parameters(), lr=given.lr, betas=given.betas, weight_decay=given.weight_decay)
-
-
 def by_hand(
-    model: nn.Module, config: TrainingConfig, *, on_step: Callable[[int], None] | None = None
+    model: nn.Module, config: TrainingConfig, *, on_step: Callable[[int], None] | None = None, fused: bool | None = None
 ) -> list[tuple[float, float]]:
-    """The bare loop; returns loss and norm of every step."""
+    """The bare loop; returns loss and norm of every step. ``fused`` as in AdamW: None is what PyTorch takes."""
     loss_of = loss_fn if on_step is None else _told(on_step)
-    source, optimizer = source_of(config.batch_size), optimizer_of(model, config)
+    source, given = source_of(config.batch_size), config.optimizer
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=given.lr, betas=given.betas, weight_decay=given.weight_decay, fused=fused
+    )
     scheduler = attach_schedule(optimizer, make_schedule(config.schedule, config.max_steps))
     average = WeightAverage(model, config.ema_decay)
     model.train()
@@ -158,24 +161,24 @@ def seconds_of_a_step(train: Callable[..., object], width: int, depth: int, step
 
 
 def measured(name: str, width: int, depth: int, *, steps: int, rounds: int) -> list[Row]:
-    """Trainer against bare loop, a round of each in turn: their ratio, and what the trainer adds."""
+    """Trainer against bare loops, a round of each in turn: the ratios, and what the trainer adds to the fused one."""
     same_weights(width, depth)
-    hand: list[float] = []
-    ours: list[float] = []
+    contestants = {"ours": by_trainer, "a bare loop": by_hand, "with fused AdamW": partial(by_hand, fused=True)}
+    times: dict[str, list[float]] = {who: [] for who in contestants}
     for number in range(rounds):
-        pair = [(by_hand, hand), (by_trainer, ours)]
-        for train, times in pair[:: 1 if number % 2 else -1]:
-            times.append(seconds_of_a_step(train, width, depth, steps))
-    ratios = [theirs / mine for theirs, mine in zip(hand, ours, strict=True)]
-    added = sorted(max(mine - theirs, 1e-9) for theirs, mine in zip(hand, ours, strict=True))
-    print(f"{name}: {statistics.median(added) * 1e6:+.0f} microseconds, {100 / statistics.median(ratios) - 100:+.1f} %")
-    return [
-        Row(
-            name, "a bare loop", statistics.median(hand), statistics.median(ours), statistics.median(ratios),
-            min(ratios), max(ratios), required=None, ok=True, threads=1,
-        ),
-        _limit(f"added to {name}", MAX_ADDED_SECONDS, added),
-    ]  # fmt: skip
+        first = number % len(contestants)
+        for who in [*contestants, *contestants][first : first + len(contestants)]:
+            times[who].append(seconds_of_a_step(contestants[who], width, depth, steps))
+    ours, *others = times.values()
+    rows = []
+    for who, theirs, required in zip(list(contestants)[1:], others, (REQUIRED, None), strict=True):
+        ratios = [their / mine for their, mine in zip(theirs, ours, strict=True)]
+        ratio, medians = statistics.median(ratios), (statistics.median(theirs), statistics.median(ours))
+        is_met = required is None or ratio >= required
+        rows.append(Row(name, who, *medians, ratio, min(ratios), max(ratios), required, is_met, threads=1))
+    added = sorted(max(mine - their, 1e-9) for their, mine in zip(others[1], ours, strict=True))
+    print(f"{name}: {statistics.median(added) * 1e6:+.0f} microseconds")
+    return [*rows, _limit(f"added to {name}", MAX_ADDED_SECONDS, added)]
 
 
 def _limit(name: str, limit: float, seconds: Sequence[float]) -> Row:
@@ -207,8 +210,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     steps, rounds = (QUICK_STEPS, QUICK_ROUNDS) if given.quick else (STEPS, ROUNDS)
     rows = [
         *measured("a step of about 1 ms", 160, 4, steps=steps, rounds=rounds),
-        # With the size of the model grows what the accumulator does to every gradient; only the ratio is shown.
-        *measured("a step of about 4 ms", 384, 4, steps=steps, rounds=rounds)[:1],
+        # With the size of the model grows what the accumulator does to every gradient; only the ratios are shown.
+        *measured("a step of about 4 ms", 384, 4, steps=steps, rounds=rounds)[:2],
         _limit("a row of metrics", MAX_ROW_SECONDS, [metrics_rows(2_000) for _ in range(rounds)]),
     ]
     print(table(rows))
