@@ -102,7 +102,7 @@ class DagBatch:
         parts = parts_of(given)
         check_alike(given, parts)
         joined = join(parts)
-        named = any(dag.names for dag in given)
+        named = any(part.named and part.counts[0] for part in parts)
         return cls(
             **joined,
             names=tuple(chain.from_iterable(dag.names or () for dag in given)) if named else None,

@@ -33,7 +33,10 @@ class Part(NamedTuple):
     counts: tuple[int, int, int, int]
     """Nodes, edges, inputs, outputs."""
     kinds: dict[tuple[str, str], Kind]
-    """What it carries: ``{("node", "x"): (torch.float32, torch.Size([3])), ("node", "label"): tuple, ...}``."""
+    """What it carries: ``{("node", "x"): (torch.float32, torch.Size([3])), ("node", "label"): tuple, ...}``. Dags that
+    carry the same hold the same object: told apart at a glance."""
+    named: bool
+    """Whether its nodes have names."""
     arrays: dict[tuple[str, str], NDArray[Any]]
     """Those of its attributes that NumPy can hold, in the memory of their tensors."""
 
@@ -52,7 +55,7 @@ def parts_of(dags: Sequence[Dag]) -> list[Part]:
 
 def join(parts: Sequence[Part]) -> dict[str, Tensor]:
     """The tensors of a batch, by the names of `DagBatch`."""
-    counts = np.array([part.counts for part in parts], dtype=np.int64).reshape(-1, 4)
+    counts = np.fromiter(chain.from_iterable(part.counts for part in parts), np.int64, 4 * len(parts)).reshape(-1, 4)
     nodes_of, edges_of, inputs_of, outputs_of = counts.T
     numbers = np.concatenate([part.numbers for part in parts]) if parts else np.empty(0, np.int64)
     lengths = (nodes_of, nodes_of, inputs_of, outputs_of, 2 * edges_of)
@@ -101,13 +104,13 @@ def check_alike(dags: Sequence[Dag], parts: Sequence[Part]) -> None:
     """GraphError unless all Dags have the same attributes, and all have names or none."""
     first = parts[0].kinds if parts else {}
     for i, part in enumerate(parts):
-        if part.kinds != first:
+        if part.kinds is not first and part.kinds != first:
             of, name = what = next(key for key in (*first, *part.kinds) if first.get(key) != part.kinds.get(key))
             raise GraphError(
                 f"dags[{i}] and dags[0] differ in {of}_attributes[{name!r}]: {_shown(part.kinds.get(what))} and "
                 f"{_shown(first.get(what))}. All graphs of a batch must carry the same."
             )
-    named = [dag.names is not None for dag in dags]
+    named = [part.named for part in parts]
     if any(named) and not all(named):
         with_nodes = [i for i, dag in enumerate(dags) if dag.num_nodes]
         other = next((i for i in with_nodes if named[i] != named[with_nodes[0]]), None)
@@ -128,7 +131,21 @@ def _part(dag: Dag) -> Part:
                 arrays[of, name] = values.numpy()
     tensors = (dag.levels, dag.heights, dag.inputs, dag.outputs, dag.edges)
     numbers = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
-    return Part(numbers, (dag.num_nodes, dag.num_edges, len(dag.inputs), len(dag.outputs)), kinds, arrays)
+    counts = (dag.num_nodes, dag.num_edges, len(dag.inputs), len(dag.outputs))
+    return Part(numbers, counts, _shared(kinds), dag.names is not None, arrays)
+
+
+# Seldom more than one or two in a program; kept for ever up to this many.
+_known_kinds: list[dict[tuple[str, str], Kind]] = []
+_MAX_KNOWN = 16
+
+
+def _shared(kinds: dict[tuple[str, str], Kind]) -> dict[tuple[str, str], Kind]:
+    """The first dict that was equal to this one."""
+    known = next((each for each in _known_kinds if each == kinds), None)
+    if known is None and len(_known_kinds) < _MAX_KNOWN:
+        _known_kinds.append(kinds)
+    return kinds if known is None else known
 
 
 def _find_heights(dags: Sequence[Dag]) -> None:

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,7 +50,7 @@ def compiled_plan(graph: Graph, direction: Literal["up", "down"], *, by_position
     """
 
     def plan() -> SweepPlan:
-        source, target = graph.edges.cpu().t().contiguous().numpy()
+        source, target = np.ascontiguousarray(graph.edges.cpu().numpy().T)
         level = graph.levels
         if direction == "down":
             source, target, level = target, source, graph.heights
