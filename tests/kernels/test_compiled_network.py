@@ -119,6 +119,16 @@ def test_neighbouring_sources_of_every_number_up_to_70(dtype, batch):
 
 
 @pytest.mark.parametrize("batch", BATCHES)
+def test_tiles_leave_out_what_no_output_sees(batch):
+    """Nodes 4 and 5, behind the output 3. An input stays, though nobody uses it."""
+    dag = Dag([(0, 2), (2, 3), (3, 4), (2, 5), (4, 5)], 6, inputs=[0, 1], outputs=[3])
+    plan = network(dag, ["tanh"] * 6)
+    compiled = CompiledPlan(plan)
+    assert (compiled.num_live, compiled.num_sparse, compiled.dead_edges.tolist()) == (4, 2, [2, 3, 4])
+    agree(plan, batch, torch.float64, compiled)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
 def test_one_node_and_no_edges(batch):
     agree(network(Dag([], 1), ["identity"]), batch, torch.float64)
     agree(network(Dag([], 2, inputs=[]), ["tanh", "gelu"]), batch, torch.float64)

@@ -243,6 +243,27 @@ def test_the_fused_step_is_accumulate_and_step(batch, dtype):
         torch.testing.assert_close(p.grad, q.grad)
 
 
+@pytest.mark.parametrize("batch", [1, 40])
+def test_the_fused_step_reaches_edges_and_biases_that_no_output_sees(batch):
+    """Their gradient may have been fed by hand; the compiled pass leaves their nodes out."""
+    net = DagNN(Dag([(0, 2), (0, 3), (2, 3), (1, 2), (1, 4), (0, 1)], outputs=[4]), dtype=torch.float64)
+    twin = copy.deepcopy(net)
+    for model in (net, twin):
+        model(torch.ones(batch, 1, dtype=torch.float64))
+        model.accumulate_edge_grad(2, 3, 5.0)
+        model.bias.grad = torch.ones_like(model.bias)
+    grad_y = torch.randn(batch, 1, dtype=torch.float64)
+    for _ in range(2):
+        with pytest.warns(DeprecationWarning):
+            net.backward_and_update(grad_y, lr=0.1)
+        twin.backward_accumulate(grad_y)
+        twin.step(0.1)
+    assert net.grad_of(2, 3) == 5.0
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+        torch.testing.assert_close(p.grad, q.grad)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_fused_step_of_a_dense_layer_and_one_sample(dtype):
     torch.manual_seed(0)

@@ -25,10 +25,10 @@ def write_backward(module: Value, shape: Shape, name: str) -> None:
     code = shape.writer(module, name)
     build = code.build
     code.fields(
-        "pieces", "tiles_per_piece", "tiles", "batch", "num_nodes", "first", "last", "values", "slopes", "deltas",
-        "row_bytes", "tile_bytes", "delta_tile_bytes", "delta_worker_bytes", "codes", "out_offsets", "out_targets",
-        "out_weight", "seeded", "num_edges", "edge_sums", "node_sums", "num_inputs", "input_rows", "num_outputs",
-        "output_rows", "grad_y", "grad_x",
+        "pieces", "tiles_per_piece", "tiles", "batch", "num_nodes", "live_nodes", "first", "last", "values", "slopes",
+        "deltas", "row_bytes", "tile_bytes", "delta_tile_bytes", "delta_worker_bytes", "codes", "out_offsets",
+        "out_targets", "out_weight", "seeded", "num_edges", "edge_sums", "node_sums", "num_inputs", "input_rows",
+        "num_outputs", "output_rows", "grad_y", "grad_x",
     )  # fmt: skip
     worker = code.ticket("next_worker")
     own_deltas = code.offset(code.field("deltas"), code.field("delta_worker_bytes"), worker)
@@ -46,7 +46,8 @@ def write_backward(module: Value, shape: Shape, name: str) -> None:
                 grad_y, columns, rows = (code.field(field) for field in ("grad_y", "num_outputs", "output_rows"))
                 read_rows(code, tile, deltas, grad_y, columns, rows, repeat_last=False)
             with code.loop(code.i64(0), build.sub(code.field("last"), code.field("first"))) as count:
-                node = build.sub(build.sub(code.field("last"), code.i64(1)), count)
+                place = build.sub(build.sub(code.field("last"), code.i64(1)), count)
+                node = code.index_at(code.field("live_nodes"), place)
                 _write_node(code, shape, base, slopes, deltas, node, sums)
             with build.if_then(is_given(code, "grad_x")):
                 grad_x, columns, rows = (code.field(field) for field in ("grad_x", "num_inputs", "input_rows"))

@@ -26,7 +26,7 @@ def write_finish(module: Value, shape: Shape, name: str) -> None:
     build = code.build
     code.fields(
         "pieces", "num_nodes", "num_edges", "edge_sums", "node_sums", "num_sums", "out_slots", "weight", "bias",
-        "bias_slots", "grad_weight", "grad_bias", "accumulate", "descend", "lr",
+        "live_bias_slots", "grad_weight", "grad_bias", "accumulate", "descend", "lr",
     )  # fmt: skip
     with code.pieces() as piece:
         start, stop = _range(code, piece)
@@ -48,7 +48,7 @@ def write_finish(module: Value, shape: Shape, name: str) -> None:
             build.if_then(is_given(code, "grad_bias")),
             code.loop(code.i64(0), code.field("num_nodes")) as node,
         ):
-            slot = code.index_at(code.field("bias_slots"), node)
+            slot = code.index_at(code.field("live_bias_slots"), node)
             with build.if_then(build.icmp_signed(">=", slot, code.i64(0))):
                 total = _total(code, "node_sums", "num_nodes", node, code.number)
                 _deliver(code, total, "grad_bias", "bias", slot)

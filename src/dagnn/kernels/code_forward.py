@@ -22,8 +22,8 @@ def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> No
     """
     code = shape.writer(module, name)
     code.fields(
-        "pieces", "batch", "first", "last", "values", "slopes", "row_bytes", "tile_bytes", "codes", "in_offsets",
-        "in_sources", "weight", "bias", "bias_slots", "x", "num_inputs", "input_rows", "y", "num_outputs",
+        "pieces", "batch", "live_nodes", "first", "last", "values", "slopes", "row_bytes", "tile_bytes", "codes",
+        "in_offsets", "in_sources", "weight", "bias", "bias_slots", "x", "num_inputs", "input_rows", "y", "num_outputs",
         "output_rows",
     )  # fmt: skip
     with code.pieces() as tile:
@@ -32,7 +32,8 @@ def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> No
         with code.build.if_then(is_given(code, "x")):
             x, columns, rows = (code.field(field) for field in ("x", "num_inputs", "input_rows"))
             read_rows(code, tile, base, x, columns, rows, repeat_last=True)
-        with code.loop(code.field("first"), code.field("last")) as node:
+        with code.loop(code.field("first"), code.field("last")) as place:
+            node = code.index_at(code.field("live_nodes"), place)
             _write_node(code, shape, base, slopes, node, summed)
         with code.build.if_then(is_given(code, "y")):
             write_rows(code, tile, base, code.field("y"), code.field("num_outputs"), code.field("output_rows"))

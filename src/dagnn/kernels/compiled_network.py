@@ -66,7 +66,7 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
     cut, functions, frame = plan.prepared(batch, double)
     row_length = cut.row_length if plan.blocks else cut.tiles * cut.shape.tile
     saved = Saved(plan, plan.num_nodes * row_length, x.dtype)
-    frame = frame.copy(last=plan.num_nodes)
+    frame = frame.copy()
     frame.set_addresses(x=x, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
     if not plan.blocks:
         run(functions["forward"], frame, cut.tiles)
@@ -124,7 +124,6 @@ def backward(
     weights_at = deltas_at + of_workers * size
     edges_at = weights_at + plan.num_sparse * size
     frame = frame.copy(
-        last=plan.num_nodes,
         deltas=deltas_at,
         delta_worker_bytes=tile_rows * size,
         out_weight=weights_at,
@@ -133,6 +132,8 @@ def backward(
         num_sums=cut.pieces,
     )
     _set_gradients(frame, saved, weight, bias, into, grad_y, grad_x)
+    if plan.num_live < plan.num_nodes:
+        _prepare_dead(plan, weight, bias, into)
     edge_pieces = num_workers(plan.num_sparse // 4096)
     run(functions["gather"], frame, edge_pieces)
     if plan.blocks:
@@ -142,6 +143,18 @@ def backward(
     run(functions["finish"], frame, edge_pieces)
     plan.give_back("scratch", scratch)
     return grad_x
+
+
+def _prepare_dead(plan: CompiledPlan, weight: Tensor, bias: Tensor, into: Gradients) -> None:
+    """What the pass leaves out, since no gradient comes there: zeros where it will not write, and the step."""
+    for dead, parameter, gradient in (
+        (plan.dead_edges, weight, into.weight),
+        (plan.dead_biases, bias, into.bias),
+    ):
+        if not into.accumulate:
+            gradient.zero_()
+        elif into.lr is not None:
+            parameter[dead] -= into.lr * gradient[dead]
 
 
 def _set_gradients(

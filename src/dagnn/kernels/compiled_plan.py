@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagnn.graph.csr import offsets_of, stable_order
+from dagnn.graph.kahn import peel
 from dagnn.kernels import network_code
 from dagnn.kernels.code_activations import CODES, INPUT, KEEPS_SLOPE
 from dagnn.kernels.code_backward import AHEAD
@@ -77,6 +78,9 @@ class CompiledPlan:
     Values lie in tiles, ``[tiles, num_nodes, tile]``; with dense blocks as a matrix ``[num_nodes, batch]``, whose
     columns are the tiles, so that a block is one matrix product. Nodes keep their numbers.
 
+    A node from which no edges lead to an output is *dead*: after pruning that may be half of them. Its value reaches
+    nobody and its gradients are 0, so that tiles leave it out; only an input never is. (With dense blocks none is.)
+
     Args:
         plan: the network.
         target: the processor to compile for; by default the one at hand.
@@ -107,22 +111,32 @@ class CompiledPlan:
             None if block.positions is None else torch.from_numpy(block.positions) for block in self.blocks
         ]
 
+        live = np.ones(self.num_nodes, dtype=bool)
+        if not self.blocks:
+            live = _reaching(source, in_offsets, np.concatenate([plan.inputs.numpy(), plan.outputs.numpy()]))
+        nodes = np.flatnonzero(live)
+        self.num_live = len(nodes)
+
         seeded = np.zeros(self.num_nodes, dtype=np.uint8)
         seeded[plan.outputs.numpy()] = 1
-        is_sparse = np.ones(self.num_edges, dtype=bool)
+        is_sparse = live[ends[:, 1]]
         for block in self.blocks:
             seeded[block.source_first : block.source_last] = 1
             is_sparse[block.slot : block.slot + block.num_edges] = False
-        sparse = np.arange(self.num_edges) if not self.blocks else np.flatnonzero(is_sparse)
+        sparse = np.flatnonzero(is_sparse)
         self.num_sparse = len(sparse)
         out_slots = sparse[stable_order(source[sparse].astype(np.int64), self.num_nodes)]
 
         bias_slots = np.where(plan.has_bias.numpy(), plan.bias_slot.numpy(), -1)
+        self.dead_edges = torch.from_numpy(np.flatnonzero(~live[ends[:, 1]]))
+        self.dead_biases = torch.from_numpy(bias_slots[~live & (bias_slots >= 0)])
         self._arrays: dict[str, NDArray[np.generic]] = {
             "codes": codes,
+            "live_nodes": nodes.astype(np.int32),
             "in_offsets": in_offsets,
             "in_sources": source,
             "bias_slots": bias_slots.astype(np.int32),
+            "live_bias_slots": np.where(live, bias_slots, -1).astype(np.int32),
             "out_offsets": offsets_of(np.bincount(source[sparse], minlength=self.num_nodes)),
             "out_targets": np.append(ends[out_slots, 1], np.zeros(AHEAD, np.int64)).astype(np.int32),
             "out_slots": out_slots.astype(np.int32),
@@ -198,6 +212,7 @@ class CompiledPlan:
         cut = self.cut(batch, double)
         size = cut.shape.size
         frame = self.frame(
+            last=self.num_live,
             batch=cut.batch,
             tiles=cut.tiles,
             tiles_per_piece=cut.tiles_per_piece,
@@ -220,7 +235,7 @@ class CompiledPlan:
         itself on a wide network with a small batch.
         """
         kept = self._kept.pop((use, dtype), None)  # one step: two threads never get the same
-        return kept if kept is not None and len(kept) >= length else torch.empty(length, dtype=dtype, device="cpu")
+        return kept if kept is not None and kept.numel() >= length else torch.empty(length, dtype=dtype, device="cpu")
 
     def give_back(self, use: str, memory: Tensor) -> None:
         """Keep memory for the next pass: one piece for each use."""
@@ -246,6 +261,16 @@ class CompiledPlan:
         if positions is None:
             return own.view(block.shape)
         return own.new_zeros(block.shape[0] * block.shape[1]).index_copy_(0, positions, own).view(block.shape)
+
+
+def _reaching(source: NDArray[np.int32], in_offsets: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which nodes are among ``ends`` or have a path to one."""
+    num_nodes = len(in_offsets) - 1
+    waiting = np.bincount(source, minlength=num_nodes)
+    waiting[ends] += 1  # never taken away
+    if waiting.all():
+        return np.ones(num_nodes, dtype=bool)
+    return peel(in_offsets, source.astype(np.int64), waiting) < 0
 
 
 def _compiled_for(names: list[str]) -> tuple[str, ...]:

@@ -18,8 +18,9 @@ FIELDS = (
     "tiles_per_piece",
     "tiles",
     "batch",
-    # nodes first .. last - 1 are worked on
+    # the live nodes first .. last - 1 are worked on
     "num_nodes",
+    "live_nodes",
     "first",
     "last",
     # values, slopes and deltas: node-major tiles, row_bytes from node to node
@@ -37,6 +38,7 @@ FIELDS = (
     "weight",
     "bias",
     "bias_slots",
+    "live_bias_slots",
     "out_offsets",
     "out_targets",
     "out_slots",
@@ -115,6 +117,9 @@ FIELDS = (
     "left_parts",
     "right_parts",
     "class_first",
+    # rows of calls that run beside each other
+    "calls",
+    "first_calls",
 )
 PLACE = {name: place for place, name in enumerate(FIELDS)}
 _Row = ctypes.c_int64 * len(FIELDS)

@@ -16,8 +16,8 @@ def is_plain(tensor: Tensor) -> bool:
     """
     return (
         type(tensor) in _PLAIN_TYPES
-        and tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
         and not is_transformed(tensor)
         and not tensor.is_neg()
         and not tensor._is_zerotensor()
