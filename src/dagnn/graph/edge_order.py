@@ -7,6 +7,7 @@ from torch import Tensor
 from dagnn.errors import GraphError
 from dagnn.graph.attributes import Attributes
 from dagnn.graph.checks import NameOf, first_true
+from dagnn.graph.csr import stable_order
 
 
 def canonical_order(
@@ -59,10 +60,8 @@ def _order(
         key = major * bound + minor
         if (key[1:] > key[:-1]).all():
             return None, None
-        order = np.argsort(key)  # not stable: several times faster, and equal keys are an error
+        order = stable_order(key, int(key.max()) + 1)
         alike = np.diff(key[order]) == 0
-        if alike.any():
-            order = np.argsort(key, kind="stable")
     if alike.any():
         at = first_true(alike)
         first, second = sorted(order[at : at + 2].tolist())

@@ -13,6 +13,7 @@ from torch import Tensor
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag
 from dagnn.graph.attributes import take
+from dagnn.graph.csr import stable_order
 from dagnn.nn.parameter_layout import ParameterLayout
 
 if TYPE_CHECKING:
@@ -181,19 +182,19 @@ def _more_nodes(dag: Dag, nodes: Sequence[Hashable] | int) -> tuple[int, tuple[H
 def slots_before(old: ParameterLayout, new: ParameterLayout) -> tuple[Tensor, Tensor]:
     """For every edge and for every bias of ``new`` its slot in ``old``, or -1. Nodes keep their indices."""
     count = new.dag.num_nodes
-
-    def keys(layout: ParameterLayout) -> NDArray[np.int64]:
-        source, target = layout.node_at[layout.edges].numpy().T
-        result: NDArray[np.int64] = target * count + source
-        return result
-
-    old_keys, new_keys = keys(old), keys(new)
-    order = np.argsort(old_keys)
-    edge_from = np.full(len(new_keys), -1)
-    if len(order):
-        place = np.minimum(np.searchsorted(old_keys, new_keys, sorter=order), len(order) - 1)
-        found = old_keys[order[place]] == new_keys
-        edge_from[found] = order[place[found]]
+    # By rows of the Dags: those are sorted in both, so that each search ends close to the one before.
+    old_keys, new_keys = (layout.dag.edges.numpy() @ np.array([1, count]) for layout in (old, new))
+    order = None
+    if (old_keys[1:] < old_keys[:-1]).any():  # by position, not by source
+        order = stable_order(old_keys, count * count)
+        old_keys = old_keys[order]
+    row = np.minimum(np.searchsorted(old_keys, new_keys), max(0, len(old_keys) - 1))
+    found = old_keys[row] == new_keys if len(old_keys) else np.zeros(len(new_keys), dtype=bool)
+    slot_of_row = np.empty_like(old_keys)
+    slot_of_row[old.edge_at.numpy()] = np.arange(len(old_keys))
+    before = np.full(len(new_keys), -1)
+    before[found] = slot_of_row[row[found] if order is None else order[row[found]]]
+    edge_from = before[new.edge_at.numpy()]
 
     bias_at = torch.full((count,), -1)
     bias_at[old.node_at[old.has_bias]] = torch.arange(old.num_biases)

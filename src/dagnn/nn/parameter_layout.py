@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dagnn.errors import GraphError
 from dagnn.graph import Dag
+from dagnn.graph.csr import stable_order
 
 
 class ParameterLayout:
@@ -43,11 +44,11 @@ class ParameterLayout:
     def __init__(self, dag: Dag, bias: bool | Tensor, by_name: Tensor | None = None) -> None:
         self.dag = dag
         self.by_name = _by_name(dag) if by_name is None else by_name
-        self.node_at = self.by_name[dag.levels[self.by_name].argsort(stable=True)]
+        self.node_at = self.by_name[_order(dag.levels[self.by_name], dag.num_nodes)]
         self.place_of = torch.empty_like(self.node_at).scatter_(0, self.node_at, torch.arange(dag.num_nodes))
         edges = self.place_of[dag.edges]
         self._key = edges[:, 1] * dag.num_nodes + edges[:, 0]
-        self.edge_at = self._key.argsort()
+        self.edge_at = _order(self._key, dag.num_nodes**2)
         self._key = self._key[self.edge_at]
         self.edges = edges[self.edge_at]
         self.levels = dag.levels[self.node_at]
@@ -110,6 +111,11 @@ class ParameterLayout:
     def _names_of_edge(self, slot: int) -> tuple[Hashable, Hashable]:
         u, v = self.node_at[self.edges[slot]].tolist()
         return self.dag.name_of(u), self.dag.name_of(v)
+
+
+def _order(keys: Tensor, bound: int) -> Tensor:
+    """Indices that sort ``keys``, each in ``0 .. bound - 1``; several times faster than PyTorch's sort."""
+    return torch.from_numpy(stable_order(keys.numpy(), bound))
 
 
 def _by_name(dag: Dag) -> Tensor:
