@@ -3,13 +3,14 @@
 The same training expressions (seed and index), the same CPU time in one thread, drawing and tracing included; the exact
 engine judges every answer. See docs/benchmarks.md for the contestants and for the settings that were tried.
 
-    python -m benchmarks.curriculum                          # all contestants, three seeds, 5 CPU minutes each
+    python -m benchmarks.curriculum                          # all rivals and ours, three seeds, 5 CPU minutes each
     python -m benchmarks.curriculum --quick                  # half a CPU minute each, few expressions
     python -m benchmarks.curriculum --only A --seed 1 --json a1.json      # one piece of it, in this process
+    python -m benchmarks.curriculum --only C C2 C3           # ours beside its graph backbone and its GedLoss
     python -m benchmarks.curriculum --join *.json            # the table of all pieces
     python -m benchmarks.curriculum --samples --plot samples.png          # ours by the number of training expressions
 
-The exit code is 1 when a rival is better than ours anywhere.
+The exit code is 1 when a rival (A, A2, A3, B) is better than ours (C) anywhere; C2 and C3 decide nothing.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.curriculum_table import NAMES, OURS, Result, comparison, curve_plot, curve_table, lost
+from benchmarks.curriculum_table import NAMES, OURS, RIVALS, Result, comparison, curve_plot, curve_table, lost
 
 SEEDS, CPU_MINUTES, ASKED = 3, 5.0, 500
 QUICK_MINUTES, QUICK_ASKED, QUICK_EXPRESSIONS = 0.5, 40, 600
@@ -72,23 +73,25 @@ def measured(name: str, seed: int, given: argparse.Namespace) -> Result:
     from benchmarks.curriculum_expressions import LEVELS, accuracies, questions
     from benchmarks.curriculum_ours import train_ours
     from benchmarks.curriculum_rivals import train
-    from benchmarks.curriculum_settings import SETTINGS, rival_of
+    from benchmarks.curriculum_settings import OUR_FLAGS, SETTINGS, rival_of
 
     torch.set_num_threads(1)
     cpu_seconds = 60 * given.cpu_minutes
     windows = None
     print(f"{name}: {NAMES[name]}, seed {seed}, {given.cpu_minutes:g} CPU minutes", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        if name == OURS:
+        if name in OUR_FLAGS:
             ours = train_ours(
                 Path(folder) / "run",
                 cpu_seconds=cpu_seconds,
                 seed=seed,
                 expressions=given.expressions,
                 max_steps=given.max_steps,
+                flags=OUR_FLAGS[name],
                 told=_said,
             )
-            contestant, trained, told = ours, ours.trained, "dagnn train"
+            told = " ".join(["dagnn train", *(f"--{key} {value}" for key, value in OUR_FLAGS[name].items())])
+            contestant, trained = ours, ours.trained
             windows = ours.windows(given.questions)
         else:
             sizes = None if given.expressions is None else dict.fromkeys(LEVELS, given.expressions)
@@ -170,7 +173,9 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one seed, half a CPU minute, few expressions")
     parser.add_argument("--cpu-minutes", type=float, help=f"of each contestant and seed ({CPU_MINUTES:g})")
     parser.add_argument("--seeds", type=int, help=f"how many, from 0 ({SEEDS})")
-    parser.add_argument("--only", nargs="+", choices=list(NAMES), default=list(NAMES), help="these contestants")
+    told = "; ".join(f"{name}: {words}" for name, words in NAMES.items())
+    usual = [*RIVALS, OURS]
+    parser.add_argument("--only", nargs="+", choices=list(NAMES), default=usual, help=f"({' '.join(usual)}) {told}")
     parser.add_argument("--seed", type=int, help="this seed only; with one contestant, in this process")
     parser.add_argument("--questions", type=int, help=f"test expressions of each kind ({ASKED})")
     parser.add_argument("--expressions", type=int, help="training expressions per level (those of dagnn train)")

@@ -1,7 +1,8 @@
-"""(C) Our contestant in the curriculum comparison: what `dagnn train` calls, in a run directory of its own."""
+"""(C, C2, C3) Ours in the curriculum comparison: what `dagnn train` calls, in a run directory of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -77,6 +78,7 @@ def train_ours(
     seed: int,
     expressions: int | None = None,
     max_steps: int | None = None,
+    flags: Mapping[str, Any] | None = None,
     told: Callable[[str], object] = print,
 ) -> Ours:
     """Trains for this much CPU time, traces included (a few steps tell how many there is time for), or so many steps.
@@ -87,9 +89,10 @@ def train_ours(
         max_steps: the steps, whatever time they take; then `cpu_seconds` says nothing.
         seed: of the run.
         expressions: traced per level; None: as many as `dagnn train`.
+        flags: other settings than the defaults, by dotted key.
     """
     torch.set_num_threads(1)
-    flags = {
+    settings = {
         "seed": seed,
         "run_directory": str(directory),
         "threads": 1,
@@ -100,10 +103,11 @@ def train_ours(
         "checkpoint.save_every": 0,
         "checkpoint.keep_best": 0,
         "checkpoint.keep_last": 1,
+        **(flags or {}),
     }
     if expressions is not None:
-        flags["curriculum.samples"] = (expressions,)
-    config = TrainingConfig.resolve(environment={}, flags=flags)
+        settings["curriculum.samples"] = (expressions,)
+    config = TrainingConfig.resolve(environment={}, flags=settings)
     train(config, note=told)
     if max_steps is not None:
         return Ours(directory, seed)

@@ -1,6 +1,7 @@
-"""The settings of the rivals in the curriculum comparison; docs/benchmarks.md lists those that were tried."""
+"""The settings of the contestants in the curriculum comparison; docs/benchmarks.md lists those that were tried."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from benchmarks.curriculum_expressions import training_samples
 from benchmarks.curriculum_rivals import AnswersTransformer, Rival, Settings
@@ -12,6 +13,12 @@ SETTINGS: Mapping[str, Settings] = {
     "A2": Settings(lr=2e-3, batch=32, options={"pairs": 24}),
     "A3": Settings(lr=2e-3, batch=64),
     "B": Settings(lr=2e-3, batch=32),
+}
+# What ours and its variants are given beside the defaults of `dagnn train`.
+OUR_FLAGS: Mapping[str, Mapping[str, Any]] = {
+    "C": {},
+    "C2": {"model.backbone": "graph"},
+    "C3": {"loss.objective": "ged"},
 }
 
 

@@ -15,7 +15,11 @@ NAMES = {
     "A3": "Transformer, windows",
     "B": "TreeLSTM, tree decoder",
     "C": "ours",
+    "C2": "ours, graph backbone",
+    "C3": "ours, GedLoss",
 }
+# The claim is about these. The others are variants of ours, reported beside it.
+RIVALS = ("A", "A2", "A3", "B")
 MARKS = (0.90, 0.99)
 
 
@@ -142,9 +146,9 @@ def lost(results: Sequence[Result]) -> list[str]:
     found = []
     for question in ours[0].accuracy:
         mine = statistics.mean(_parts(ours, question))
-        for name in contestants(results):
+        for name in RIVALS:
             theirs = _parts(of(results, name), question)
-            if name != OURS and theirs and statistics.mean(theirs) > mine:
+            if theirs and statistics.mean(theirs) > mine:
                 found.append(
                     f"{question}: {NAMES[name]} {100 * statistics.mean(theirs):.2f} %, ours {100 * mine:.2f} %"
                 )

@@ -286,6 +286,19 @@ def test_evaluate_prints_a_table_or_json(capsys, called):
     ]
     assert capsys.readouterr().out.splitlines()[1].split() == ["1", "99.80", "%", "500", "0", "0"]
 
+    level = LevelResult(0.5, 2, errors={"tan": {"other value (engine's steps too)": 1}}, engine_misses=1)
+    called.results["evaluate"] = Evaluation({4: level}, None, None, None, step=7)
+    assert main(["evaluate"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "1 wrong, of which 1 the engine's own steps miss too",
+        "step 7",
+        "",
+        "wrong answers by operator  other value (engine's steps too)",
+        "tan                                                       1",
+    ]
+    called.results["evaluate"] = EVALUATION
+    called.calls.pop()
+
     assert main(["evaluate", "--depth", "5", "--digits", "4", "--json"]) == 0
     assert (called.calls[1][2]["depth"], called.calls[1][2]["digits"]) == (5, 4)
     assert called.calls[1][1] == ("runs/curriculum",)

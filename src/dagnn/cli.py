@@ -104,7 +104,7 @@ class Evaluate:
 def _evaluate(arguments: Sequence[str]) -> int:
     given = _parsed(Evaluate, "evaluate", arguments)
     from dagnn.training.evaluate import evaluate
-    from dagnn.training.report import results_table
+    from dagnn.training.report import errors_table, results_table
 
     found = evaluate(
         given.run,
@@ -114,7 +114,11 @@ def _evaluate(arguments: Sequence[str]) -> int:
         depth=given.depth,
         digits=given.digits,
     )
-    print(json.dumps(found.summary()) if given.json else "\n".join(results_table(found)))
+    if given.json:
+        print(json.dumps(found.summary()))
+    else:
+        errors = errors_table(found)
+        print("\n".join([*results_table(found), *([""] if errors else []), *errors]))
     return 0
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from benchmarks import curriculum
-from benchmarks.curriculum_table import Result, comparison, curve_plot, curve_table, lost
+from benchmarks.curriculum_settings import OUR_FLAGS, SETTINGS
+from benchmarks.curriculum_table import NAMES, RIVALS, Result, comparison, curve_plot, curve_table, lost
 
 
 def result(contestant, seed=0, accuracy=None, **changed):
@@ -39,6 +40,17 @@ def test_the_best_is_bold_and_seeds_are_averaged():
     assert rows["level 1"] == ["50.00", "**95.00 (90.0 .. 100.0)**"]
     assert rows["level 2"] == ["**90.00**", "80.00 (80.0 .. 80.0)"]
     assert lost(results) == ["level 2: Transformer, answers 90.00 %, ours 80.00 %"]
+
+
+def test_variants_of_ours_are_shown_and_decide_nothing():
+    results = [result("A"), *(result(name, accuracy={"level 1": 0.9, "level 2": 0.9}) for name in ("C2", "C3"))]
+    assert lost(results) == []  # without C there is no claim
+    results.append(result("C", accuracy={"level 1": 0.6, "level 2": 0.2}))
+    table = comparison(results).split("\n\n")[1]
+
+    assert table.split("\n")[0].endswith("| ours (C) | ours, graph backbone (C2) | ours, GedLoss (C3) |")
+    assert rows_of(table)["level 1"] == ["50.00", "60.00", "**90.00**", "**90.00**"]
+    assert lost(results) == ["level 2: Transformer, answers 25.00 %, ours 20.00 %"]
 
 
 def test_costs_and_times_are_told():
@@ -100,13 +112,21 @@ def test_every_contestant_and_seed_is_measured_in_a_process_of_its_own(monkeypat
     assert curriculum.main(["--quick", "--only", "A", "C"]) == 0
     assert asked == [("A", 0, 0.5, 40, 600, None), ("C", 0, 0.5, 40, 600, None)]
     asked.clear()
+    assert curriculum.main(["--only", "C2", "C3", "--seeds", "1"]) == 0
+    assert [name for name, *_ in asked] == ["C2", "C3"]
+    asked.clear()
     assert curriculum.main(["--samples", "--seeds", "1"]) == 0
     assert asked == [("C", 0, 5.0, 500, count, 3_000) for count in (1_000, 3_000, 10_000, 30_000)]
     assert "| 30,000 |" in capsys.readouterr().out
 
 
+def test_every_contestant_has_settings_and_a_place():
+    assert [*SETTINGS] == [*RIVALS]
+    assert [*SETTINGS, *OUR_FLAGS] == [*NAMES]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["A", "A2", "A3", "B", "C"])
+@pytest.mark.parametrize("name", list(NAMES))
 def test_a_contestant_is_measured_from_nothing(name, tmp_path):
     path = tmp_path / "out.json"
     flags = ["--cpu-minutes", "0.05", "--questions", "2", "--expressions", "20", "--json", str(path)]
@@ -116,4 +136,4 @@ def test_a_contestant_is_measured_from_nothing(name, tmp_path):
     assert (found.contestant, found.seed, found.expressions, found.asked) == (name, 0, 20, 2)
     assert len(found.accuracy) == 24
     assert found.parameters > 100_000 and found.steps > 0 and found.examples > 0
-    assert (found.windows is not None) == (name == "C")
+    assert (found.windows is not None) == (name in ("C", "C2", "C3"))

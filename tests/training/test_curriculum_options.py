@@ -3,16 +3,21 @@
 import shutil
 from collections import Counter
 
+import numpy as np
 import pytest
 from small_curriculum import config_of, last_bytes, rows_without_clock
 
-from dagnn.curriculum.window_kinds import is_held_out, kind_of
-from dagnn.errors import ConfigError, RunError
-from dagnn.training.curriculum_run import train
-from dagnn.training.evaluate import evaluate
+from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.window_kinds import KINDS, is_held_out, kind_of
+from dagnn.data import BatchIterator
+from dagnn.errors import CheckpointError, ConfigError, RunError
+from dagnn.training import curriculum_run, window_source
+from dagnn.training.curriculum_run import search_lr, train
+from dagnn.training.evaluate import evaluate, labels_of, opened_run
 from dagnn.training.evaluation import Evaluation
 from dagnn.training.report import results_table
 from dagnn.training.window_file import read_windows
+from dagnn.training.window_source import WindowSource, mistakes_of
 
 LEVEL_1 = {
     "curriculum__levels": [1],
@@ -49,6 +54,15 @@ def test_mistakes_in_own_runs_are_learned_from(taught):
     assert met[0]["mistakes"] >= met[0]["mistakes_new"] > 0
 
 
+def test_traced_windows_that_are_wrong_are_learned_from_without_own_runs(tmp_path):
+    train(config_of(tmp_path / "run", **LEVEL_1, max_steps=240, eval_every=60), note=quiet)
+    rows = [row for row in evaluations(tmp_path / "run") if "mistakes" in row]
+    assert any(row["mistakes"] for row in rows)
+    assert not any(row["mistakes_new"] for row in rows)
+    lessons = mistakes_of(opened_run(tmp_path / "run")[2].state["data"])
+    assert len(lessons) == sum(row["mistakes"] for row in rows)
+
+
 def test_a_resume_goes_on_with_the_same_lessons(taught, tmp_path):
     shutil.copytree(taught, tmp_path / "again")
     config = config_of(tmp_path / "again", **LEVEL_1, max_steps=240, eval_every=60, curriculum__own_runs=8)
@@ -83,8 +97,10 @@ def test_held_out_windows_are_asked_at_the_end_by_kind(tmp_path):
     assert {kind: count.total for kind, count in found.windows.held_out.items()} == expected
     assert all(0 <= count.right <= count.total for count in found.windows.held_out.values())
     assert Evaluation.read(tmp_path / "run") == found
-    (line,) = [line for line in results_table(found) if line.startswith("windows kept from training, right: symbolic ")]
-    assert f"of {expected['symbolic']:,}" in line
+    table = [line.rsplit(maxsplit=1) for line in results_table(found)]
+    for kind in KINDS:
+        (total,) = [last for first, last in table if first.startswith(f"{kind} ")]
+        assert total == f"{expected[kind]:,}"
     # Most of the windows that it was asked about come from training; the held-out ones count as unseen.
     assert found.windows.unseen >= 0.05 * found.windows.asked
 
@@ -107,12 +123,104 @@ def test_a_resumed_run_needs_its_warm_start_no_more(taught, tmp_path):
     assert train(config, resume=True, note=quiet).step == 6
 
 
-def test_a_warm_start_from_nothing_or_another_size_is_refused(taught, tmp_path):
-    with pytest.raises(RunError, match="holds no run"):
-        train(config_of(tmp_path / "a", warm_start=str(tmp_path / "nowhere")), note=quiet)
-    assert not (tmp_path / "a").exists()  # nor does a second try meet a half-begun run
-    with pytest.raises(ConfigError, match="a warm start takes a network of the same labels and sizes"):
-        train(config_of(tmp_path / "b", model__width=32, warm_start=str(taught)), note=quiet)
+@pytest.fixture
+def refused(tmp_path, monkeypatch):
+    """What a training says that is to be refused before anything is made or traced."""
+
+    def traced(*_, **__):
+        raise AssertionError("windows were traced first")
+
+    monkeypatch.setattr(curriculum_run, "collect_windows", traced)
+
+    def told(error, **changes):
+        config = config_of(tmp_path / "new", **changes)
+        for refusing in (train, search_lr):
+            with pytest.raises(error) as found:
+                refusing(config, note=quiet)
+        assert not (tmp_path / "new").exists()  # nor does a second try meet a half-begun run
+        return str(found.value)
+
+    return told
+
+
+def test_a_warm_start_from_nothing_is_refused(refused, tmp_path):
+    assert "holds no run" in refused(RunError, warm_start=str(tmp_path / "nowhere"))
+
+
+def test_a_warm_start_from_another_size_or_backbone_is_refused(refused, taught, tmp_path):
+    assert refused(ConfigError, model__width=32, warm_start=str(taught)) == (
+        f"warm_start = {taught}: its network does not fit: model.width is 64 there, 32 here. "
+        "Add --model.width 64, or leave warm_start out."
+    )
+    sizes = {"model__backbone": "graph", "model__width": 64, "model__blocks": 3, "model__slot_width": 8}
+    assert refused(ConfigError, **sizes, warm_start=str(taught)) == (
+        f"warm_start = {taught}: its network does not fit: model.backbone is features there, graph here, "
+        "model.blocks is 2 there, 3 here, model.slot_width is 64 there, 8 here. "
+        "Add --model.backbone features --model.blocks 2 --model.slot-width 64, or leave warm_start out."
+    )
+
+
+def test_a_warm_start_from_a_graph_network_tells_its_dimension_too(tmp_path):
+    graph = {"model__backbone": "graph", "model__graph_dim": 16}
+    small = {"curriculum__levels": [1], "max_steps": 6, "eval_every": 0}
+    train(config_of(tmp_path / "graph", **small, **graph), note=quiet)
+    begin = str(tmp_path / "graph")
+    for here, told in (
+        ({}, "model.backbone is graph there, features here, model.graph_dim is 16 there, 128 here. "),
+        ({**graph, "model__graph_dim": 8}, "model.graph_dim is 16 there, 8 here. Add --model.graph-dim 16, or "),
+    ):
+        with pytest.raises(ConfigError) as found:
+            train(config_of(tmp_path / "new", **small, **here, warm_start=begin), note=quiet)
+        assert told in str(found.value)
+    # A head of whole graphs begins anew; more or fewer slots, and levels, are fine.
+    changes = {**small, **graph, "loss__objective": "ged", "model__num_slots": 40}
+    assert train(config_of(tmp_path / "ged", **changes, warm_start=begin), note=quiet).step == 6
+
+
+def test_a_warm_start_from_other_labels_is_refused(refused, taught, monkeypatch):
+    known = labels_of(SIGNATURE)
+    renamed = [*known[:3], ["strange", 2, None], *known[4:]]
+    ours = "/".join(map(str, known[3]))
+    for there, told in (
+        (renamed, f"(label 3 is 'strange/2/None' there, '{ours}' here)"),
+        (known[:-1], f"({len(known) - 1} labels there, {len(known)} here)"),
+    ):
+        run, config, checkpoint = opened_run(taught)
+        checkpoint.state["description"]["labels"] = there
+        monkeypatch.setattr(curriculum_run, "opened_run", lambda path, opened=(run, config, checkpoint): opened)
+        assert refused(CheckpointError, model__width=64, warm_start=str(taught)) == (
+            f"warm_start = {taught}: the checkpoint of step 240 was trained on another set of rewrite rules {told}: "
+            "train a new run with this version."
+        )
+
+
+def test_own_runs_never_learn_from_a_window_that_is_held_out(tmp_path, monkeypatch):
+    drawn, met = [], []
+
+    class Watched(BatchIterator):
+        def next_batch(self):
+            drawn.append(super().next_batch())
+            return drawn[-1]
+
+    class Listening(WindowSource):
+        def learn_from(self, mistakes):
+            met.extend(mistakes)
+            return super().learn_from(mistakes)
+
+    monkeypatch.setattr(window_source, "BatchIterator", Watched)
+    monkeypatch.setattr(curriculum_run, "WindowSource", Listening)
+    changes = {**LEVEL_1, "max_steps": 240, "eval_every": 60, "curriculum__own_runs": 8}
+    train(config_of(tmp_path / "run", **changes, curriculum__held_out_windows=0.2), note=quiet)
+
+    assert any(is_held_out(mistake.window, 0.2) for mistake in met)  # it was tempted
+    learned = mistakes_of(opened_run(tmp_path / "run")[2].state["data"])
+    assert learned
+    assert not any(is_held_out(mistake.window, 0.2) for mistake in learned)
+    # Those that were met for the first time stand behind the traced ones.
+    traced = read_windows(tmp_path / "run")[0].windows
+    items = set(np.concatenate(drawn).tolist())
+    assert max(items) >= len(traced)
+    assert not any(is_held_out(traced[item], 0.2) for item in items if item < len(traced))
 
 
 @pytest.mark.parametrize(

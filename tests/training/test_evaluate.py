@@ -1,15 +1,18 @@
 """Evaluation and solving with a network that has learned something, judged by the exact engine."""
 
+from dataclasses import replace
+
 import pytest
 
-from dagnn.curriculum import judge, level_of, parse
+from dagnn.curriculum import Sample, judge, level_of, parse
 from dagnn.curriculum.engine import RuleEngine, normal_form
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.errors import CheckpointError, ConfigError, RunError
-from dagnn.graph.rewriting import RewritingMachine, RuleRewriter
+from dagnn.graph.rewriting import LEAVE, RewritingMachine, RuleRewriter, read_window
+from dagnn.training import evaluate as module
 from dagnn.training.checkpoint import read_checkpoint
-from dagnn.training.evaluate import _able_levels, _window_counts, ask, evaluate, model_of
+from dagnn.training.evaluate import _able_levels, _window_counts, ask, evaluate, model_of, with_engine_misses
 from dagnn.training.evaluation import Evaluation, WindowCounts
 
 
@@ -26,6 +29,62 @@ def test_a_rewriter_that_leaves_everything_is_wrong_with_a_reason():
     examples, _ = ask(RewritingMachine(SIGNATURE, RuleRewriter(lambda window: ())), samples)
     assert not any(example.right for example in examples)
     assert all(example.reason for example in examples)
+
+
+class NeverDerives:
+    """The exact engine as a network, but that it leaves every derivative as it is."""
+
+    def rewrite(self, windows):
+        answers = zip(windows, RuleEngine().rewrite(windows), strict=True)
+        return [LEAVE if read_window(window, SIGNATURE).kind == "derive" else right for window, right in answers]
+
+    def num_parameters(self):
+        return 1
+
+
+def sample_of(text: str, expected: str) -> Sample:
+    expression = parse(text)
+    return Sample(text, level_of(expression), "test", expression, parse(expected))
+
+
+DERIVATIVE = sample_of("(derive (^ x 2) x)", "(* 2 x)")
+PRODUCT = sample_of("(* 2 3)", "6")
+NEAR_A_POLE = sample_of("(tan 1.5707963)", "37300000")  # ten decimals are too few
+ASKED = [DERIVATIVE, PRODUCT, NEAR_A_POLE]
+
+
+def test_what_the_engine_misses_too_is_marked():
+    examples, _ = ask(RewritingMachine(SIGNATURE, NeverDerives()), ASKED)
+    assert [example.right for example in examples] == [False, True, False]
+    marked = with_engine_misses(examples, ASKED)
+    assert [example.engine_misses for example in marked] == [False, False, True]
+    assert [replace(example, engine_misses=False) for example in marked] == examples
+    # What takes longer than the network had is no fault of the network.
+    (marked, _) = with_engine_misses(examples[:2], ASKED[:2], budget=1)
+    assert marked.engine_misses
+
+
+def test_the_engine_is_asked_only_where_the_network_is_wrong(monkeypatch):
+    asked = []
+
+    def counted(machine, samples, **options):
+        asked.extend(samples)
+        return ask(machine, samples, **options)
+
+    examples, _ = ask(RewritingMachine(SIGNATURE, NeverDerives()), ASKED)
+    monkeypatch.setattr(module, "ask", counted)
+    with_engine_misses(examples, ASKED)
+    assert asked == [DERIVATIVE, NEAR_A_POLE]
+    assert with_engine_misses([examples[1]], [PRODUCT]) == [examples[1]]
+
+
+def test_an_evaluation_counts_apart_what_the_engine_misses_too(learned, monkeypatch):
+    path, _ = learned
+    monkeypatch.setattr(module, "model_of", lambda checkpoint: NeverDerives())
+    monkeypatch.setattr(module, "samples_of", lambda *_, **__: ASKED)
+    found = evaluate(path, expressions=3).levels[1]
+    assert (found.accuracy, found.wrong, found.engine_misses) == (1 / 3, 2, 1)
+    assert found.errors == {"derive ^": {"stuck half-way": 1}, "tan": {"other value (engine's steps too)": 1}}
 
 
 def test_a_trained_network_answers_expressions_it_never_saw(learned):

@@ -14,6 +14,11 @@ WRONG = [
     Example("(* 2 5)", "11", "10", False, "other value"),
     Example("(derive (^ x 2) x)", "x", "(* 2 x)", False, "other value"),
 ]
+# As far as the engine's own steps come, which are no better here.
+MISSED = [
+    Example("(tan 1.5)", "14", "14.1", False, "other value", engine_misses=True),
+    Example("(tan (* 2 3))", "", "-0.291", False, engine_misses=True),
+]
 
 
 def evaluation():
@@ -32,6 +37,15 @@ def test_level_counts_right_answers_and_errors_by_operator_and_reason():
     assert result.samples_seen == 1200
     assert result.samples_per_second == 48
     assert result.errors == {"*": {"no answer": 1, "other value": 2}, "derive ^": {"other value": 1}}
+
+
+def test_what_the_engine_misses_too_is_counted_apart():
+    result = LevelResult.of(RIGHT + WRONG + MISSED, samples_seen=0, seconds=1)
+
+    assert (result.wrong, result.engine_misses) == (6, 2)
+    assert result.accuracy == 20 / 26
+    assert result.errors["tan"] == {"other value (engine's steps too)": 1, "wrong (engine's steps too)": 1}
+    assert LevelResult.of(RIGHT + WRONG, samples_seen=0, seconds=1).engine_misses == 0
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(20, 4), (20, 1), (20, 0), (1, 4), (0, 4), (2, 1), (0, 0)])
@@ -54,6 +68,19 @@ def test_file_gives_back_the_evaluation(tmp_path):
     assert path == tmp_path / "evaluation.json"
     assert Evaluation.read(tmp_path) == evaluation()
     assert list(json.loads(path.read_text())["levels"]) == ["1", "2"]
+
+
+def test_a_file_from_before_the_engine_was_asked_is_read(tmp_path):
+    level = LevelResult.of(RIGHT + MISSED, samples_seen=0, seconds=1)
+    path = Evaluation({4: level}, None, None, None, step=1).write(tmp_path)
+    assert Evaluation.read(tmp_path).levels[4] == level
+
+    content = json.loads(path.read_text())
+    del content["levels"]["4"]["engine_misses"]
+    for example in content["levels"]["4"]["examples"]:
+        del example["engine_misses"]
+    path.write_text(json.dumps(content))
+    assert Evaluation.read(tmp_path).levels[4].engine_misses == 0
 
 
 def test_summary_is_the_documented_json():

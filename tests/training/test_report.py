@@ -10,9 +10,9 @@ import pytest
 from dagnn.errors import DataError, RunError
 from dagnn.training import report as module
 from dagnn.training.config import TrainingConfig
-from dagnn.training.evaluation import Evaluation, Example, LevelResult
+from dagnn.training.evaluation import Evaluation, Example, KindCount, LevelResult, WindowCounts
 from dagnn.training.metrics import MetricsLog
-from dagnn.training.report import report, report_after_training
+from dagnn.training.report import errors_table, report, report_after_training, results_table
 from dagnn.training.run_directory import RunDirectory
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -50,6 +50,7 @@ def test_report_shows_levels_examples_and_errors(evaluated):
         "level  accuracy  expressions  samples seen  samples/s",
         "1       99.75 %          400        60,000      4,000",
         "2      100.00 %          400             0          0",
+        "1 wrong, of which 0 the engine's own steps miss too",
         "step 120, 2,371,200 parameters, 302 CPU seconds, 290 wall seconds",
         "",
         "level 1",
@@ -65,6 +66,39 @@ def test_report_shows_levels_examples_and_errors(evaluated):
         "",
         f"curves: {evaluated / 'report.png'}",
     ]
+
+
+def test_what_the_engine_misses_too_and_windows_kept_from_training_are_tables_of_their_own():
+    wrong = [
+        Example("(* 2 3)", "5", "6", False, "other value"),
+        *[Example("(tan 1.5)", "14", "14.1", False, "other value", engine_misses=True)] * 2,
+    ]
+    level = LevelResult.of(wrong, samples_seen=0, seconds=0)
+    held_out = {"symbolic": KindCount(1_199, 1_200), "digit products": KindCount(1, 3)}
+    found = Evaluation({4: level}, None, None, None, step=1, windows=WindowCounts(9, 0, 0, held_out))
+
+    assert results_table(found)[2:] == [
+        "3 wrong, of which 2 the engine's own steps miss too",
+        "9 distinct windows asked, 0 of them never trained on",
+        "windows kept from training    right  windows",
+        "symbolic                    99.92 %    1,200",
+        "digit products              33.33 %        3",
+        "step 1",
+    ]
+    assert errors_table(found) == [
+        "wrong answers by operator  other value  other value (engine's steps too)",
+        "tan                                                                    2",
+        "*                                    1",
+    ]
+    assert errors_table(Evaluation({1: LevelResult(1.0, 3)}, None, None, None, step=1)) == []
+
+
+def test_an_example_that_the_engine_misses_too_is_marked(run):
+    missed = Example("(tan 1.5)", "14", "14.1", False, "other value", engine_misses=True)
+    level = LevelResult.of([missed], samples_seen=0, seconds=0)
+    Evaluation({4: level}, None, None, None, step=120).write(run)
+
+    assert "         expected 14.1: other value (engine's steps too)" in report(run).text.splitlines()
 
 
 def test_picture_is_a_png_of_a_readable_size(evaluated):

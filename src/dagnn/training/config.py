@@ -56,7 +56,7 @@ class CurriculumConfig:
         (1.0,), "share of each level in a mixed batch, before normalising", **_for_each_level("numbers", 0.0)
     )
     samples: tuple[int, ...] = setting(
-        (30_000, 12_000, 12_000, 4_000, 40_000, 12_000, 12_000),
+        (30_000, 12_000, 24_000, 4_000, 40_000, 12_000, 12_000),
         "expressions traced per level",
         **_for_each_level("whole numbers", 1),
     )
@@ -65,8 +65,8 @@ class CurriculumConfig:
     patience: int = setting(1, "evaluations in a row at the threshold before promotion", **at_least(1))
     own_runs: int = setting(
         0,
-        "training expressions per level that the network runs at each evaluation; windows that it gets wrong, there "
-        "and among those traced, are drawn more often; 0: none",
+        "training expressions per level that the network runs at each evaluation, beside the traced windows; windows "
+        "that it gets wrong are drawn more often; 0: none",
         **at_least(0),
     )
     held_out_windows: float = setting(

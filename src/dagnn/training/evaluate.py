@@ -2,12 +2,13 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dagnn.curriculum import Sample, judge, level_spec, make_sample, to_text
 from dagnn.curriculum.engine import RuleEngine
-from dagnn.curriculum.expression import FUNCTIONS, Expr
+from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.terms import from_term, to_term
 from dagnn.curriculum.traces import WindowSet
@@ -80,6 +81,7 @@ def evaluate(
     for level in _able_levels(config.curriculum.levels, depth, digits):
         samples = samples_of(level, expressions, config, split=split, seed=seed, depth=depth, digits=digits)
         examples, seconds = ask(machine, samples, rounds=rounds)
+        examples = with_engine_misses(examples, samples)
         seen = config.curriculum.samples_of(level) if level in opened else 0
         results[level] = LevelResult.of(examples, samples_seen=seen, seconds=seconds)
     traced = read_windows(directory.path)
@@ -148,6 +150,25 @@ def ask(
     return examples, seconds
 
 
+def with_engine_misses(examples: list[Example], samples: list[Sample], *, budget: int = STEP_BUDGET) -> list[Example]:
+    """The examples, those marked where the engine's own steps, in the network's place, are no better.
+
+    They are taken only where the network's answer is wrong.
+
+    Args:
+        examples: one for each sample.
+        samples: what was asked.
+        budget: rewrite steps for each, as the network had.
+    """
+    wrong = [number for number, example in enumerate(examples) if not example.right]
+    machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
+    found, _ = ask(machine, [samples[number] for number in wrong], budget=budget)
+    marked = list(examples)
+    for number, by_engine in zip(wrong, found, strict=True):
+        marked[number] = replace(examples[number], engine_misses=not by_engine.right)
+    return marked
+
+
 def model_of(checkpoint: Checkpoint) -> GraphRewriter:
     """The network of a checkpoint, with its averaged weights where there are any, in eval mode.
 
@@ -158,8 +179,8 @@ def model_of(checkpoint: Checkpoint) -> GraphRewriter:
     try:
         if described["labels"] != labels_of(SIGNATURE):
             raise CheckpointError(
-                f"the checkpoint of step {checkpoint.step} was trained on another set of rewrite rules: "
-                "train a new run with this version."
+                f"the checkpoint of step {checkpoint.step} was trained on another set of rewrite rules "
+                f"({_label_difference(described['labels'])}): train a new run with this version."
             )
         features = WindowFeatures(SIGNATURE, described["features"])
         graphs = WindowGraphs(SIGNATURE, described["symbols"]) if described.get("symbols") is not None else None
@@ -173,6 +194,16 @@ def model_of(checkpoint: Checkpoint) -> GraphRewriter:
 def labels_of(signature: Signature) -> list[list[str | int | None]]:
     """What a network's numbers mean: name, arity and window depth of every label, as JSON values."""
     return [[label.name, label.arity, label.window_depth] for label in signature.labels]
+
+
+def _label_difference(labels: Sequence[Sequence[object]]) -> str:
+    """The first label that a checkpoint has otherwise than this version, or how many both have."""
+    own = labels_of(SIGNATURE)
+    for number, pair in enumerate(zip(labels, own, strict=False)):
+        if pair[0] != pair[1]:
+            there, here = (shortened("/".join(map(str, label))) for label in pair)
+            return f"label {number} is {there} there, {here} here"
+    return f"{len(labels)} labels there, {len(own)} here"
 
 
 def description_of(model: GraphRewriter) -> dict[str, object]:

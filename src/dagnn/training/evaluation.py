@@ -1,16 +1,18 @@
 """evaluation.json: what an evaluation found, level by level, with examples and errors.
 
     {"levels": {"1": {"accuracy": 0.998, "expressions": 500, "samples_seen": 60000, "samples_per_second": 4100.0,
-                      "examples": [{"input": "(+ 2 3)", "answer": "5", "expected": "5", "right": true, "reason": ""}],
-                      "errors": {"+": {"other value": 1}}}},
+                      "examples": [{"input": "(+ 2 3)", "answer": "5", "expected": "5", "right": true, "reason": "",
+                                    "engine_misses": false}],
+                      "errors": {"+": {"other value": 1}}, "engine_misses": 0}},
      "windows": {"asked": 12987, "unseen": 1371, "unseen_right": 1369,
                  "held_out": {"symbolic": {"right": 7413, "total": 7419}}},
      "cpu_seconds": 301.5, "wall_seconds": 290.1, "parameters": 2371200, "step": 3000}
 
 ``windows`` counts the distinct windows that the network was asked about, those of them that training never showed
 it, and how many of the latter it rewrote as the exact engine does; ``held_out`` those that an experiment kept from
-training, by kind. ``errors`` counts the wrong answers by the
-operator of their expression (`operator_of`), then by reason.
+training, by kind. ``errors`` counts the wrong answers by the operator of their expression (`operator_of`), then by
+reason; ``engine_misses`` those of them that the engine's own steps do not answer right either, whose reasons end with
+``ENGINE_TOO``.
 """
 
 import json
@@ -26,6 +28,8 @@ from dagnn.training.durable import replace_file
 
 FILE_NAME = "evaluation.json"
 SHOWN, SHOWN_WRONG = 5, 2
+# Behind the reason of a wrong answer where the engine's own steps give no right one either.
+ENGINE_TOO = " (engine's steps too)"
 
 Number = TypeVar("Number", int, float)
 
@@ -41,6 +45,8 @@ class Example:
         input, answer, expected: text of the expression, of the network's answer (empty: none), and of the engine's.
         right: what the engine says about the answer.
         reason: why it is not right, in a word or two; empty when it is.
+        engine_misses: whether it is not right and the engine's own steps, in the network's place, do not answer it
+            right either: ten decimals are too few, or the budget of steps is.
     """
 
     input: str
@@ -48,6 +54,12 @@ class Example:
     expected: str
     right: bool
     reason: str = ""
+    engine_misses: bool = False
+
+    @property
+    def error(self) -> str:
+        """The reason, with a mark where the engine's own steps miss it too; empty for a right answer."""
+        return "" if self.right else (self.reason or "wrong") + ENGINE_TOO * self.engine_misses
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,8 @@ class LevelResult:
         samples_seen: expressions that training has learned from.
         samples_per_second: expressions answered per second of this evaluation.
         examples: a few, right and wrong ones.
-        errors: operator of the expression -> reason -> wrong answers.
+        errors: operator of the expression -> `Example.error` -> wrong answers.
+        engine_misses: wrong answers to what the engine's own steps do not answer right either.
     """
 
     accuracy: float
@@ -69,6 +82,12 @@ class LevelResult:
     samples_per_second: float = 0.0
     examples: tuple[Example, ...] = ()
     errors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    engine_misses: int = 0
+
+    @property
+    def wrong(self) -> int:
+        """Wrong answers; 0 where ``errors`` is not known."""
+        return sum(sum(reasons.values()) for reasons in self.errors.values())
 
     @classmethod
     def of(cls, examples: Iterable[Example], *, samples_seen: int, seconds: float) -> "LevelResult":
@@ -83,15 +102,16 @@ class LevelResult:
         errors: dict[str, Counter[str]] = {}
         for example in asked:
             if not example.right:
-                errors.setdefault(operator_of(example.input), Counter())[example.reason or "wrong"] += 1
-        wrong = sum(errors_of.total() for errors_of in errors.values())
+                errors.setdefault(operator_of(example.input), Counter())[example.error] += 1
+        right = sum(example.right for example in asked)
         return cls(
-            accuracy=(len(asked) - wrong) / len(asked) if asked else 0.0,
+            accuracy=right / len(asked) if asked else 0.0,
             expressions=len(asked),
             samples_seen=samples_seen,
             samples_per_second=len(asked) / seconds if seconds > 0 else 0.0,
             examples=_shown(asked),
             errors={operator: dict(sorted(reasons.items())) for operator, reasons in sorted(errors.items())},
+            engine_misses=sum(example.engine_misses for example in asked),
         )
 
 
@@ -234,10 +254,15 @@ def _shown(examples: list[Example]) -> tuple[Example, ...]:
 
 
 def _level_result(values: Mapping[str, Any]) -> LevelResult:
-    """Each value in its own type: a file may say anything."""
+    """Each value in its own type: a file may say anything, and an older one nothing of ``engine_misses``."""
     examples = tuple(
         Example(
-            str(each["input"]), str(each["answer"]), str(each["expected"]), bool(each["right"]), str(each["reason"])
+            str(each["input"]),
+            str(each["answer"]),
+            str(each["expected"]),
+            bool(each["right"]),
+            str(each["reason"]),
+            bool(each.get("engine_misses", False)),
         )
         for each in values["examples"]
     )
@@ -252,6 +277,7 @@ def _level_result(values: Mapping[str, Any]) -> LevelResult:
         samples_per_second=float(values["samples_per_second"]),
         examples=examples,
         errors=errors,
+        engine_misses=int(values.get("engine_misses", 0)),
     )
 
 

@@ -58,7 +58,8 @@ def report(run: str | Path, *, picture: str | Path | None = None) -> Report:
         evaluation = _from_metrics(rows, directory.config().eval_samples)
     target = directory.path / PICTURE_NAME if picture is None else Path(picture)
     problem = _draw(target, directory.path.name, rows, evaluation)
-    lines = [*results_table(evaluation), "", *_examples(evaluation), *_errors(evaluation)]
+    errors = errors_table(evaluation)
+    lines = [*results_table(evaluation), "", *_examples(evaluation), *([*errors, ""] if errors else [])]
     lines.append(f"no picture: {problem}" if problem else f"curves: {target}")
     text = "\n".join(_printable(line) for line in lines)
     return Report(text, evaluation, None if problem else target, problem)
@@ -79,7 +80,10 @@ def report_after_training(run: str | Path, note: Callable[[str], object]) -> Rep
 
 
 def results_table(evaluation: Evaluation) -> list[str]:
-    """One line per level: accuracy by the engine, samples trained on, samples answered per second; then the cost."""
+    """One line per level: accuracy by the engine, samples trained on, samples answered per second.
+
+    Then how many are wrong, what became of windows that training did not show, and the cost.
+    """
     head = ("level", "accuracy", "expressions", "samples seen", "samples/s")
     lines = [
         (
@@ -99,7 +103,26 @@ def results_table(evaluation: Evaluation) -> list[str]:
             cost.append(f"{seconds:,.0f} {name} seconds")
     if not lines:
         return ["no evaluation yet", ", ".join(cost)]
-    return [*_aligned([head, *lines]), *_windows(evaluation.windows), ", ".join(cost)]
+    return [*_aligned([head, *lines]), *_wrong(evaluation), *_windows(evaluation.windows), ", ".join(cost)]
+
+
+def errors_table(evaluation: Evaluation) -> list[str]:
+    """One line per operator of the expressions with wrong answers, these by reason; no lines where all are right."""
+    errors = _all_errors(evaluation)
+    if not errors:
+        return []
+    reasons = sorted({reason for counts in errors.values() for reason in counts})
+    ranked = sorted(errors.items(), key=lambda item: (-item[1].total(), item[0]))
+    lines = [(operator, *(str(counts[reason] or "") for reason in reasons)) for operator, counts in ranked]
+    return _aligned([("wrong answers by operator", *reasons), *lines])
+
+
+def _wrong(evaluation: Evaluation) -> list[str]:
+    """What is not the network's alone: ten decimals, or the steps of the budget, may be too few for an expression."""
+    wrong, missed = (
+        sum(getattr(result, name) for result in evaluation.levels.values()) for name in ("wrong", "engine_misses")
+    )
+    return [f"{wrong:,} wrong, of which {missed:,} the engine's own steps miss too"] if wrong else []
 
 
 def _windows(counts: WindowCounts | None) -> list[str]:
@@ -110,9 +133,10 @@ def _windows(counts: WindowCounts | None) -> list[str]:
     if counts.unseen:
         line += f": {100 * counts.unseen_right / counts.unseen:.2f} % of those right"
     kept = [
-        f"{kind} {100 * count.right / count.total:.2f} % of {count.total:,}" for kind, count in counts.held_out.items()
+        (kind, f"{100 * count.right / max(1, count.total):.2f} %", f"{count.total:,}")
+        for kind, count in counts.held_out.items()
     ]
-    return [line, *([f"windows kept from training, right: {', '.join(kept)}"] if kept else [])]
+    return [line, *(_aligned([("windows kept from training", "right", "windows"), *kept]) if kept else [])]
 
 
 def accuracies(row: Mapping[str, Any]) -> dict[int, float]:
@@ -174,20 +198,8 @@ def _examples(evaluation: Evaluation) -> list[str]:
             answer = _short(example.answer) or "no answer"
             lines.append(f"  {mark}  {_short(example.input)} -> {answer}")
             if not example.right:
-                lines.append(
-                    f"         expected {_short(example.expected)}" + f": {example.reason}" * bool(example.reason)
-                )
+                lines.append(f"         expected {_short(example.expected)}" + f": {example.error}")
     return [*lines, ""] if lines else []
-
-
-def _errors(evaluation: Evaluation) -> list[str]:
-    errors = _all_errors(evaluation)
-    if not errors:
-        return []
-    reasons = sorted({reason for counts in errors.values() for reason in counts})
-    ranked = sorted(errors.items(), key=lambda item: (-item[1].total(), item[0]))
-    lines = [(operator, *(str(counts[reason] or "") for reason in reasons)) for operator, counts in ranked]
-    return [*_aligned([("wrong answers by operator", *reasons), *lines]), ""]
 
 
 def _aligned(lines: Iterable[tuple[str, ...]]) -> list[str]:
