@@ -18,8 +18,9 @@ from benchmarks import batch_peers
 from benchmarks.batch_peers import CHILDREN, Problem, Run
 from benchmarks.harness import Case, Contestant, main
 from dagnn.graph import Dag, DagBatch
+from dagnn.kernels import sweep_function
 from dagnn.kernels.graph_plans import compiled_plan
-from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, GRUCell, TreeLSTMCell
+from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, GRUCell, LearnableModule, TreeLSTMCell
 
 SYMBOLS, GRAPHS, WIDTHS = 10, 512, (64, 128)
 # Smallest ratios, per peer, for d=64 and d=128.
@@ -155,6 +156,48 @@ def more_threads(batch: DagBatch, quick: bool) -> Iterable[Case]:
         )
 
 
+def chain(length: int) -> Dag:
+    """Nodes in a row: no two may be computed at once."""
+    return Dag(torch.arange(length).unfold(0, 2, 1), length)
+
+
+def at_once(quick: bool) -> Iterable[Case]:
+    """Up and down a narrow graph at the same time, against one after the other: forward, backward and all gradients."""
+    graphs = {f"a chain of {n}": chain(n) for n in ((40, 400) if quick else (10, 20, 40, 100, 400, 4000))}
+    graphs |= {f"{n} graphs": DagBatch.from_dags(random_dags(n)) for n in ((4,) if quick else (1, 2, 4, 8, 16))}
+    for name, graph in graphs.items():
+        for d in (64,) if quick else (16, 64):
+            torch.manual_seed(0)
+            sweep = DagSweep(ChildSumTreeLSTMCell(d, d), "both")
+            x = torch.randn(graph.num_nodes, d)
+
+            def step(sweep: DagSweep = sweep, x: Tensor = x, graph: Dag | DagBatch = graph) -> tuple[Tensor, ...]:
+                y = sweep(x, graph)
+                return y.detach(), *torch.autograd.grad(y, list(sweep.parameters()), torch.ones_like(y))
+
+            ours, theirs = with_at_once_work(0, step), with_at_once_work(1 << 62, step)
+
+            def check(ours: Contestant = ours, theirs: Contestant = theirs) -> None:
+                pairs = zip(ours(), theirs(), strict=True)  # type: ignore[call-overload]
+                assert all(torch.equal(mine, other) for mine, other in pairs)
+
+            yield Case(f"both ways, {name}, d={d}, 2 threads", ours, {"one after the other": theirs}, check=check)
+
+
+def with_at_once_work(least: int, call: Contestant) -> Contestant:
+    """A contestant that runs on two threads, two sweeps at once if each has so many multiply-adds."""
+
+    def run() -> object:
+        before = sweep_function.AT_ONCE_WORK
+        sweep_function.AT_ONCE_WORK = least
+        try:
+            return with_threads(2, call)()
+        finally:
+            sweep_function.AT_ONCE_WORK = before
+
+    return run
+
+
 def stacked(batch: DagBatch, layers: int) -> Contestant:
     """Layers of child-sum sweeps, one on the other: a whole step, with the gradients cleared, clipped and followed."""
     torch.manual_seed(0)
@@ -172,6 +215,69 @@ def stacked(batch: DagBatch, layers: int) -> Contestant:
             layer.zero_grad()
 
     return step
+
+
+class Stack(LearnableModule):
+    """Layers of child-sum sweeps as one model, with the gradients of a step."""
+
+    def __init__(self, layers: int, d: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(DagSweep(ChildSumTreeLSTMCell(d, d)) for _ in range(layers))
+        self.fresh = [torch.randn_like(p) for p in self.parameters()]
+        self.held = [torch.empty_like(g) for g in self.fresh]
+
+    def take_gradients(self) -> None:
+        """The same gradients again, as a backward pass leaves them."""
+        torch._foreach_copy_(self.held, self.fresh)
+        for p, g in zip(self.parameters(), self.held, strict=True):
+            p.grad = g
+
+
+def all_at_once(model: Stack) -> float:
+    """What a training loop does after backward, by the methods of the model: one call for all parameters each."""
+    model.take_gradients()
+    norm = model.clip_gradients(1.0)
+    model.step(1e-3)
+    model.zero_grad()
+    return norm
+
+
+def one_by_one(model: Stack) -> float:
+    """The same in a loop over the parameters."""
+    model.take_gradients()
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        norm = sum(float(torch.linalg.vector_norm(p.grad, dtype=torch.float64)) ** 2 for p in parameters) ** 0.5
+        for p in parameters:
+            if norm > 1.0:
+                p.grad.mul_(1.0 / norm)
+        for p in parameters:
+            p.sub_(p.grad, alpha=1e-3)
+        for p in parameters:
+            p.grad = None
+    return norm
+
+
+def many_parameters(quick: bool) -> Iterable[Case]:
+    """What clipping, stepping and clearing cost for a model of several layers, without any pass through it."""
+    for layers in (1, 8) if quick else (1, 2, 4, 8):
+        for d in (64,) if quick else (16, 64):
+            ours, theirs = Stack(layers, d), Stack(layers, d)
+
+            def check(ours: Stack = ours, theirs: Stack = theirs) -> None:
+                torch.testing.assert_close(all_at_once(ours), one_by_one(theirs), rtol=1e-6, atol=0)
+                for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+                    torch.testing.assert_close(p, q)
+                    assert p.grad is None and q.grad is None
+
+            yield Case(
+                f"clip, step and clear {layers} layers, d={d}",
+                partial(all_at_once, ours),
+                {"one parameter after another": partial(one_by_one, theirs)},
+                check=check,
+                threads=1,
+            )
 
 
 def other_cells(batch: DagBatch, quick: bool) -> Iterable[Case]:
@@ -223,6 +329,8 @@ def cases(quick: bool) -> Iterable[Case]:
     yield from by_operator(batch, quick)
     yield from collating(batch, dags)
     yield from other_cells(batch, quick)
+    yield from many_parameters(quick)
+    yield from at_once(quick)
     yield from more_threads(batch, quick)
 
 

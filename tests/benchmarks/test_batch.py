@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from benchmarks.batch import SYMBOLS, Contest, random_dags
+from benchmarks.batch import SYMBOLS, Contest, Stack, all_at_once, one_by_one, random_dags
 from benchmarks.batch_peers import CHILDREN, Problem, by_operator, eager, function, pyg, recursion
 from dagnn.graph import DagBatch
 
@@ -37,3 +37,13 @@ def test_peers_with_a_weight_per_operator_agree(how):
     peer = contest.peer(by_operator(Problem.of(contest.batch, SYMBOLS), how))
     for ours, theirs in zip(contest.ours(), peer(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_of_all_parameters_at_once_is_that_of_one_after_another():
+    ours, theirs = Stack(2, 4), Stack(2, 4)
+    begin = [p.detach().clone() for p in ours.parameters()]
+    for _ in range(2):
+        torch.testing.assert_close(all_at_once(ours), one_by_one(theirs))
+    for p, q, before in zip(ours.parameters(), theirs.parameters(), begin, strict=True):
+        torch.testing.assert_close(p, q)
+        assert not torch.equal(p, before) and p.grad is None and q.grad is None

@@ -19,10 +19,13 @@ CELLS = {
     "tree_lstm": lambda hidden: TreeLSTMCell(D, hidden, max_children=12),
     "tree_lstm by operator": lambda hidden: TreeLSTMCell(D, hidden, max_children=12, operators=OPERATORS),
     "child_sum": lambda hidden: ChildSumTreeLSTMCell(D, hidden),
+    "child_sum by operator": lambda hidden: ChildSumTreeLSTMCell(D, hidden, operators=OPERATORS),
     "gru sum": lambda hidden: GRUCell(D, hidden),
     "gru mean": lambda hidden: GRUCell(D, hidden, "mean"),
     "gru max": lambda hidden: GRUCell(D, hidden, "max"),
+    "gru mean by operator": lambda hidden: GRUCell(D, hidden, "mean", operators=OPERATORS),
     "attention": lambda hidden: AttentionCell(D, hidden),
+    "attention by operator": lambda hidden: AttentionCell(D, hidden, operators=OPERATORS),
 }
 TOLERANCE = {
     torch.float64: {"rtol": 1e-11, "atol": 1e-12},
@@ -129,7 +132,7 @@ def test_a_chain_of_5000_nodes(name, direction):
 
 @pytest.mark.parametrize("name", [name for name in CELLS if "tree_lstm" not in name])
 def test_a_node_with_a_thousand_neighbours(name):
-    graph = Dag(torch.stack([torch.arange(1_000), torch.full((1_000,), 1_000)], 1), 1_001)
+    graph = with_operators(Dag(torch.stack([torch.arange(1_000), torch.full((1_000,), 1_000)], 1), 1_001))
     x = torch.randn(1_001, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for way in ("up", "down"):
         for found, expected in zip(*both(sweep_of(name, way), x, graph), strict=True):

@@ -11,7 +11,7 @@ from dagnn.errors import GraphError
 from dagnn.graph import Dag
 from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, DagSweep, GRUCell, TreeLSTMCell
 
-GRAPH = Dag([(0, 2), (1, 2), (2, 3), (0, 3)], 4)
+GRAPH = Dag([(0, 2), (1, 2), (2, 3), (0, 3)], 4, node_attributes={"operator": torch.tensor([0, 1, 2, 0])})
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 HIDDEN = 16
 
@@ -20,7 +20,7 @@ def outcome(sweep: DagSweep, path: str, graph: Dag = GRAPH) -> torch.Tensor | st
     with mock.patch.dict(os.environ, {"DAGNN_KERNELS": path}), torch.no_grad():
         try:
             return sweep(X[: graph.num_nodes], graph)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             return str(error)
 
 
@@ -69,6 +69,15 @@ SWEEPS = {
     "more children than there are weights": raised_max_children,
     "a short score": lambda: replaced(AttentionCell(3, HIDDEN), score_weight=torch.ones(1)),
     "a narrow forget weight": lambda: replaced(ChildSumTreeLSTMCell(3, HIDDEN), forget_weight=torch.ones(HIDDEN, 1)),
+    "narrow weights of operators": lambda: replaced(
+        ChildSumTreeLSTMCell(3, HIDDEN, operators=3), state_weight=torch.ones(3, HIDDEN, HIDDEN)
+    ),
+    "a weight for all operators": lambda: replaced(
+        AttentionCell(3, HIDDEN, operators=3), state_weight=torch.ones(HIDDEN, 3 * HIDDEN)
+    ),
+    "weights of fewer operators": lambda: replaced(
+        GRUCell(3, HIDDEN, operators=3), state_weight=torch.ones(2, HIDDEN, 3 * HIDDEN)
+    ),
     "a weight of another dtype": of_another_dtype,
     "a cell overridden as an object": overridden,
     "a GRU of the user's": lambda: with_gru(Doubled(3, HIDDEN)),

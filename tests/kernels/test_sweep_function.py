@@ -20,10 +20,13 @@ CELLS = {
     "tree_lstm": lambda: TreeLSTMCell(D, 2, max_children=3),
     "tree_lstm by operator": lambda: TreeLSTMCell(D, 2, max_children=3, operators=2),
     "child_sum": lambda: ChildSumTreeLSTMCell(D, 2),
+    "child_sum by operator": lambda: ChildSumTreeLSTMCell(D, 2, operators=2),
     "gru sum": lambda: GRUCell(D, 2),
     "gru mean": lambda: GRUCell(D, 2, "mean"),
     "gru max": lambda: GRUCell(D, 2, "max"),
+    "gru by operator": lambda: GRUCell(D, 2, operators=2),
     "attention": lambda: AttentionCell(D, 2),
+    "attention by operator": lambda: AttentionCell(D, 2, operators=2),
 }
 EDGES = [(0, 2), (1, 2), (1, 3), (2, 3), (2, 4), (2, 5), (3, 5)]
 POSITION = torch.tensor([0, 1, 2, 0, 1, 0, 1])

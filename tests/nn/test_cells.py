@@ -121,15 +121,45 @@ def test_each_operator_has_a_weight_of_its_own():
         torch.testing.assert_close((h[v], c[v]), (expected_h[v], expected_c[v]), rtol=1e-12, atol=1e-12)
 
 
-def test_operators_that_are_missing_or_too_large():
-    cell = TreeLSTMCell(D, H, operators=2)
-    states = (STATE_H.float(), STATE_C.float())
+@pytest.mark.parametrize("make", [ChildSumTreeLSTMCell, GRUCell, AttentionCell])
+def test_each_operator_has_a_state_weight_of_its_own_and_shares_the_rest(make):
+    cell = made(make, D, H, operators=3)
+    states = (STATE_H, STATE_C)[: len(cell.state_sizes)]
+    operator = torch.tensor([1, 2, 1])
+    found = cell(X, states, TARGET, POSITION, operator)
+    assert cell.state_weight.shape == (3, H, 3 * H)
+    for v in range(3):
+        single, shared = made(make, D, H), cell.state_dict()
+        own = shared.pop("state_weight")[operator[v]]
+        shared |= {"state_weight": own} if make is ChildSumTreeLSTMCell else {"gru.weight_hh": own.t()}
+        single.load_state_dict(shared)
+        for state, expected in zip(found, single(X, states, TARGET, POSITION), strict=True):
+            torch.testing.assert_close(state[v], expected[v], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [GRUCell, AttentionCell])
+def test_a_gru_with_operators_has_their_weights_and_no_other(make):
+    torch.manual_seed(0)
+    cell = make(D, 64, operators=2)
+    assert cell.gru.weight_hh is None and "state_weight" in dict(cell.named_parameters())
+    before = cell.state_weight.clone()
+    cell.reset_parameters()
+    assert not torch.equal(cell.state_weight, before)
+    assert 0.9 / 8 < float(cell.state_weight.detach().abs().max()) <= 1 / 8
+
+
+@pytest.mark.parametrize("make", [TreeLSTMCell, ChildSumTreeLSTMCell, GRUCell, AttentionCell])
+def test_operators_that_are_missing_or_too_large(make):
+    cell = make(D, H, operators=2)
+    states = (STATE_H.float(), STATE_C.float())[: len(cell.state_sizes)]
     with pytest.raises(GraphError, match=r"a node has operator 2, but operators=2 allows operators 0 \.\. 1: raise"):
         cell(X.float(), states, TARGET, POSITION, torch.tensor([0, 2, 1]))
     with pytest.raises(ConfigError, match="operator must be given if and only if operators is, got operators=2"):
         cell(X.float(), states, TARGET, POSITION)
     with pytest.raises(ConfigError, match="operators must be a whole number of at least 1, got 0"):
-        TreeLSTMCell(D, H, operators=0)
+        make(D, H, operators=0)
+    with pytest.raises(ConfigError, match="operator must be given if and only if operators is, got operators=None"):
+        make(D, H)(X.float(), states, TARGET, POSITION, torch.tensor([0, 1, 1]))
 
 
 def test_forget_gates_start_open():

@@ -99,11 +99,14 @@ CASES = [
         )
         for (name, (make, _)), way in zip(CELLS.items(), ["up", "down", "both", "up", "down", "both"], strict=True)
     ),
-    Case(
-        "DagSweep TreeLSTMCell, a weight per operator",
-        lambda: dnn.DagSweep(dnn.TreeLSTMCell(D, 3, operators=2)),
-        lambda sweep, x: sweep(x, OPERATORS),
-        (features(5, D),),
+    *(
+        Case(
+            f"DagSweep {make.__name__}, a weight per operator",
+            lambda make=make: dnn.DagSweep(make(D, 3, operators=2)),
+            lambda sweep, x: sweep(x, OPERATORS),
+            (features(5, D),),
+        )
+        for make in (dnn.TreeLSTMCell, dnn.ChildSumTreeLSTMCell, dnn.GRUCell, dnn.AttentionCell)
     ),
     Case(
         "DagSweep over a table",

@@ -6,6 +6,7 @@ is read at every call.
 """
 
 import os
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import torch
@@ -34,10 +35,11 @@ __all__ = [
     "plan_levels",
     "plan_network",
     "run_network",
-    "run_sweep",
+    "run_sweeps",
 ]
 
 _PATHS = ("compiled", "reference")
+_Way = Literal["up", "down"]
 _FLOATS = (torch.float32, torch.float64)
 
 
@@ -84,47 +86,78 @@ def accumulate_network(
     return network_function.accumulate(plan, x, edge_weight, bias, grad_y, lr)
 
 
-def run_sweep(
+def run_sweeps(
     graph: graph_plans.Graph,
-    direction: Literal["up", "down"],
-    cell: Cell,
+    cells: Mapping[_Way, Cell],
     features: Tensor,
     rows: Tensor | None = None,
     *,
-    by_level: bool = False,
-) -> Tensor:
-    """Outputs ``[num_nodes, width]`` of a sweep of ``cell`` over a graph; see `reference.run_sweep`.
+    by_level: Collection[str] = (),
+) -> list[Tensor]:
+    """Outputs ``[num_nodes, width]`` of a sweep of each cell over a graph; see `reference.run_sweep`.
 
     Args:
-        direction: along the edges or against them.
-        cell: one that `Projects` is compiled where that is possible; every other cell is called level by level.
+        cells: for ``"up"``, along the edges, and ``"down"``, against them, or for one of the two. A cell that
+            `Projects` is compiled where that is possible; every other one is called level by level.
         features: ``[num_nodes, in_features]``, or with ``rows`` ``[any number, in_features]``.
         rows: int64 ``[num_nodes]``, the row of ``features`` of every node.
-        by_level: call the cell level by level, even if it could be compiled.
+        by_level: directions whose cell is called level by level, even if it could be compiled.
     """
     kernel_path()
-    device = features.device
-    operators = getattr(cell, "operators", None)
-    operator = None if operators is None else graph_plans.node_operators(graph, device)
-    if not by_level and isinstance(cell, Projects) and _compiles(cell, graph, features, rows):
-        plan = graph_plans.compiled_plan(
-            graph, direction, by_position=cell.max_children is not None, by_operator=operators is not None
-        )
-        projected = cell.project(features)
-        # Compiled code reads wherever the plan and the sizes send it. What does not fit: PyTorch says what is wrong.
-        fits = sweep_cells.fits(projected, plan, by_operator=operators) and projected.hidden == cell.state_sizes[0]
-        if fits and _is_compiled(projected.projected, *projected.weights):
-            from dagnn.kernels import sweep_function  # here: it needs llvmlite
+    outputs: dict[str, Tensor] = {}
+    compiled: dict[str, tuple[sweep_cells.Course, ProjectedCell]] = {}
+    for direction, cell in cells.items():
+        compiles = direction not in by_level and isinstance(cell, Projects) and _compiles(cell, graph, features, rows)
+        ready = _compiled_sweep(graph, direction, cell, features, rows) if compiles else None  # type: ignore[arg-type]
+        if ready is None:
+            outputs[direction] = _run_by_level(graph, direction, cell, features, rows)
+        else:
+            compiled[direction] = ready
+    if compiled:
+        from dagnn.kernels import sweep_function  # here: it needs llvmlite
 
-            course = sweep_function.Course(
-                plan,
-                lambda: graph_plans.sweep_plan(graph, direction, device),
-                lambda: graph_plans.edge_positions(graph, device),
-                operator,
-                None if rows is None else rows.clone(),  # they have been checked; a later change must not count
-            )
-            return sweep_function.run_sweep(course, projected)
+        outputs |= zip(compiled, sweep_function.run_sweeps(list(compiled.values())), strict=True)
+    return [outputs[direction] for direction in cells]
+
+
+def _compiled_sweep(
+    graph: graph_plans.Graph,
+    direction: _Way,
+    cell: Projects,
+    features: Tensor,
+    rows: Tensor | None,
+) -> tuple[sweep_cells.Course, ProjectedCell] | None:
+    """What the compiled path needs; None where the cell does not fit it after all."""
+    device, operators = features.device, cell.operators
+    plan = graph_plans.compiled_plan(
+        graph, direction, by_position=cell.max_children is not None, by_operator=operators is not None
+    )
+    projected = cell.project(features)
+    # Compiled code reads wherever the plan and the sizes send it. What does not fit: PyTorch says what is wrong.
+    fits = sweep_cells.fits(projected, plan, by_operator=operators) and projected.hidden == cell.state_sizes[0]
+    if not fits or not _is_compiled(projected.projected, *projected.weights):
+        return None
+    course = sweep_cells.Course(
+        plan,
+        lambda: graph_plans.sweep_plan(graph, direction, device),
+        lambda: graph_plans.edge_positions(graph, device),
+        None if operators is None else graph_plans.node_operators(graph, device),
+        None if rows is None else rows.clone(),  # they have been checked; a later change must not count
+    )
+    return course, projected
+
+
+def _run_by_level(
+    graph: graph_plans.Graph,
+    direction: _Way,
+    cell: Cell,
+    features: Tensor,
+    rows: Tensor | None,
+) -> Tensor:
+    device = features.device
     levels, position = graph_plans.sweep_plan(graph, direction, device), graph_plans.edge_positions(graph, device)
+    by_operator = getattr(cell, "operators", None) is not None
+    operator = graph_plans.node_operators(graph, device) if by_operator else None
     of_nodes = features if rows is None else features.index_select(0, rows)
     return reference.run_sweep(levels, of_nodes, position, cell, operator)
 

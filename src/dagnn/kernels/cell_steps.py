@@ -37,7 +37,7 @@ def tree_lstm_step(
 
     slot = target * arity + position
     operands = segment_sum(h, slot, n * arity).view(n, arity * d)
-    heard = operands @ state_weight if operator is None else _product_by_operator(operands, state_weight, operator)
+    heard = _product(operands, state_weight, operator)
     i_s, o_s, u_s, f_s = torch.split(heard, [d, d, d, arity * d], dim=1)
     f_edge = f.index_select(0, target) + f_s.reshape(n * arity, d).index_select(0, slot)
     kept = segment_sum(f_edge.sigmoid() * c, target, n)
@@ -45,13 +45,20 @@ def tree_lstm_step(
 
 
 def child_sum_step(
-    projected: Tensor, states: States, target: Tensor, state_weight: Tensor, forget_weight: Tensor
+    projected: Tensor,
+    states: States,
+    target: Tensor,
+    state_weight: Tensor,
+    forget_weight: Tensor,
+    *,
+    operator: Tensor | None = None,
 ) -> States:
     """``(h, c)`` of the child-sum TreeLSTM.
 
     Args:
         projected: ``[n, 4 * hidden]``, columns i, o, u, f.
-        state_weight: ``[hidden, 3 * hidden]``, columns i, o, u.
+        state_weight: ``[hidden, 3 * hidden]``, columns i, o, u; with one such matrix for every operator if there is an
+            ``operator`` int64 ``[n]``.
         forget_weight: ``[hidden, hidden]``.
     """
     h, c = states
@@ -60,7 +67,7 @@ def child_sum_step(
     if len(target) == 0:
         return _lstm_output(o, i.sigmoid() * u.tanh())
 
-    i_s, o_s, u_s = torch.split(segment_sum(h, target, n) @ state_weight, d, dim=1)
+    i_s, o_s, u_s = torch.split(_product(segment_sum(h, target, n), state_weight, operator), d, dim=1)
     f_edge = f.index_select(0, target) + h @ forget_weight
     kept = segment_sum(f_edge.sigmoid() * c, target, n)
     return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
@@ -74,13 +81,16 @@ def gru_step(
     state_weight: Tensor,
     bias: Tensor,
     score_weight: Tensor | None = None,
+    *,
+    operator: Tensor | None = None,
 ) -> States:
     """``(h,)`` of a GRU over what a node hears.
 
     Args:
         projected: ``[n, 3 * hidden]``, columns r, z, n.
         how: ``"sum"``, ``"mean"``, ``"max"``, or ``"attention"`` with scores ``h @ score_weight``.
-        state_weight: ``[hidden, 3 * hidden]``, columns r, z, n.
+        state_weight: ``[hidden, 3 * hidden]``, columns r, z, n; with one such matrix for every operator if there is an
+            ``operator`` int64 ``[n]``.
         bias: ``[hidden]``, of what the state says to n.
     """
     (h,) = states
@@ -92,7 +102,7 @@ def gru_step(
     else:
         heard = aggregate(how, h, target, n)  # type: ignore[arg-type]  # one of the three
     r, z, own = torch.split(projected, d, dim=1)
-    r_s, z_s, said = torch.split(heard @ state_weight, d, dim=1)
+    r_s, z_s, said = torch.split(_product(heard, state_weight, operator), d, dim=1)
     new = (own + (r + r_s).sigmoid() * (said + bias)).tanh()
     return (new + (z + z_s).sigmoid() * (heard - new),)
 
@@ -101,8 +111,10 @@ def _lstm_output(o: Tensor, c: Tensor) -> States:
     return o.sigmoid() * c.tanh(), c
 
 
-def _product_by_operator(rows: Tensor, weight: Tensor, operator: Tensor) -> Tensor:
-    """``rows[v] @ weight[operator[v]]``: one product for every operator that occurs."""
+def _product(rows: Tensor, weight: Tensor, operator: Tensor | None) -> Tensor:
+    """``rows @ weight``, or ``rows[v] @ weight[operator[v]]``: one product for every operator that occurs."""
+    if operator is None or not len(rows):
+        return rows @ (weight if operator is None else weight[0])
     order = operator.argsort(stable=True)
     counts = torch.bincount(operator, minlength=len(weight)).tolist()
     parts = torch.split(rows.index_select(0, order), counts)

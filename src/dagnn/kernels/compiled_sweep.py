@@ -1,5 +1,7 @@
 """The compiled path of a sweep: forward and backward passes over a `SweepPlan`. No autograd here.
 
+A pass is a `Work`: calls that are ready to run. Who asks for it runs it, alone or beside another.
+
 Rows are filled up to whole panels with zeros, which stay zeros all the way: a gate of nothing passes nothing.
 """
 
@@ -16,11 +18,11 @@ from dagnn.kernels.code_sums import LEFT_PART, RIGHT_PART
 from dagnn.kernels.compiled_sweep_plan import SweepPlan
 from dagnn.kernels.frame import Frame
 from dagnn.kernels.memory import Borrowed
-from dagnn.kernels.native_code import NativeFunction, Target, host_target
+from dagnn.kernels.native_code import Target, host_target
 from dagnn.kernels.panels import Panels
+from dagnn.kernels.sweep_calls import Call, Work
 from dagnn.kernels.sweep_cells import Kind
 from dagnn.kernels.sweep_code import sweep_functions
-from dagnn.kernels.workers import run
 
 # What the way back reads, in rows of the hidden width; see `_rows`.
 _SAVED = {
@@ -40,16 +42,27 @@ _SCRATCH = {
     "max": ("slot_gradients",),
     "attention": ("slot_gradients", "edge_gradients", "score_gradients"),
 }
-# Multiply-adds of the forward pass below which one thread does everything. A step hands out work four times, which
-# costs 0.05 ms together (two graphs, 2 cores); with so many multiply-adds (40 graphs of 22 nodes, d=16) one thread
-# takes 0.7 ms.
-PARALLEL_WORK = 1 << 20
+# Multiply-adds of the forward pass below which one thread does everything. A step hands out work four times. Two cores,
+# small graphs, d=64: with 1.6 million two threads took 1.18 times as long as one, with 2.1 as long, with 5.6 less, 0.81.
+PARALLEL_WORK = 1 << 22
 # And levels must be wide enough to share: a chain has no two nodes that may be computed at once.
 PARALLEL_SPEEDUP = 1.2
 
 
+def work_of(plan: SweepPlan, hidden: int) -> int:
+    """Multiply-adds of the forward pass of a cell of this width."""
+    return int(sum(rows * slots * (3 + slots) for rows, slots, *_ in plan.classes.tolist()) * hidden * hidden)
+
+
+def is_parallel(plan: SweepPlan, hidden: int) -> bool:
+    """Whether several threads share the levels of a sweep."""
+    if work_of(plan, hidden) < PARALLEL_WORK:
+        return False
+    return plan.speedup(max(2, torch.get_num_threads())) >= PARALLEL_SPEEDUP
+
+
 class Sweep:
-    """One pass of a cell over a graph: `forward`, and `backward` with what it leaves.
+    """One pass of a cell over a graph: `forward`, then `backward`, then `weight_gradient`, each with what it leaves.
 
     Args:
         plan: the graph.
@@ -59,6 +72,7 @@ class Sweep:
         feature_rows: int64 ``[num_nodes]``, the row of ``projected`` of every node; None for its own.
         weights: what `dagnn.kernels.cell_steps` computes with for this kind, the first with a leading dimension
             ``[operators]``.
+        is_shared: several threads share its levels; see `is_parallel`.
         target: the processor to compile for; by default the one at hand.
 
     """
@@ -71,6 +85,8 @@ class Sweep:
         projected: Tensor,
         feature_rows: Tensor | None,
         weights: tuple[Tensor, ...],
+        *,
+        is_shared: bool,
         target: Target | None = None,
     ) -> None:
         self._plan, self._kind, self._hidden, self._dtype = plan, kind, hidden, projected.dtype
@@ -81,30 +97,31 @@ class Sweep:
         self._feature_rows = _places_of(plan, feature_rows)
         self._table_rows = None if feature_rows is None else len(projected)
         self._slots = weights[0].shape[1] // hidden
-        self._operators = len(weights[0])
         self._done = torch.zeros(8, dtype=torch.int64, device="cpu")
         self._frame = self._framed()
         self._address: dict[str, int] = {}
         self._saved = self._borrow(_SAVED[kind])
-
-        work = sum(rows * slots * (3 + slots) for rows, slots, *_ in plan.classes.tolist()) * hidden * hidden
-        self._is_parallel = work >= PARALLEL_WORK and plan.speedup(max(2, torch.get_num_threads())) >= PARALLEL_SPEEDUP
+        self._held: tuple[object, ...] = ()
+        self._is_shared = is_shared
         self._projected, self._weights = projected, weights
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Work[Tensor]:
         """The output of every node, ``[num_nodes, hidden]``. Nothing here holds on to it."""
         output = self._weights[0].new_empty(self._plan.num_nodes, self._wide)
         inputs = {"projected": self._widened(self._projected), "y": output, **self._packed(self._weights)}
         self._set(**inputs)
-        self._run("forward", len(self._plan.tiles), in_order=True)
-        # A copy and no view: an output of an autograd Function that is one may not be written to.
-        whole = self._wide == self._hidden
-        return output if whole else output[:, : self._hidden].clone(memory_format=torch.contiguous_format)
+        self._done.zero_()
+        call = self._call("forward", len(self._plan.tiles), self._frame.copy(), in_order=True)
 
-    def backward(
-        self, grad_y: Tensor, y: Tensor | None, *, needs_projected: bool, needs_weights: bool
-    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """Gradients of ``projected`` and of the weights, as they were given. Only once: it writes over the gates.
+        def result() -> Tensor:
+            # A copy and no view: an output of an autograd Function that is one may not be written to.
+            whole = self._wide == self._hidden
+            return output if whole else output[:, : self._hidden].clone(memory_format=torch.contiguous_format)
+
+        return Work([call], result, inputs)
+
+    def backward(self, grad_y: Tensor, y: Tensor | None, *, needs_projected: bool) -> Work[Tensor | None]:
+        """The gradient of ``projected``, as it was given. Only once: it writes over the gates.
 
         ``y`` is what `forward` gave; kinds other than ``"max"`` and ``"attention"`` need none.
         """
@@ -122,53 +139,74 @@ class Sweep:
             **self._packed(self._weights, back=True),
         }
         self._set(**inputs)
-        self._run("backward", len(plan.tiles), in_order=True)
+        self._held = (scratch, inputs)  # gradients of weights read them too
+        self._done.zero_()
+        calls = [self._call("backward", len(plan.tiles), self._frame.copy(), in_order=True)]
         if by_table:
-            self._set(grad_projected=grad_projected)
-            self._run("table", width // panels.width)
-        gradients = self._weight_gradients(self._weights) if needs_weights else ()
-        del scratch, inputs  # all of it has been read
-        return self._narrowed(grad_projected, 1) if needs_projected else None, gradients
+            frame = self._frame.copy(grad_projected=grad_projected.data_ptr())
+            calls.append(self._call("table", width // panels.width, frame))
+        return Work(calls, lambda: self._narrowed(grad_projected, 1) if needs_projected else None)
 
     # ---- gradients of weights ----
 
-    def _weight_gradients(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        own = self._matrix_gradient("weight", weights[0], self._plan.classes)
-        if self._kind == "tree_lstm":
-            return (own,)
+    def adds_to(self, number: int, weight: Tensor) -> bool:
+        """Whether `weight_gradient` can add to a gradient that this weight, the one of that number, has already.
+
+        It can to those of matrices, where no panel is filled up. The weight may have changed since the forward pass.
+        """
+        own = self._weights[number]
+        return (
+            self._wide == self._hidden
+            and number < (2 if self._kind == "child_sum" else 1)
+            and weight.dtype == own.dtype
+            and (weight.numel(), weight.shape[-2:]) == (own.numel(), own.shape[-2:])
+        )
+
+    def weight_gradient(self, number: int, into: Tensor | None = None) -> Work[Tensor]:
+        """The gradient of a weight, after the `backward` pass.
+
+        Args:
+            number: which of the weights.
+            into: contiguous, of the shape of the weight: is added to, and is the result. None for new memory.
+        """
+        if number == 0:
+            return self._matrix_gradient("weight", self._weights[0], self._plan.classes, into)
         if self._kind == "child_sum":
             every = np.array([[self._plan.num_nodes, 1, 0, 0, 0]], dtype=np.int64)
-            self._frame.set(operands=self._address["hidden"], gates=self._address["forget_gradients"])
-            forget = self._matrix_gradient("forget", weights[1].unsqueeze(0), every)
-            return own, forget.squeeze(0)
-        bias = weights[0].new_empty(self._wide)
-        self._set(grad_bias=bias)
-        self._run("bias", self._panels.count(self._hidden))
-        if self._kind != "attention":
-            return own, bias[: self._hidden]
-        score = weights[0].new_empty(self._wide)
-        self._set(grad_score=score)
-        self._run("score", self._panels.count(self._hidden))
-        return own, bias[: self._hidden], score[: self._hidden]
+            given = {"operands": self._address["hidden"], "gates": self._address["forget_gradients"]}
+            return self._matrix_gradient("forget", self._weights[1].unsqueeze(0), every, into, **given)
+        gradient = self._weights[0].new_empty(self._wide)
+        function = ("bias", "score")[number - 1]
+        frame = self._frame.copy(**{f"grad_{function}": gradient.data_ptr()})
+        call = self._call(function, self._panels.count(self._hidden), frame)
+        return Work([call], lambda: gradient[: self._hidden])
 
-    def _matrix_gradient(self, function: str, weight: Tensor, classes: NDArray[np.int64]) -> Tensor:
+    def _matrix_gradient(
+        self, function: str, weight: Tensor, classes: NDArray[np.int64], into: Tensor | None, **addresses: int
+    ) -> Work[Tensor]:
         panels, count = self._panels, self._panels.count(self._hidden)
         left, right = (weight.shape[k] // self._hidden * count for k in (1, 2))
-        gradient = weight.new_zeros(len(weight), left * panels.width, right * panels.width)
+        height, width = left * panels.width, right * panels.width
+        gradient = weight.new_zeros(len(weight), height, width) if into is None else into
         first = np.searchsorted(classes[:, 4], np.arange(len(weight) + 1)).astype(np.int64)
         parts = -(-left // LEFT_PART), -(-right // RIGHT_PART)
-        self._set(grad_weight=gradient)
-        self._frame.set(
+        frame = self._frame.copy(
+            grad_weight=gradient.data_ptr(),
             class_table=_address(classes),
             class_first=_address(first),
-            weight_stride=gradient[0].numel() * panels.size,
+            weight_stride=height * width * panels.size,
             left_panels=left,
             right_panels=right,
             left_parts=parts[0],
             right_parts=parts[1],
+            **addresses,
         )
-        self._run(function, len(weight) * parts[0] * parts[1])
-        return self._narrowed(self._narrowed(gradient, 1), 2)
+        call = self._call(function, len(weight) * parts[0] * parts[1], frame)
+
+        def result() -> Tensor:
+            return gradient if into is not None else self._narrowed(self._narrowed(gradient, 1), 2)
+
+        return Work([call], result, (classes, first))
 
     # ---- memory ----
 
@@ -277,24 +315,14 @@ class Sweep:
         """Addresses of tensors; 0 for None. They do not keep the tensors alive: the caller does."""
         self._frame.set(**{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()})
 
-    def _run(self, name: str, pieces: int, *, in_order: bool = False) -> None:
-        self._done.zero_()
-        function = self._functions[name]
-        if self._is_parallel and (in_order or pieces > 1):
-            run(function, self._frame, pieces)
-        else:
-            _run_alone(function, self._frame, pieces)
+    def _call(self, name: str, pieces: int, frame: Frame, *, in_order: bool = False) -> Call:
+        return Call(self._functions[name], frame, pieces, self._is_shared and (in_order or pieces > 1))
 
 
 def _split(values: Tensor, dim: int, size: int) -> Tensor:
     """A dimension as two, the second of them of this size."""
     shape = values.shape
     return values.reshape(*shape[:dim], shape[dim] // size, size, *shape[dim + 1 :])
-
-
-def _run_alone(function: NativeFunction, frame: Frame, pieces: int) -> None:
-    frame.set(next_piece=0, next_worker=0, pieces=pieces)
-    function(frame.address)
 
 
 def _places_of(plan: SweepPlan, feature_rows: Tensor | None) -> NDArray[np.int32]:

@@ -5,7 +5,6 @@ when the parameter is a leaf without hooks and the pass is a plain backward: `to
 as does anything that listens.
 """
 
-import threading
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from dagnn.errors import DtypeError, GraphError
 from dagnn.kernels import compiled_network, reference
 from dagnn.kernels.compiled_network import Gradients, Saved
+from dagnn.kernels.leaf_gradients import is_plain_leaf, takes_gradients
 from dagnn.kernels.network import NetworkPlan
 from dagnn.kernels.plain_tensors import is_plain, with_memory
 
@@ -41,7 +41,7 @@ def accumulate(
     Returns:
         False, and nothing has happened, if somebody listens to the parameters or one of them is frozen.
     """
-    if not (_is_plain(edge_weight) and _is_plain(bias)):
+    if not (is_plain_leaf(edge_weight) and is_plain_leaf(bias)):
         return False
     if x.shape[0]:
         with torch.no_grad(), plan.accumulating:
@@ -80,7 +80,7 @@ def _compiled_backward(
 ) -> tuple[Tensor | None, ...]:
     needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
     weight, own_bias, grad_y = edge_weight.contiguous(), bias.contiguous(), grad_y.contiguous()
-    if _takes_gradients(ctx, edge_weight, bias):
+    if takes_gradients((edge_weight, bias), [node for node, _ in ctx.next_functions[1:3]]):
         with ctx.plan.accumulating:
             into = _gradients_of(edge_weight, bias)
             grad_x = compiled_network.backward(
@@ -131,40 +131,6 @@ def _gradients_of(edge_weight: Tensor, bias: Tensor) -> Gradients:
         for parameter, grad in zip((edge_weight, bias), held, strict=True)
     )
     return Gradients(weight, of_bias, accumulate=True)
-
-
-def _takes_gradients(ctx: Any, edge_weight: Tensor, bias: Tensor) -> bool:
-    """Whether autograd would do nothing with the gradients of both parameters but add them to ``.grad``."""
-    if edge_weight.grad is None and bias.grad is None and threading.active_count() == 1:
-        # Autograd keeps a first gradient without a copy, and asking it below costs 0.1 ms when it says no by an
-        # exception. With other threads we keep it ourselves: theirs may be adding, under our lock.
-        return False
-    nodes = [node for node, _ in ctx.next_functions[1:3]]
-    for parameter, node in zip((edge_weight, bias), nodes, strict=True):
-        if node is None or not _is_plain(parameter):
-            return False
-        try:
-            if not torch._C._will_engine_execute_node(node):
-                return False
-        except RuntimeError:  # torch.autograd.grad: the gradient is a result, not to be accumulated
-            return False
-    return True
-
-
-def _is_plain(parameter: Tensor) -> bool:
-    """A leaf that nobody listens to, with no gradient yet or one in a buffer that may be written in place."""
-    if not (parameter.is_leaf and parameter.requires_grad and parameter.is_contiguous()):
-        return False
-    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-        return False
-    grad = parameter.grad
-    return grad is None or (
-        type(grad) is Tensor
-        and grad.layout == torch.strided
-        and (grad.dtype, grad.shape) == (parameter.dtype, parameter.shape)
-        and grad.is_contiguous()
-        and not grad.requires_grad
-    )
 
 
 def _by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,5 +1,6 @@
-"""`ProjectedCell`: what a built-in cell gives to the compiled path instead of being called level by level."""
+"""What the compiled path of a sweep is given: a `ProjectedCell` instead of one called by level, and its `Course`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -7,6 +8,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from dagnn.kernels.compiled_sweep_plan import SweepPlan
+    from dagnn.kernels.levels import LevelPlan
 
 Kind = Literal["tree_lstm", "child_sum", "sum", "mean", "max", "attention"]
 """A cell that can be compiled: the two TreeLSTMs, and the GRU by what it hears."""
@@ -29,10 +31,29 @@ class ProjectedCell:
     weights: tuple[Tensor, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Course:
+    """Where a sweep goes.
+
+    Attributes:
+        plan: for the compiled path.
+        levels, position: for the other one; worked out when they are asked for.
+        operator: int64 ``[num_nodes]``, or None.
+        feature_rows: int64 ``[num_nodes]``, the row of the features of every node; None for its own.
+    """
+
+    plan: "SweepPlan"
+    levels: "Callable[[], LevelPlan]"
+    position: Callable[[], Tensor]
+    operator: Tensor | None
+    feature_rows: Tensor | None
+
+
 @runtime_checkable
 class Projects(Protocol):
     """A cell that can be compiled."""
 
+    state_sizes: tuple[int, ...]
     max_children: int | None
     operators: int | None
 
@@ -54,17 +75,14 @@ def fits(cell: ProjectedCell, plan: "SweepPlan", *, by_operator: int | None) -> 
     gates = 4 if cell.kind in ("tree_lstm", "child_sum") else 3
     if d < 1 or cell.projected.dim() != 2 or cell.projected.shape[1] != gates * d:
         return False
+    if first.dim() != (2 if by_operator is None else 3):
+        return False
+    if plan.num_operators > (1 if by_operator is None else len(first)):
+        return False
+    slots, left_over = divmod(first.shape[-2], d)
+    columns = 3 + slots if cell.kind == "tree_lstm" else 3
+    if left_over or first.shape[-1] != columns * d or plan.max_slots > slots:
+        return False
     if cell.kind == "tree_lstm":
-        if first.dim() != (2 if by_operator is None else 3) or rest:
-            return False
-        slots, left_over = divmod(first.shape[-2], d)
-        operators = 1 if by_operator is None else len(first)
-        of_first = (slots * d, (3 + slots) * d)
-        return (
-            not left_over
-            and tuple(first.shape[-2:]) == of_first
-            and plan.max_slots <= slots
-            and plan.num_operators <= operators
-        )
-    expected = {"child_sum": [(d, d)], "attention": [(d,), (d,)]}.get(cell.kind, [(d,)])
-    return tuple(first.shape) == (d, 3 * d) and rest == expected and plan.max_slots <= 1
+        return not rest
+    return slots == 1 and rest == {"child_sum": [(d, d)], "attention": [(d,), (d,)]}.get(cell.kind, [(d,)])

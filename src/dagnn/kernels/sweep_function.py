@@ -1,80 +1,157 @@
 """A compiled sweep under autograd: first derivatives compiled, everything else by the cells' own arithmetic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from dagnn.kernels import cell_steps, reference
+from dagnn.kernels import cell_steps, compiled_sweep, reference, workers
 from dagnn.kernels.compiled_sweep import Sweep
-from dagnn.kernels.compiled_sweep_plan import SweepPlan
-from dagnn.kernels.levels import LevelPlan
+from dagnn.kernels.leaf_gradients import added_to, may_be_written, takes_gradients
 from dagnn.kernels.plain_tensors import is_plain, with_memory
-from dagnn.kernels.sweep_cells import ProjectedCell
+from dagnn.kernels.sweep_calls import Work, joined, run
+from dagnn.kernels.sweep_cells import Course, Kind, ProjectedCell
+
+T = TypeVar("T")
+# Multiply-adds of the forward pass that each of two sweeps needs to run beside the other. What can be won is the time
+# of one of them: with so many (17 nodes of a chain, 64 wide) the compiled code of a step takes 0.12 ms of one thread,
+# with four times as many 0.25. Handing out rows of calls, three times in a step, costs about 0.04: see `PARALLEL_WORK`.
+# The rows "both ways" of `benchmarks/batch.py` compare at once with one after the other.
+AT_ONCE_WORK = 1 << 18
+
+
+def run_sweeps(sweeps: Sequence[tuple[Course, ProjectedCell]]) -> list[Tensor]:
+    """What `reference.run_sweep` gives for each cell, on the CPU in one floating dtype; none waits for another.
+
+    Two are run at the same time where that pays: where neither shares out its levels and both are long enough.
+    """
+    tasks = [_task(course, cell) for course, cell in sweeps]
+    tensors = [(cell.projected, *cell.weights) for _, cell in sweeps]
+    needs = [torch.is_grad_enabled() and any(one.requires_grad for one in given) for given in tensors]
+    if len(tasks) == 2 and needs[0] == needs[1] and _pays_at_once(tasks):
+        return _run(tasks, [*tensors[0], *tensors[1]], needs[0])
+    return [y for task, given, need in zip(tasks, tensors, needs, strict=True) for y in _run([task], given, need)]
+
+
+def _run(tasks: Sequence["_Task"], tensors: Sequence[Tensor], needs_gradient: bool) -> list[Tensor]:
+    if needs_gradient:
+        return list(_Sweeps.apply(tuple(tasks), *tensors))  # type: ignore[no-untyped-call]
+    return _forward(_swept(tasks, tensors))
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """Where a sweep goes.
+class _Task:
+    """One sweep of a pass: what it is beside its tensors, and how many these are."""
 
-    Attributes:
-        plan: for the compiled path.
-        levels, position: for the other one; worked out when they are asked for.
-        operator: int64 ``[num_nodes]``, or None.
-        feature_rows: int64 ``[num_nodes]``, the row of the features of every node; None for its own.
-    """
-
-    plan: SweepPlan
-    levels: Callable[[], LevelPlan]
-    position: Callable[[], Tensor]
-    operator: Tensor | None
-    feature_rows: Tensor | None
+    course: Course
+    kind: Kind
+    hidden: int
+    is_shared: bool
+    num_tensors: int
 
 
-def run_sweep(course: Course, cell: ProjectedCell) -> Tensor:
-    """The same as `reference.run_sweep` of the cell, for tensors on the CPU of one floating dtype."""
-    tensors = (cell.projected, *cell.weights)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return cast(Tensor, _Sweep.apply(course, cell.kind, cell.hidden, *tensors))  # type: ignore[no-untyped-call]
-    return _swept(course, cell.kind, cell.hidden, tensors).forward()
+def _task(course: Course, cell: ProjectedCell) -> _Task:
+    is_shared = compiled_sweep.is_parallel(course.plan, cell.hidden)
+    return _Task(course, cell.kind, cell.hidden, is_shared, 1 + len(cell.weights))
 
 
-class _Sweep(torch.autograd.Function):
+def _pays_at_once(tasks: Sequence[_Task]) -> bool:
+    return workers.num_workers(2) > 1 and all(
+        not task.is_shared and compiled_sweep.work_of(task.course.plan, task.hidden) >= AT_ONCE_WORK for task in tasks
+    )
+
+
+class _Sweeps(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, course: Course, kind: Any, hidden: int, *tensors: Tensor) -> Tensor:
-        sweep = _swept(course, kind, hidden, tensors)
-        y = sweep.forward()
-        ctx.course, ctx.cell = course, (kind, hidden)
-        ctx.sweeps = [sweep]  # not a saved tensor: nobody else can see it or write to it
-        ctx.save_for_backward(*tensors, y if kind in ("max", "attention") else None)
-        return y
+    def forward(ctx: Any, tasks: tuple[_Task, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        sweeps = _swept(tasks, tensors)
+        outputs = _forward(sweeps)
+        ctx.tasks = tasks
+        ctx.sweeps = [sweeps]  # not a saved tensor: nobody else can see it or write to it
+        read = [y if task.kind in ("max", "attention") else None for task, y in zip(tasks, outputs, strict=True)]
+        ctx.save_for_backward(*tensors, *read)
+        return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, y = ctx.saved_tensors
-        needed = ctx.needs_input_grad[3:]
-        grad_y = with_memory(grad_y)
-        if torch.is_grad_enabled() or not is_plain(grad_y):
-            return (None, None, None, *_by_reference(ctx, grad_y, tensors, needed))
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tasks, saved = ctx.tasks, ctx.saved_tensors
+        tensors, outputs = saved[: -len(tasks)], saved[-len(tasks) :]
+        grads = tuple(map(with_memory, grads))
+        if torch.is_grad_enabled() or not all(map(is_plain, grads)):
+            return (None, *_by_reference(ctx, grads, tensors))
         try:
-            sweep = ctx.sweeps.pop()
+            sweeps = ctx.sweeps.pop()
         except IndexError:  # a second time through the same graph: the first has written over the gates
-            kind, hidden = ctx.cell
-            sweep = _swept(ctx.course, kind, hidden, tuple(tensors))
-            sweep.forward()
-        projected, weights = sweep.backward(grad_y, y, needs_projected=needed[0], needs_weights=any(needed[1:]))
-        shaped: list[Tensor | None] = [None] * (len(tensors) - 1)
-        for number, gradient in enumerate(weights):
+            sweeps = _swept(tasks, tensors)
+            _forward(sweeps)
+        needed = _parts(tasks, ctx.needs_input_grad[1:])
+        works = [
+            sweep.backward(grad_y, y, needs_projected=need[0])
+            for sweep, grad_y, y, need in zip(sweeps, grads, outputs, needed, strict=True)
+        ]
+        projected = run(works, at_once=True)
+        weights = _weight_gradients(ctx, sweeps, tensors)
+        return (None, *chain.from_iterable([one, *of] for one, of in zip(projected, weights, strict=True)))
+
+
+def _swept(tasks: Sequence[_Task], tensors: Sequence[Tensor]) -> list[Sweep]:
+    return [
+        Sweep(
+            task.course.plan,
+            task.kind,
+            task.hidden,
+            projected,
+            task.course.feature_rows,
+            _with_operators(weights),
+            is_shared=task.is_shared,
+        )
+        for task, (projected, *weights) in zip(tasks, _parts(tasks, tensors), strict=True)
+    ]
+
+
+def _forward(sweeps: Sequence[Sweep]) -> list[Tensor]:
+    return run([sweep.forward() for sweep in sweeps], at_once=True)
+
+
+def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tensor]) -> list[list[Tensor | None]]:
+    """The gradients of the weights of each sweep; None for those that are in ``.grad`` by now, or not asked for."""
+    all_needed, all_nodes = ctx.needs_input_grad[1:], [node for node, _ in ctx.next_functions]
+    parts = zip(*(_parts(ctx.tasks, given) for given in (tensors, all_needed, all_nodes)), strict=True)
+    asked: list[tuple[int, int, Tensor]] = []  # sweep, weight of it, the weight
+    kept: dict[tuple[int, int], Tensor] = {}
+    for place, (of_sweep, needed, nodes) in enumerate(parts):
+        for number, weight in enumerate(of_sweep[1:]):
             if needed[1 + number]:
-                shaped[number] = gradient.view_as(tensors[1 + number])
-        return (None, None, None, projected, *shaped)
+                asked.append((place, number, weight))
+                may_add = weight.is_leaf and sweeps[place].adds_to(number, weight) and may_be_written(weight.grad)
+                if may_add and takes_gradients([weight], [nodes[1 + number]]):
+                    kept[place, number] = weight
+
+    with added_to(list(kept.values())) as held:
+        grads = dict(zip(kept, held, strict=True))
+        works: dict[int, list[Work[Tensor]]] = {}
+        for place, number, _ in asked:
+            works.setdefault(place, []).append(sweeps[place].weight_gradient(number, grads.get((place, number))))
+        # Backwards, as autograd goes, where both add to the gradient of one weight: in that order, never at once.
+        order = sorted(works, reverse=True)
+        is_apart = len({id(grad) for grad in held}) == len(held)
+        results = dict(zip(order, run([joined(works[place]) for place in order], at_once=is_apart), strict=True))
+
+    gradients: list[list[Tensor | None]] = [[None] * (task.num_tensors - 1) for task in ctx.tasks]
+    for place, number, weight in asked:
+        gradient = results[place].pop(0)
+        if (place, number) not in kept:
+            gradients[place][number] = gradient.view_as(weight)
+    return gradients
 
 
-def _swept(course: Course, kind: Any, hidden: int, tensors: tuple[Tensor, ...]) -> Sweep:
-    projected, *weights = tensors
-    return Sweep(course.plan, kind, hidden, projected, course.feature_rows, _with_operators(weights))
+def _parts(tasks: Sequence[_Task], values: Sequence[T]) -> list[tuple[T, ...]]:
+    """What belongs to each task."""
+    rest = iter(values)
+    return [tuple(islice(rest, task.num_tensors)) for task in tasks]
 
 
 def _with_operators(weights: Any) -> tuple[Tensor, ...]:
@@ -86,18 +163,26 @@ def _with_operators(weights: Any) -> tuple[Tensor, ...]:
     return (first if first.dim() == 3 else first.unsqueeze(0), *rest)
 
 
-def _by_reference(ctx: Any, grad_y: Tensor, tensors: list[Tensor], needed: tuple[bool, ...]) -> list[Tensor | None]:
+def _by_reference(ctx: Any, grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor | None]:
     """Differentiable gradients: those of the cells' own arithmetic, computed anew."""
-    course, (kind, hidden) = ctx.course, ctx.cell
+    tasks, gradients = ctx.tasks, []
+    for task, grad_y, given in zip(tasks, grads, _parts(tasks, tensors), strict=True):
+        pull: Any = torch.func.vjp(_arithmetic(task), *given)[1]
+        gradients += pull(grad_y)
+    return [g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[1:], strict=True)]
+
+
+def _arithmetic(task: _Task) -> Callable[..., Tensor]:
+    """The sweep of a task in plain PyTorch, as a function of its tensors."""
+    course = task.course
     levels, position = course.levels(), course.position()
 
     def sweep(projected: Tensor, *weights: Tensor) -> Tensor:
         rows = projected if course.feature_rows is None else projected.index_select(0, course.feature_rows)
-        step = _Step(kind, hidden, weights)
+        step = _Step(task.kind, task.hidden, weights)
         return reference.run_sweep(levels, rows, position, step, course.operator)
 
-    pull: Any = torch.func.vjp(sweep, *tensors)[1]
-    return [g if n else None for g, n in zip(pull(grad_y), needed, strict=True)]
+    return sweep
 
 
 class _Step:
@@ -119,8 +204,8 @@ class _Step:
         if self._kind == "tree_lstm":
             return cell_steps.tree_lstm_step(features, states, target, position, self._weights[0], operator)
         if self._kind == "child_sum":
-            return cell_steps.child_sum_step(features, states, target, *self._weights)
-        return cell_steps.gru_step(features, states, target, self._kind, *self._weights)
+            return cell_steps.child_sum_step(features, states, target, *self._weights, operator=operator)
+        return cell_steps.gru_step(features, states, target, self._kind, *self._weights, operator=operator)
 
 
-__all__ = ["Course", "run_sweep"]
+__all__ = ["run_sweeps"]

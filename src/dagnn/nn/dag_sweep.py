@@ -1,6 +1,7 @@
 """`DagSweep`: a recursive cell, node after node in topological order, all graphs of a batch at once."""
 
 import copy
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from dagnn import kernels
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.kernels.graph_plans import Direction, Graph, check_direction, check_graph, operator_bounds
 from dagnn.nn.cells import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
-from dagnn.nn.cells.tree_lstm import check_operators
+from dagnn.nn.cells.operators import check_operators
 from dagnn.nn.checks import check_rows
 from dagnn.nn.learnable import LearnableModule
 
@@ -76,7 +77,7 @@ class DagSweep(LearnableModule):
         check_graph(graph)
         if rows is not None:
             _check_rows_of_table(rows, graph, len(x) if x.dim() else 0)
-        outputs = []
+        cells: dict[Literal["up", "down"], kernels.Cell] = {}
         for way, module in self.cells.items():
             cell = _checked(module)
             width = getattr(module, "in_features", x.shape[-1] if x.dim() else 0)
@@ -85,9 +86,9 @@ class DagSweep(LearnableModule):
             check_rows("x", x, num_rows, width, like)
             if getattr(cell, "operators", None) is not None:
                 check_operators(*operator_bounds(graph), cell.operators)  # type: ignore[attr-defined]
-            outputs.append(
-                kernels.run_sweep(graph, "up" if way == "up" else "down", cell, x, rows, by_level=not _is_ours(module))
-            )
+            cells["up" if way == "up" else "down"] = cell
+        by_level = [way for way, module in self.cells.items() if not _is_ours(module)]
+        outputs = kernels.run_sweeps(graph, cells, x, rows, by_level=by_level)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 

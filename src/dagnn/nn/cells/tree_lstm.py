@@ -9,9 +9,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dagnn.errors import ConfigError, GraphError
+from dagnn.errors import GraphError
 from dagnn.kernels import ProjectedCell
 from dagnn.kernels.cell_steps import child_sum_step, tree_lstm_step
+from dagnn.nn.cells.operators import check_operator
 from dagnn.nn.checks import check_size
 from dagnn.nn.learnable import LearnableModule
 
@@ -75,10 +76,7 @@ class TreeLSTMCell(LearnableModule):
         """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`. ``operator`` int64 ``[n]`` if there are operators."""
         if len(target):
             self._check_position(position)
-        if (operator is None) != (self.operators is None):
-            raise ConfigError(f"operator must be given if and only if operators is, got operators={self.operators}.")
-        if operator is not None and len(operator):
-            check_operators(int(operator.min()), int(operator.max()), self.operators)
+        check_operator(operator, self.operators)
         projected = features @ self.feature_weight + self.bias
         return tree_lstm_step(projected, states, target, position, self.state_weight, operator)
 
@@ -107,24 +105,31 @@ class ChildSumTreeLSTMCell(LearnableModule):
         c       = i * u + sum over k of f_k * c_k
         h       = o * tanh(c)
 
+    With ``operators=K`` there are K matrices U, one for every operator: `DagSweep` reads from the
+    node attribute "operator" which one a node has. U_f stays shared, as W and b do: what an operand
+    says to forget gates is worked out once, for all the nodes that use it.
+
     Args:
         in_features: width of a node's features.
         hidden: width of ``h`` and ``c``.
+        operators: operators are ``0 .. operators - 1``; None for one U for all nodes.
 
     Raises:
         ConfigError: a size is below 1.
+        GraphError: (at the call) an operator is missing or out of range.
     """
 
     max_children: int | None = None
-    operators: int | None = None
 
-    def __init__(self, in_features: int, hidden: int) -> None:
+    def __init__(self, in_features: int, hidden: int, *, operators: int | None = None) -> None:
         super().__init__()
         self.in_features = check_size("in_features", in_features)
         self.hidden = check_size("hidden", hidden)
+        self.operators = None if operators is None else check_size("operators", operators)
         self.state_sizes = (hidden, hidden)
         self.feature_weight = nn.Parameter(torch.empty(in_features, 4 * hidden))  # columns i, o, u, f
-        self.state_weight = nn.Parameter(torch.empty(hidden, 3 * hidden))  # columns i, o, u
+        shape = (hidden, 3 * hidden)  # columns i, o, u
+        self.state_weight = nn.Parameter(torch.empty(shape if operators is None else (operators, *shape)))
         self.forget_weight = nn.Parameter(torch.empty(hidden, hidden))
         self.bias = nn.Parameter(torch.empty(4 * hidden))
         self.reset_parameters()
@@ -134,27 +139,22 @@ class ChildSumTreeLSTMCell(LearnableModule):
         _reset_lstm(self.hidden, [self.feature_weight, self.state_weight, self.forget_weight], self.bias)
 
     def forward(
-        self, features: Tensor, states: tuple[Tensor, ...], target: Tensor, position: Tensor
+        self,
+        features: Tensor,
+        states: tuple[Tensor, ...],
+        target: Tensor,
+        position: Tensor,
+        operator: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`. ``position`` is not used."""
+        check_operator(operator, self.operators)
         projected = features @ self.feature_weight + self.bias
-        return child_sum_step(projected, states, target, self.state_weight, self.forget_weight)
+        return child_sum_step(projected, states, target, self.state_weight, self.forget_weight, operator=operator)
 
     def project(self, features: Tensor) -> ProjectedCell:
         """The cell for the compiled path."""
         projected = torch.addmm(self.bias, features, self.feature_weight)
         return ProjectedCell("child_sum", self.hidden, projected, (self.state_weight, self.forget_weight))
-
-
-def check_operators(lowest: int, highest: int, operators: int | None) -> None:
-    """Raise GraphError unless operators are in ``0 .. operators - 1``."""
-    assert operators is not None
-    if lowest < 0 or highest >= operators:
-        given = lowest if lowest < 0 else highest
-        raise GraphError(
-            f"a node has operator {given}, but operators={operators} allows operators 0 .. {operators - 1}: "
-            "raise operators, or map unknown ones to one that is kept for them."
-        )
 
 
 def _reset_lstm(hidden: int, weights: list[nn.Parameter], bias: nn.Parameter) -> None:
