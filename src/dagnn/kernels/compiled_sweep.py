@@ -43,7 +43,7 @@ _SCRATCH = {
     "attention": ("slot_gradients", "edge_gradients", "score_gradients"),
 }
 # Multiply-adds of the forward pass below which one thread does everything. A step hands out work four times. Two cores,
-# small graphs, d=64: with 1.6 million two threads took 1.18 times as long as one, with 2.1 as long, with 5.6 less, 0.81.
+# small graphs, d=64: with 1.6 million two threads took 1.18 times as long as one, with 2.1 as long, with 5.6 0.81.
 PARALLEL_WORK = 1 << 22
 # And levels must be wide enough to share: a chain has no two nodes that may be computed at once.
 PARALLEL_SPEEDUP = 1.2
