@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_training import NUM_STEPS, begin_or_go_on
+from small_training import NUM_STEPS, small_trainer
 
 from dagnn._version import __version__
 from dagnn.training.checkpoint import FORMAT, read_checkpoint
@@ -50,7 +50,10 @@ def test_it_holds_what_it_held(golden):
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name)
 def test_it_is_gone_on_with(golden, tmp_path):
     shutil.copytree(golden, tmp_path / "run")
-    result = begin_or_go_on(tmp_path / "run")
+    with RunDirectory.open(tmp_path / "run") as run:
+        trainer = small_trainer(run, run.config())  # as `dagnn train --resume`: defaults may have changed since
+        assert trainer.resume()
+        result = trainer.fit()
     assert result.step == NUM_STEPS
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows if row["kind"] == "step"] == list(range(1, NUM_STEPS + 1))
