@@ -1,4 +1,4 @@
-"""A step of the trainer takes at most 3 % longer than one of a bare loop, and no memory that grows.
+"""A step of the trainer takes at most 3 % longer than one of a bare loop with AdamW as it comes; memory does not grow.
 
 The bare loop is what one writes by hand for the same work: next batch, forward, backward, clip, optimizer, schedule,
 averaged weights, loss and norm as numbers. The trainer does that too, and beside it agrees with other processes,
@@ -32,7 +32,7 @@ from dagnn.training.ema import WeightAverage
 from dagnn.training.schedules import attach_schedule, make_schedule
 
 STEPS, QUICK_STEPS = 500, 100
-REQUIRED = 0.97
+REQUIRED = {"a bare loop": 0.97, "with fused AdamW": 0.85}
 MAX_ROW_SECONDS = 1e-4
 ITEMS, FEATURES = 4096, 64
 MEMORY_STEPS = 10_000
@@ -171,11 +171,10 @@ def measured(name: str, width: int, depth: int, *, steps: int, rounds: int) -> l
             times[who].append(seconds_of_a_step(contestants[who], width, depth, steps))
     ours, *others = times.values()
     rows = []
-    for who, theirs, required in zip(list(contestants)[1:], others, (REQUIRED, None), strict=True):
+    for (who, required), theirs in zip(REQUIRED.items(), others, strict=True):
         ratios = [their / mine for their, mine in zip(theirs, ours, strict=True)]
         ratio, medians = statistics.median(ratios), (statistics.median(theirs), statistics.median(ours))
-        is_met = required is None or ratio >= required
-        rows.append(Row(name, who, *medians, ratio, min(ratios), max(ratios), required, is_met, threads=1))
+        rows.append(Row(name, who, *medians, ratio, min(ratios), max(ratios), required, ratio >= required, threads=1))
     added = statistics.median(mine - their for their, mine in zip(others[1], ours, strict=True))
     print(f"{name}: {added * 1e6:+.0f} microseconds to the loop with fused AdamW")
     return rows

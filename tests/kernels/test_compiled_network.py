@@ -129,6 +129,18 @@ def test_tiles_leave_out_what_no_output_sees(batch):
 
 
 @pytest.mark.parametrize("batch", BATCHES)
+def test_nan_behind_the_outputs_stays_there(batch):
+    dag = Dag([(0, 1), (1, 2), (0, 3)], 4, outputs=[1])
+    plan = network(dag, ["tanh"] * 4)
+    x, weight, bias, grad_y = tensors(plan, batch, torch.float64)
+    weight[plan.edges[:, 1] > 1] = torch.nan
+    _, grad_x, grad_weight, grad_bias = compiled_results(plan, CompiledPlan(plan), [x, weight, bias, grad_y])
+    assert grad_x.isfinite().all()
+    assert grad_weight.tolist()[1:] == [0.0, 0.0]
+    assert grad_bias.tolist()[1:] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
 def test_one_node_and_no_edges(batch):
     agree(network(Dag([], 1), ["identity"]), batch, torch.float64)
     agree(network(Dag([], 2, inputs=[]), ["tanh", "gelu"]), batch, torch.float64)

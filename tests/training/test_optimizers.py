@@ -1,5 +1,7 @@
 """Optimizers by name: the right class with the right settings, and first steps worked by hand."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -53,3 +55,41 @@ def test_parameters_carry_their_names_and_frozen_ones_are_left_out(name):
     optimizer = make_optimizer(model, OptimizerConfig(name=name, lr=0.25))
     assert optimizer.param_groups[0]["param_names"] == ["0.weight", "1.weight", "1.bias"]
     assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_weights_whose_memory_is_not_in_order_are_not_fused(name):
+    """The fused form asks for no strides: it would write between the elements, and mix up restored moments."""
+    base = torch.ones(4, 6)
+    whole, sliced = nn.Linear(2, 2), nn.Linear(3, 4, bias=False)
+    sliced.weight = nn.Parameter(base[:, ::2])
+    channels_last = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
+    fused = [make_optimizer(m, OptimizerConfig(name=name)).defaults["fused"] for m in (whole, sliced, channels_last)]
+    assert fused == [True, None, None]
+
+    optimizer = make_optimizer(sliced, OptimizerConfig(name=name, lr=0.1, weight_decay=0.0))
+    sliced.weight.grad = torch.ones(4, 3)
+    optimizer.step()
+    torch.testing.assert_close(sliced.weight.detach(), torch.full((4, 3), 0.9))
+    assert (base[:, 1::2] == 1).all()
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_restored_moments_of_any_layout_go_on_as_before(name):
+    """A checkpoint gives them back contiguous."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
+    twin = copy.deepcopy(model)
+    optimizers = [make_optimizer(m, OptimizerConfig(name=name, lr=0.1)) for m in (model, twin)]
+    for step in range(4):
+        if step == 2:
+            state = optimizers[1].state_dict()
+            for values in state["state"].values():
+                for key, value in values.items():
+                    values[key] = value.contiguous()
+            optimizers[1].load_state_dict(state)
+        for m, optimizer in zip((model, twin), optimizers, strict=True):
+            m.zero_grad()
+            m(torch.ones(1, 2, 4, 4)).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(model.weight, twin.weight)

@@ -23,15 +23,16 @@ def write_single_forward(module: Value, shape: Shape, name: str) -> None:
     code = shape.writer(module, name)
     build = code.build
     code.fields(
-        "batch", "num_nodes", "values", "slopes", "codes", "in_offsets", "in_sources", "weight", "bias", "bias_slots",
-        "x", "num_inputs", "input_rows", "y", "num_outputs", "output_rows",
+        "batch", "num_nodes", "live_nodes", "last", "values", "slopes", "codes", "in_offsets", "in_sources", "weight",
+        "bias", "bias_slots", "x", "num_inputs", "input_rows", "y", "num_outputs", "output_rows",
     )  # fmt: skip
     sums = [code.variable(code.number) for _ in range(_SUMS_IN_FLIGHT)]
     with code.loop(code.i64(0), code.field("batch")) as sample:
         shift = build.mul(sample, code.field("num_nodes"))
         values, slopes = (code.at(code.field(field), shift, code.size) for field in ("values", "slopes"))
         _copy(code, sample, "x", "num_inputs", "input_rows", values, inwards=True)
-        with code.loop(code.i64(0), code.field("num_nodes")) as node:
+        with code.loop(code.i64(0), code.field("last")) as place:
+            node = code.index_at(code.field("live_nodes"), place)
             z = _gathered(code, values, node, sums)
 
             def activate(
@@ -53,9 +54,9 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
     code = shape.writer(module, name)
     build = code.build
     code.fields(
-        "batch", "num_nodes", "values", "slopes", "deltas", "codes", "in_offsets", "in_sources", "weight", "bias",
-        "bias_slots", "num_inputs", "input_rows", "num_outputs", "output_rows", "grad_y", "grad_x", "grad_weight",
-        "grad_bias", "accumulate", "descend", "lr",
+        "batch", "num_nodes", "live_nodes", "last", "values", "slopes", "deltas", "codes", "in_offsets", "in_sources",
+        "weight", "bias", "bias_slots", "num_inputs", "input_rows", "num_outputs", "output_rows", "grad_y", "grad_x",
+        "grad_weight", "grad_bias", "accumulate", "descend", "lr",
     )  # fmt: skip
     deltas = code.field("deltas")
     nothing = code.variable(code.vector)
@@ -70,8 +71,9 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
         with code.loop(code.i64(0), code.field("num_nodes")) as node:
             code.store(ir.Constant(code.number, 0.0), code.at(deltas, node, code.size))
         _copy(code, sample, "grad_y", "num_outputs", "output_rows", deltas, inwards=True)
-        with code.loop(code.i64(0), code.field("num_nodes")) as count:
-            node = build.sub(build.sub(code.field("num_nodes"), code.i64(1)), count)
+        with code.loop(code.i64(0), code.field("last")) as count:
+            place = build.sub(build.sub(code.field("last"), code.i64(1)), count)
+            node = code.index_at(code.field("live_nodes"), place)
             _push(code, shape, values, slopes, node, adds, steps, zeros)
         with build.if_then(is_given(code, "grad_x")):
             _copy(code, sample, "grad_x", "num_inputs", "input_rows", deltas, inwards=False)

@@ -106,6 +106,8 @@ def backward(
     """
     batch, double = grad_y.shape[0], grad_y.dtype == torch.float64
     grad_x = grad_y.new_empty(batch, plan.num_inputs) if needs_x else None
+    if plan.num_live < plan.num_nodes:
+        _prepare_dead(plan, weight, bias, into)
     if plan.is_single(batch):
         frame = plan.frame(batch=batch)
         _set_gradients(frame, saved, weight, bias, into, grad_y, grad_x)
@@ -132,8 +134,6 @@ def backward(
         num_sums=cut.pieces,
     )
     _set_gradients(frame, saved, weight, bias, into, grad_y, grad_x)
-    if plan.num_live < plan.num_nodes:
-        _prepare_dead(plan, weight, bias, into)
     edge_pieces = num_workers(plan.num_sparse // 4096)
     run(functions["gather"], frame, edge_pieces)
     if plan.blocks:

@@ -79,7 +79,8 @@ class CompiledPlan:
     columns are the tiles, so that a block is one matrix product. Nodes keep their numbers.
 
     A node from which no edges lead to an output is *dead*: after pruning that may be half of them. Its value reaches
-    nobody and its gradients are 0, so that tiles leave it out; only an input never is. (With dense blocks none is.)
+    nobody and its gradients are 0, whatever it holds, so that it is left out; only an input never is. (With dense
+    blocks none is.)
 
     Args:
         plan: the network.
@@ -149,6 +150,7 @@ class CompiledPlan:
         self._frame = Frame()
         self._frame.set(
             num_nodes=self.num_nodes,
+            last=self.num_live,
             num_edges=self.num_sparse,
             num_inputs=self.num_inputs,
             num_outputs=self.num_outputs,
@@ -212,7 +214,6 @@ class CompiledPlan:
         cut = self.cut(batch, double)
         size = cut.shape.size
         frame = self.frame(
-            last=self.num_live,
             batch=cut.batch,
             tiles=cut.tiles,
             tiles_per_piece=cut.tiles_per_piece,

@@ -1,7 +1,8 @@
 """Gradients that compiled code adds straight into ``.grad``: where that is all that autograd would do with them.
 
 That is so when the parameter is a leaf without hooks and the pass is a plain backward: `torch.autograd.grad` gets them
-returned, as does anything that listens.
+returned, as does any hook of the parameter. Hooks of the node behind it, which accumulates, cannot be asked for: they
+are told None.
 """
 
 import os
