@@ -5,6 +5,7 @@ operands each, some of them shared; all gradients of parameters. Features come f
 contestant projects once, not once for every node. PyG is compared where it is installed.
 """
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -234,6 +235,34 @@ class Stack(LearnableModule):
             p.grad = g
 
 
+def stepped_in_the_pass(batch: DagBatch, quick: bool) -> Iterable[Case]:
+    """`backward_and_step` against its two calls: two sweeps over a few graphs, and a weight per operator."""
+    few = DagBatch.from_dags(random_dags(8))
+    for graphs, d, operators in ((few, 64, None),) if quick else ((few, 64, None), (batch, 64, None), (few, 128, 10)):
+        make = partial(TreeLSTMCell, d, d, CHILDREN, operators=operators)
+        torch.manual_seed(0)
+        ours = DagSweep(make(), "both")
+        theirs = copy.deepcopy(ours)
+        x = torch.randn(graphs.num_nodes, d)
+
+        def fused(model: DagSweep = ours, graphs: DagBatch = graphs, x: Tensor = x) -> None:
+            model.zero_grad()
+            model.backward_and_step(model(x, graphs).square().mean(), 1e-6)
+
+        def in_two_calls(model: DagSweep = theirs, graphs: DagBatch = graphs, x: Tensor = x) -> None:
+            model.zero_grad()
+            model(x, graphs).square().mean().backward()
+            model.step(1e-6)
+
+        def check(ours: DagSweep = ours, theirs: DagSweep = theirs) -> None:
+            fused(), in_two_calls()
+            for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+                torch.testing.assert_close(p, q)
+
+        name = f"backward and step, {len(graphs)} graphs, d={d}" + ("" if operators is None else ", by operator")
+        yield Case(name, fused, {"two calls": in_two_calls}, check=check, threads=1)
+
+
 def all_at_once(model: Stack) -> float:
     """What a training loop does after backward, by the methods of the model: one call for all parameters each."""
     model.take_gradients()
@@ -330,6 +359,7 @@ def cases(quick: bool) -> Iterable[Case]:
     yield from collating(batch, dags)
     yield from other_cells(batch, quick)
     yield from many_parameters(quick)
+    yield from stepped_in_the_pass(batch, quick)
     yield from at_once(quick)
     yield from more_threads(batch, quick)
 

@@ -7,43 +7,14 @@ from unittest import mock
 
 import pytest
 import torch
+from small_sweeps import CELLS, DIRECT, GRAPH, RAGGED, WHOLE, D, features, sweep_of
 from torch import Tensor, nn
 
-from dagnn.graph import Dag, DagBatch
+from dagnn.graph import DagBatch
 from dagnn.kernels import compiled_sweep, leaf_gradients
-from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, GRUCell, TreeLSTMCell
+from dagnn.nn import DagSweep
 
-D, WHOLE, RAGGED = 3, 16, 5  # widths: of features; of states in whole panels on every processor, and not
-CELLS = {
-    "tree_lstm": lambda hidden: TreeLSTMCell(D, hidden, max_children=3),
-    "tree_lstm by operator": lambda hidden: TreeLSTMCell(D, hidden, max_children=3, operators=2),
-    "child_sum": lambda hidden: ChildSumTreeLSTMCell(D, hidden),
-    "gru": lambda hidden: GRUCell(D, hidden),
-    "gru by operator": lambda hidden: GRUCell(D, hidden, operators=2),
-}
-DIRECT = {"tree_lstm": 1, "tree_lstm by operator": 1, "child_sum": 2, "gru": 0, "gru by operator": 1}
-"""Weights that are matrices and leaves: that of a GRU is a view of its parameter, without operators."""
-GRAPH = DagBatch.from_dags(
-    [
-        Dag(
-            torch.tensor([(0, 2), (1, 2), (1, 3), (2, 3), (2, 4), (2, 5), (3, 5)]),
-            6,
-            node_attributes={"operator": torch.tensor([0, 1, 0, 1, 1, 0])},
-            edge_attributes={"position": torch.tensor([0, 1, 2, 0, 1, 0, 1])},
-        )
-    ]
-    * 3
-)
 every_cell = pytest.mark.parametrize("name", CELLS)
-
-
-def sweep_of(name: str, direction: str = "up", hidden: int = WHOLE) -> DagSweep:
-    torch.manual_seed(0)
-    return DagSweep(CELLS[name](hidden), direction).double()
-
-
-def features() -> Tensor:
-    return torch.randn(GRAPH.num_nodes, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 def loss_of(sweep: DagSweep) -> Tensor:
@@ -69,10 +40,10 @@ def direct(monkeypatch):
     numbers: list[int] = []
     original = compiled_sweep.Sweep.weight_gradient
 
-    def noticed(self, number, into=None):
+    def noticed(self, number, into=None, descent=None):
         if into is not None:
             numbers.append(number)
-        return original(self, number, into)
+        return original(self, number, into, descent)
 
     monkeypatch.setattr(compiled_sweep.Sweep, "weight_gradient", noticed)
     return numbers

@@ -1,7 +1,8 @@
 """Compiled passes over the edges before and after the backward pass of the tiles."""
 
+from dagnn.kernels.code_descent import descend
 from dagnn.kernels.code_tiles import Shape, is_given
-from dagnn.kernels.code_writer import I32, CodeWriter, Value
+from dagnn.kernels.code_writer import CodeWriter, Value
 
 
 def write_gather(module: Value, shape: Shape, name: str) -> None:
@@ -83,16 +84,3 @@ def _deliver(code: CodeWriter, value: Value, gradient: str, parameter: str, slot
     code.store(value, address)
     with build.if_then(is_given(code, "descend")):
         descend(code, value, code.at(code.field(parameter), slot, code.size))
-
-
-def descend(code: CodeWriter, gradient: Value, address: Value) -> None:
-    """``parameter -= lr * gradient``, for a number or a vector of them."""
-    build = code.build
-    if code.double:
-        lr = build.bitcast(code.field("lr"), code.number)
-    else:
-        lr = build.bitcast(build.trunc(code.field("lr"), I32), code.number)
-    if gradient.type == code.vector:
-        lr = code.splat(lr)
-    parameter = code.load(address, gradient.type, code.size)
-    code.store(code.multiply_add(build.fneg(lr), gradient, parameter), address, code.size)

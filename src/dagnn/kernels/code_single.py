@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
 from dagnn.kernels.code_activations import KEEPS_SLOPE, activated, through
-from dagnn.kernels.code_edges import descend
+from dagnn.kernels.code_descent import descend
 from dagnn.kernels.code_tiles import Shape, bias_of, by_activation, is_given
 from dagnn.kernels.code_writer import I32, I64, CodeWriter, Value
 

@@ -5,9 +5,11 @@ They are shared out by what they sum into, so every sum has one worker and one o
 
 from collections.abc import Sequence
 
+from dagnn.kernels.code_descent import descend
 from dagnn.kernels.code_panels import PanelWriter
 from dagnn.kernels.code_product import OUTER, call
 from dagnn.kernels.code_sweep import FIELDS, GateRows, Tile
+from dagnn.kernels.code_tiles import is_given
 from dagnn.kernels.code_writer import Value
 from dagnn.kernels.compiled_sweep_plan import CLASS_FIELDS
 from dagnn.kernels.panels import Panels
@@ -19,7 +21,7 @@ _NODES = 128
 
 
 def write_weight(module: Value, panels: Panels, name: str, gates: GateRows, columns: int) -> None:
-    """The function ``name``: ``grad_weight += operands.T @ gradients``.
+    """The function ``name``: ``grad_weight += operands.T @ gradients``, and with ``descend`` a step of ``weight``.
 
     The gradients are those of the first ``columns + slots * per_slot`` gates.
     A piece is a part of the matrix of one operator; ``grad_weight [operators, rows, columns]`` is row-major.
@@ -27,7 +29,7 @@ def write_weight(module: Value, panels: Panels, name: str, gates: GateRows, colu
     code = PanelWriter(module, panels, name)
     code.fields(
         "pieces", "class_table", "class_first", "panels", "operands", "gates", "grad_weight", "weight_stride",
-        "left_panels", "right_panels", "left_parts", "right_parts",
+        "left_panels", "right_panels", "left_parts", "right_parts", "weight", "descend", "lr",
     )  # fmt: skip
     build, zero, one = code.build, code.i64(0), code.i64(1)
     row_bytes = code.at(zero, code.field("panels"), panels.line)
@@ -72,6 +74,19 @@ def write_weight(module: Value, panels: Panels, name: str, gates: GateRows, colu
                     right_row=code.i64(panels.line),
                     rows=_least(code, code.i64(_NODES), build.sub(rows, first)),
                 )
+        with build.if_then(is_given(code, "descend")):
+            lefts = build.add(left_first, code.i64(LEFT_PART)), code.field("left_panels")
+            rights = build.add(right_first, code.i64(RIGHT_PART)), code.field("right_panels")
+            left_bound, right_bound = _least(code, *lefts), _least(code, *rights)
+            moved = code.offset(code.field("weight"), code.field("weight_stride"), operator)
+            width = code.i64(panels.width)
+            with (
+                code.loop(build.mul(left_first, width), build.mul(left_bound, width)) as row,
+                code.loop(right_first, right_bound) as right,
+            ):
+                sums, parameters = (code.line(code.offset(base, out_row, row), right) for base in (weight, moved))
+                for half in (0, 1):
+                    descend(code, code.load_half(sums, half), code.half(parameters, half))
     code.finish()
 
 

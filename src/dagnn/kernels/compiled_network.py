@@ -4,7 +4,6 @@ Without dense blocks a pass is one step over all nodes. With them it is a list: 
 from one matrix product of PyTorch's, those in between from the compiled sweep.
 """
 
-import struct
 from dataclasses import dataclass
 
 import torch
@@ -165,9 +164,7 @@ def _set_gradients(
     frame.set_addresses(grad_y=grad_y, grad_x=grad_x, grad_weight=into.weight, grad_bias=into.bias)
     frame.set(accumulate=int(into.accumulate))
     if into.lr is not None:
-        double = weight.dtype == torch.float64
-        (bits,) = struct.unpack("<q", struct.pack("<d", into.lr) if double else struct.pack("<fi", into.lr, 0))
-        frame.set(descend=1, lr=bits)
+        frame.set_descent(into.lr, double=weight.dtype == torch.float64)
 
 
 def _backward_steps(

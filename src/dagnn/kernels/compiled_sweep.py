@@ -162,19 +162,22 @@ class Sweep:
             and (weight.numel(), weight.shape[-2:]) == (own.numel(), own.shape[-2:])
         )
 
-    def weight_gradient(self, number: int, into: Tensor | None = None) -> Work[Tensor]:
+    def weight_gradient(
+        self, number: int, into: Tensor | None = None, descent: tuple[Tensor, float] | None = None
+    ) -> Work[Tensor]:
         """The gradient of a weight, after the `backward` pass.
 
         Args:
             number: which of the weights.
             into: contiguous, of the shape of the weight: is added to, and is the result. None for new memory.
+            descent: with ``into``, a parameter and ``lr``: then also ``parameter -= lr * into``, where `adds_to` holds.
         """
         if number == 0:
-            return self._matrix_gradient("weight", self._weights[0], self._plan.classes, into)
+            return self._matrix_gradient("weight", self._weights[0], self._plan.classes, into, descent)
         if self._kind == "child_sum":
             every = np.array([[self._plan.num_nodes, 1, 0, 0, 0]], dtype=np.int64)
             given = {"operands": self._address["hidden"], "gates": self._address["forget_gradients"]}
-            return self._matrix_gradient("forget", self._weights[1].unsqueeze(0), every, into, **given)
+            return self._matrix_gradient("forget", self._weights[1].unsqueeze(0), every, into, descent, **given)
         gradient = self._weights[0].new_empty(self._wide)
         function = ("bias", "score")[number - 1]
         frame = self._frame.copy(**{f"grad_{function}": gradient.data_ptr()})
@@ -182,7 +185,13 @@ class Sweep:
         return Work([call], lambda: gradient[: self._hidden])
 
     def _matrix_gradient(
-        self, function: str, weight: Tensor, classes: NDArray[np.int64], into: Tensor | None, **addresses: int
+        self,
+        function: str,
+        weight: Tensor,
+        classes: NDArray[np.int64],
+        into: Tensor | None,
+        descent: tuple[Tensor, float] | None,
+        **addresses: int,
     ) -> Work[Tensor]:
         panels, count = self._panels, self._panels.count(self._hidden)
         left, right = (weight.shape[k] // self._hidden * count for k in (1, 2))
@@ -201,12 +210,16 @@ class Sweep:
             right_parts=parts[1],
             **addresses,
         )
+        if descent is not None:
+            parameter, lr = descent
+            frame.set(weight=parameter.data_ptr())
+            frame.set_descent(lr, double=panels.size == 8)
         call = self._call(function, len(weight) * parts[0] * parts[1], frame)
 
         def result() -> Tensor:
             return gradient if into is not None else self._narrowed(self._narrowed(gradient, 1), 2)
 
-        return Work([call], result, (classes, first))
+        return Work([call], result, (classes, first, descent))
 
     # ---- memory ----
 

@@ -5,6 +5,7 @@ first two entries are counters that workers raise to take a number and the next 
 """
 
 import ctypes
+import struct
 from typing import Any
 
 from torch import Tensor
@@ -148,6 +149,11 @@ class Frame:
         row = self._row
         for name, tensor in tensors.items():
             row[PLACE[name]] = 0 if tensor is None else tensor.data_ptr()
+
+    def set_descent(self, lr: float, *, double: bool) -> None:
+        """Also take a step of plain gradient descent; the entry holds the bits of ``lr`` in the precision at hand."""
+        (bits,) = struct.unpack("<q", struct.pack("<d", lr) if double else struct.pack("<fi", lr, 0))
+        self.set(descend=1, lr=bits)
 
     def begin(self, pieces: int) -> None:
         """Set the counters back, for so many pieces of work."""

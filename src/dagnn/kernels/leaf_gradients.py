@@ -41,6 +41,11 @@ def takes_gradients(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
         # Autograd keeps a first gradient without a copy, and asking it below costs 0.1 ms when it says no by an
         # exception. With other threads we keep it ourselves: theirs may be adding, under our lock.
         return False
+    return only_adds(parameters, nodes)
+
+
+def only_adds(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
+    """`takes_gradients`, also for the first ones, which autograd would keep."""
     for parameter, node in zip(parameters, nodes, strict=True):
         if node is None or not is_plain_leaf(parameter):
             return False

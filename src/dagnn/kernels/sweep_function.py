@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from dagnn.kernels import cell_steps, compiled_sweep, reference, workers
+from dagnn.kernels import cell_steps, compiled_sweep, descent, reference, workers
 from dagnn.kernels.compiled_sweep import Sweep
 from dagnn.kernels.leaf_gradients import added_to, may_be_written, takes_gradients
 from dagnn.kernels.plain_tensors import is_plain, with_memory
@@ -117,18 +118,23 @@ def _forward(sweeps: Sequence[Sweep]) -> list[Tensor]:
 
 
 def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tensor]) -> list[list[Tensor | None]]:
-    """The gradients of the weights of each sweep; None for those that are in ``.grad`` by now, or not asked for."""
+    """The gradients of the weights of each sweep; None for those not asked for, or in ``.grad`` by now or soon."""
     all_needed, all_nodes = ctx.needs_input_grad[1:], [node for node, _ in ctx.next_functions]
     parts = zip(*(_parts(ctx.tasks, given) for given in (tensors, all_needed, all_nodes)), strict=True)
     asked: list[tuple[int, int, Tensor]] = []  # sweep, weight of it, the weight
     kept: dict[tuple[int, int], Tensor] = {}
+    step = descent.current()
     for place, (of_sweep, needed, nodes) in enumerate(parts):
         for number, weight in enumerate(of_sweep[1:]):
             if needed[1 + number]:
-                asked.append((place, number, weight))
+                node = nodes[1 + number]
                 may_add = weight.is_leaf and sweeps[place].adds_to(number, weight) and may_be_written(weight.grad)
-                if may_add and takes_gradients([weight], [nodes[1 + number]]):
+                if may_add and step is not None:
+                    if step.takes(weight, node, partial(sweeps[place].weight_gradient, number)):
+                        continue
+                elif may_add and takes_gradients([weight], [node]):
                     kept[place, number] = weight
+                asked.append((place, number, weight))
 
     with added_to(list(kept.values())) as held:
         grads = dict(zip(kept, held, strict=True))

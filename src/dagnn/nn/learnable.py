@@ -10,13 +10,14 @@ works beside ``torch.optim``, and PyTorch's own ways of zeroing are understood: 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError
+from dagnn.kernels.descent import descending
 
 
 @runtime_checkable
@@ -75,16 +76,31 @@ class LearnableModule(nn.Module):
         Raises:
             ConfigError: ``lr`` is negative, infinite or NaN.
         """
-        if not (math.isfinite(lr) and lr >= 0):
-            raise ConfigError(f"lr must be a finite number of at least 0, got {lr!r}: give a positive learning rate.")
+        _check_lr(lr)
+        _descend(self.parameters(), lr)
 
-        moving = [(p, grad) for p in self.parameters() if (grad := p.grad) is not None]
-        dense: list[tuple[Tensor, Tensor]] = [pair for pair in moving if pair[1].layout is torch.strided]
-        if dense:
-            torch._foreach_add_([p for p, _ in dense], [grad for _, grad in dense], alpha=-lr)
-        for p, grad in moving:
-            if grad.layout is not torch.strided:
-                p.add_(grad, alpha=-lr)
+    def backward_and_step(self, loss: Tensor, lr: float) -> None:
+        """``loss.backward()`` and `step` in one: what the two calls do, up to rounding.
+
+        A compiled sweep (`DagSweep`) moves its weight matrices in the pass that computes their gradients, and does so
+        for several sweeps at once; all other parameters of this module step together afterwards. Parameters of other
+        modules get their gradients and stay. There is no moment for clipping in between.
+
+        Args:
+            loss: one number, of a graph that this module took part in.
+            lr: learning rate, finite and at least 0.
+
+        Raises:
+            ConfigError: ``lr`` is negative, infinite or NaN.
+            RuntimeError: what ``loss.backward()`` raises. Nothing has moved then.
+        """
+        _check_lr(lr)
+        parameters = list(self.parameters())
+        with descending(parameters, lr) as descent:
+            loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            moved = descent.finish()
+            _descend((p for p in parameters if id(p) not in moved), lr)
 
     @torch.no_grad()
     def gradient_norm(self) -> float:
@@ -133,6 +149,21 @@ class LearnableModule(nn.Module):
     def is_training(self) -> bool:
         """True in training mode, False after ``eval()`` or ``train(False)``."""
         return self.training
+
+
+def _check_lr(lr: float) -> None:
+    if not (math.isfinite(lr) and lr >= 0):
+        raise ConfigError(f"lr must be a finite number of at least 0, got {lr!r}: give a positive learning rate.")
+
+
+def _descend(parameters: Iterable[Tensor], lr: float) -> None:
+    moving = [(p, grad) for p in parameters if (grad := p.grad) is not None]
+    dense: list[tuple[Tensor, Tensor]] = [pair for pair in moving if pair[1].layout is torch.strided]
+    if dense:
+        torch._foreach_add_([p for p, _ in dense], [grad for _, grad in dense], alpha=-lr)
+    for p, grad in moving:
+        if grad.layout is not torch.strided:
+            p.add_(grad, alpha=-lr)
 
 
 def _gradient_values(module: nn.Module) -> list[Tensor]:
