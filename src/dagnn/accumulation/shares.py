@@ -98,6 +98,8 @@ class Shares:
     def loss_values(self) -> list[float]:
         """The recorded losses as numbers, in the order of the backward calls."""
         tensors = [record.loss for record in self._records]
+        if len(tensors) == 1:
+            return [float(tensors[0])]
         if len({(loss.dtype, loss.device) for loss in tensors}) == 1:
             # One transfer for the window, not one per micro-batch.
             values: list[float] = torch.stack(tensors).tolist()

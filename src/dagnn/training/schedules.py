@@ -1,7 +1,7 @@
 """Learning-rate schedules: pure functions of the step, so that a resumed run cannot drift from its curve.
 
 A schedule gives the *factor* on the base learning rate for the optimizer step with this number (the first
-is 0). It runs through `torch.optim.lr_scheduler.LambdaLR`, and its only state is the step. With
+is 0), and its only state is the step. With
 ``T = schedule.steps`` (by default ``max_steps``), ``W = warmup_steps``, ``S = step_size``, ``g = gamma``,
 ``f = final_fraction``:
 
@@ -20,8 +20,8 @@ Source: Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5 (the cosine, withou
 import math
 from collections.abc import Callable
 
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from dagnn.training.config import ScheduleConfig
 
@@ -59,13 +59,31 @@ def warmup_cosine(step: int, num_steps: int, warmup_steps: int, final_fraction: 
     return cosine(step - warmup_steps, num_steps - warmup_steps, final_fraction)
 
 
-def attach_schedule(optimizer: Optimizer, schedule: Schedule, step: int = 0) -> LambdaLR:
-    """A scheduler of this optimizer that stands at ``step``: the next update uses ``schedule(step)``.
+class ScheduledRates:
+    """Sets the learning rates of an optimizer to base rate * schedule(step), as `LambdaLR` of PyTorch does.
 
-    The base learning rates are the groups' ``initial_lr`` where an earlier scheduler or a checkpoint has left
-    one, else their ``lr``.
+    That one counts steps of its own, which a resume would have to restore, and wraps ``optimizer.step``. The base
+    rates are the groups' ``initial_lr`` where a checkpoint has left one, else their ``lr``.
     """
-    for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])
-    # LambdaLR moves one on while it is made, and so arrives at `step` with closed-form rates.
-    return LambdaLR(optimizer, schedule, last_epoch=step - 1)
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule, step: int = 0) -> None:
+        """The next update uses ``schedule(step)``."""
+        self._optimizer, self._schedule, self._step = optimizer, schedule, step
+        for group in optimizer.param_groups:
+            initial = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
+            group.setdefault("initial_lr", initial)
+        self._set()
+
+    def step(self) -> None:
+        """After an update."""
+        self._step += 1
+        self._set()
+
+    def _set(self) -> None:
+        factor = self._schedule(self._step)
+        for group in self._optimizer.param_groups:
+            rate = group["initial_lr"] * factor
+            if isinstance(group["lr"], Tensor):  # a compiled or captured step reads this very tensor
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate

@@ -1,7 +1,7 @@
 """One optimizer step: its micro-batches drawn, computed, accumulated, and the update made or refused."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from dagnn.training.compiled import compiled
 from dagnn.training.config import TrainingConfig
 from dagnn.training.epochs import Share
 from dagnn.training.processes import Processes, device_of
-from dagnn.training.schedules import attach_schedule, make_schedule
+from dagnn.training.schedules import ScheduledRates, make_schedule
 from dagnn.training.source import BatchSource
 
 _REASONS = {"non-finite": "a gradient is not finite", "empty": "its micro-batches have no items"}
@@ -63,43 +63,46 @@ class WindowStep:
             model,
             optimizer,
             max_norm=config.max_norm or None,
-            scheduler=attach_schedule(optimizer, make_schedule(config.schedule, config.schedule_steps), step),
+            scheduler=ScheduledRates(optimizer, make_schedule(config.schedule, config.schedule_steps), step),
             process_group=processes.group,
         )
+        self._epochs: list[tuple[int | None, bool]] = []
+        self._windows = self._accumulator.windows(self._batches(), micro_batches=self._count, weight=weight)
 
     def make(self) -> Outcome:
         """The next window. All processes refuse it, or none."""
-        # Its own micro-batches and no more are taken from the source, whose position is then exact between steps.
-        epochs, batches = [], []
-        for _ in range(self._count):
-            before = getattr(self._source, "epoch", None)
-            batches.append(self._source.next_batch())
-            epochs.append((before, getattr(self._source, "epoch", None) != before))
         lr = float(self._optimizer.param_groups[0]["lr"])
-        for window in self._accumulator.windows(batches, micro_batches=self._count, weight=self._weight):
-            losses, weights = [], []
-            for batch in window:
-                with self._autocast():
-                    loss = self._loss_fn(self._model, batch)
-                window.backward(loss)
-                losses.append(loss.detach())
-                weights.append(float((self._weight or count_items)(batch)))
-            window.settle()
-            self._processes.same_buffers(self._model)
-            joined = window.joined
-            shares = [
-                Share(epoch, weight * float(loss) if weight else 0.0, weight, last)
-                for (epoch, last), loss, weight in zip(epochs, losses, weights, strict=True)
-            ]
-            # A loss may be infinite where every gradient is finite (a saturated clamp): refused as well.
-            if not joined.empty and not math.isfinite(joined.loss):
-                window.discard()
-                return Outcome(_row(joined.loss, None, lr, None, self._count), "the loss is not finite", shares)
-            update = window.step()
-            row = _row(update.loss, update.grad_norm, lr, update.weight, self._count)
-            refused = _REASONS.get(update.skipped, update.skipped) if update.skipped else None
-            return Outcome(row, refused, shares)
-        raise AssertionError("one window per step")
+        window, losses, weights = next(self._windows), [], []
+        epochs, self._epochs = self._epochs, []
+        for batch in window:
+            with self._autocast():
+                loss = self._loss_fn(self._model, batch)
+            window.backward(loss)
+            losses.append(loss.detach())
+            weights.append(float((self._weight or count_items)(batch)))
+        window.settle()
+        self._processes.same_buffers(self._model)
+        joined = window.joined
+        shares = [
+            Share(epoch, weight * float(loss) if weight else 0.0, weight, last)
+            for (epoch, last), loss, weight in zip(epochs, losses, weights, strict=True)
+        ]
+        # A loss may be infinite where every gradient is finite (a saturated clamp): refused as well.
+        if not joined.empty and not math.isfinite(joined.loss):
+            window.discard()
+            return Outcome(_row(joined.loss, None, lr, None, self._count), "the loss is not finite", shares)
+        update = window.step()
+        row = _row(update.loss, update.grad_norm, lr, update.weight, self._count)
+        refused = _REASONS.get(update.skipped, update.skipped) if update.skipped else None
+        return Outcome(row, refused, shares)
+
+    def _batches(self) -> Iterator[Any]:
+        """The micro-batches of the source, each taken when its window needs it: between steps the position is exact."""
+        while True:
+            before = getattr(self._source, "epoch", None)
+            batch = self._source.next_batch()
+            self._epochs.append((before, getattr(self._source, "epoch", None) != before))
+            yield batch
 
 
 def _autocast(model: nn.Module, precision: str) -> Callable[[], AbstractContextManager[object]]:
