@@ -6,11 +6,12 @@ import resource
 
 import pytest
 import torch
+from torch import nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from dagnn.graph import Dag
 from dagnn.kernels import ACTIVATIONS, network_function
-from dagnn.nn import DagNN
+from dagnn.nn import DagNN, from_sequential
 
 EDGES = [("x", "a"), ("x", "b"), ("z", "b"), ("a", "y"), ("b", "y"), ("x", "y"), ("s", "y")]
 SMOOTH = sorted(set(ACTIVATIONS) - {"relu", "leaky_relu", "elu"})  # elu has a kink in its slope
@@ -328,3 +329,22 @@ def test_the_operator_keeps_the_rules_of_torch_library():
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     number = net._plan_on[torch.device("cpu")].number
     torch.library.opcheck(torch.ops.dagnn.network.default, (x, net.edge_weight, net.bias, number))
+
+
+def test_weights_that_lie_within_other_memory():
+    """A parameter may be a view of one flat tensor: its matrices begin where it begins."""
+    net = from_sequential(nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 50), nn.Tanh(), nn.Linear(50, 3)))
+    x = torch.randn(17, 40)
+    expected = net(x)
+    expected.sum().backward()
+    flat = torch.full((7 + net.num_parameters(),), float("nan"))
+    views = {}
+    start = 7
+    for name, parameter in net.named_parameters():
+        view = flat[start : start + parameter.numel()].copy_(parameter.detach())
+        views[name], start = view.detach().requires_grad_(), start + parameter.numel()
+    y = torch.func.functional_call(net, views, (x,))
+    torch.testing.assert_close(y, expected)
+    y.sum().backward()
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(views[name].grad, parameter.grad)

@@ -4,7 +4,7 @@ Without dense blocks a pass is one step over all nodes. With them it is a list: 
 from one matrix product of PyTorch's, those in between from the compiled sweep.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,22 +18,21 @@ class Saved:
     """What the forward pass leaves for the backward pass. When it is no longer needed, its memory serves the next.
 
     Attributes:
-        values: of all nodes; see `Cut` for where.
+        values: of all nodes at the beginning of it; see `Cut` for where.
         slopes: of the activations that do not tell theirs by their value; None if there are none.
     """
 
     def __init__(self, plan: CompiledPlan, length: int, dtype: torch.dtype) -> None:
         self._plan, count = plan, 2 if plan.keeps_slopes else 1
         self._memory = plan.borrow("values", count * length, dtype)
-        self.values: Tensor = self._memory[:length]
+        self.values = self._memory
         self.slopes: Tensor | None = self._memory[length : 2 * length] if plan.keeps_slopes else None
 
     def __del__(self) -> None:
         self._plan.give_back("values", self._memory)
 
 
-@dataclass(frozen=True)
-class Gradients:
+class Gradients(NamedTuple):
     """Where gradients of the parameters go.
 
     Attributes:
@@ -72,18 +71,14 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
         return y, saved
     frame.set_addresses(y=None)  # until its rows are there
 
-    matrix = _matrix(plan, cut, saved.values)
     for first, last, number in plan.segments():
         frame.set(first=first, last=last)
         if last == plan.num_nodes:
             frame.set_addresses(y=y)
         if number is not None:
             block = plan.blocks[number]
-            _multiply(
-                plan.matrix(number, weight),
-                matrix[block.source_first : block.source_last],
-                matrix[first:last],
-            )
+            source = _rows(cut, saved.values, block.source_first, block.source_last)
+            _multiply(plan.matrix(number, weight), source, _rows(cut, saved.values, first, last))
         run(functions["forward" if number is None else "activate"], frame, cut.tiles)
         frame.set_addresses(x=None)  # it is in its rows now
     return y, saved
@@ -179,13 +174,12 @@ def _backward_steps(
     """The list of steps, last one first. Blocks push to their sources; all others pull."""
     sweep = plan.functions(cut.shape)["backward"]
     # Blocks add to the rows of their sources.
-    deltas = values.new_zeros(len(values))
+    deltas = values.new_zeros(plan.num_nodes * cut.row_length)
     frame.set_addresses(deltas=deltas, grad_x=None)
     frame.set(first=0, last=0, delta_worker_bytes=0, delta_tile_bytes=cut.tile_length * cut.shape.size)
     run(sweep, frame, cut.pieces)  # no nodes yet: only the gradient of y, into its rows
     frame.set_addresses(grad_y=None)
 
-    value_of, delta_of = _matrix(plan, cut, values), _matrix(plan, cut, deltas)
     for first, last, number in reversed(plan.segments()):
         if first == 0:
             frame.set_addresses(grad_x=grad_x)
@@ -194,22 +188,25 @@ def _backward_steps(
         if number is None:
             continue
         block, positions = plan.blocks[number], plan.positions[number]
-        delta, source = delta_of[first:last], value_of[block.source_first : block.source_last]
+        delta, source = _rows(cut, deltas, first, last), _rows(cut, values, block.source_first, block.source_last)
         # Before the weights move: a step of descent, or the gradient of the sources, reads them.
         if grad_x is not None or not plan.reads_inputs_only[number]:
-            _add_product(delta_of[block.source_first : block.source_last], plan.matrix(number, weight).t(), delta)
-        own = into.weight[block.slot : block.slot + block.num_edges]
-        if positions is None and into.accumulate:
-            own.view(block.shape).addmm_(delta, source.t())
-        elif positions is None and delta.shape[1] == 1:
-            torch.outer(delta[:, 0], source[:, 0], out=own.view(block.shape))
-        elif positions is None:
-            torch.mm(delta, source.t(), out=own.view(block.shape))
+            of_source = _rows(cut, deltas, block.source_first, block.source_last)
+            _add_product(of_source, plan.matrix(number, weight).t(), delta)
+        if positions is None:
+            own = plan.matrix(number, into.weight)
+            if into.accumulate:
+                own.addmm_(delta, source.t())
+            elif delta.shape[1] == 1:
+                torch.outer(delta[:, 0], source[:, 0], out=own)
+            else:
+                torch.mm(delta, source.t(), out=own)
         else:
+            own = into.weight[block.slot : block.slot + block.num_edges]
             found = (delta @ source.t()).view(-1).index_select(0, positions)
             _ = own.add_(found) if into.accumulate else own.copy_(found)
         if into.lr is not None:
-            weight[block.slot : block.slot + block.num_edges].add_(own, alpha=-into.lr)
+            weight[block.slot : block.slot + block.num_edges].add_(own.view(-1), alpha=-into.lr)
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
@@ -228,6 +225,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
 
 
-def _matrix(plan: CompiledPlan, cut: Cut, values: Tensor) -> Tensor:
-    """Values as ``[num_nodes, samples of all tiles]``."""
-    return values.view(plan.num_nodes, cut.row_length)[:, : cut.tiles * cut.shape.tile]
+def _rows(cut: Cut, values: Tensor, first: int, last: int) -> Tensor:
+    """The values of nodes as ``[last - first, samples of all tiles]``; ``values`` begins where its memory does."""
+    # In one operation: a view, a slice and a slice of that took as long as a small product.
+    return values.as_strided((last - first, cut.tiles * cut.shape.tile), (cut.row_length, 1), first * cut.row_length)

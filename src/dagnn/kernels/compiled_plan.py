@@ -256,11 +256,11 @@ class CompiledPlan:
         return result
 
     def matrix(self, number: int, weight: Tensor) -> Tensor:
-        """The weights of a block as a matrix: a view of ``weight``, or its weights spread out."""
+        """The weights of a block as a matrix: a view of ``weight``, contiguous, or its weights spread out."""
         block, positions = self.blocks[number], self.positions[number]
-        own = weight[block.slot : block.slot + block.num_edges]
         if positions is None:
-            return own.view(block.shape)
+            return weight.as_strided(block.shape, (block.shape[1], 1), weight.storage_offset() + block.slot)
+        own = weight[block.slot : block.slot + block.num_edges]
         return own.new_zeros(block.shape[0] * block.shape[1]).index_copy_(0, positions, own).view(block.shape)
 
 

@@ -37,7 +37,7 @@ def takes_gradients(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
         parameters: inputs of the autograd Function whose backward asks.
         nodes: where their gradients go next, from ``ctx.next_functions``.
     """
-    if all(parameter.grad is None for parameter in parameters) and threading.active_count() == 1:
+    if threading.active_count() == 1 and all(parameter.grad is None for parameter in parameters):
         # Autograd keeps a first gradient without a copy, and asking it below costs 0.1 ms when it says no by an
         # exception. With other threads we keep it ourselves: theirs may be adding, under our lock.
         return False

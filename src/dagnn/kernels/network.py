@@ -54,7 +54,7 @@ class NetworkPlan:
     def num_nodes(self) -> int:
         return len(self.node_levels)
 
-    @property
+    @cached_property
     def num_edges(self) -> int:
         return len(self.edges)
 

@@ -5,7 +5,6 @@ when the parameter is a leaf without hooks and the pass is a plain backward: `to
 as does anything that listens.
 """
 
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -46,7 +45,7 @@ def accumulate(
     if x.shape[0]:
         with torch.no_grad(), plan.accumulating:
             _, saved = compiled_network.forward(plan.compiled, x.contiguous(), edge_weight, bias)
-            into = replace(_gradients_of(edge_weight, bias), lr=lr)
+            into = _gradients_of(edge_weight, bias)._replace(lr=lr)
             compiled_network.backward(plan.compiled, grad_y.contiguous(), saved, edge_weight, bias, into, needs_x=False)
             edge_weight.grad, bias.grad = into.weight, into.bias
             if lr is not None:
