@@ -1,6 +1,6 @@
 """Joining: the arrays of many Dags, and what they carry, one after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -85,19 +85,23 @@ def join(parts: Sequence[Part]) -> dict[str, Tensor]:
 
 def join_attributes(of: str, dags: Sequence[Dag], parts: Sequence[Part]) -> dict[str, Attribute]:
     """The attributes of the nodes or edges of all Dags, one Dag after the other; all are of the same kind."""
-    if not dags:
-        return {}
-    carried = [dag.node_attributes if of == "node" else dag.edge_attributes for dag in dags]
     joined = dict[str, Attribute]()
-    for name, values in carried[0].items():
-        if not isinstance(values, Tensor):
-            joined[name] = tuple(chain.from_iterable(attributes[name] for attributes in carried))
-        elif (of, name) in parts[0].arrays:
+    for name in _attributes(of, dags[0]) if dags else ():
+        key = of, name
+        if key in parts[0].arrays:
             # torch.cat takes five times as long over hundreds of small tensors.
-            joined[name] = torch.from_numpy(np.concatenate([part.arrays[of, name] for part in parts]))
+            joined[name] = torch.from_numpy(np.concatenate([part.arrays[key] for part in parts]))
+            continue
+        carried = [_attributes(of, dag)[name] for dag in dags]
+        if parts[0].kinds[key] is tuple:
+            joined[name] = tuple(chain.from_iterable(carried))
         else:
-            joined[name] = torch.cat([attributes[name] for attributes in carried])  # type: ignore[misc]
+            joined[name] = torch.cat(carried)  # type: ignore[arg-type]
     return joined
+
+
+def _attributes(of: str, dag: Dag) -> Mapping[str, Attribute]:
+    return dag.node_attributes if of == "node" else dag.edge_attributes
 
 
 def check_alike(dags: Sequence[Dag], parts: Sequence[Part]) -> None:
