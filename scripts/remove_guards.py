@@ -205,8 +205,8 @@ GUARDS = [
     Guard(
         "a loss that is not finite makes no step",
         "window_step.py",
-        "            if not joined.empty and not math.isfinite(joined.loss):\n",
-        "            if False:\n",
+        "        if not joined.empty and not math.isfinite(joined.loss):\n",
+        "        if False:\n",
         f"{TRAINER}::test_step_that_is_not_finite_is_refused_shown_and_counted",
     ),
     Guard(
