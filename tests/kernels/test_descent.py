@@ -149,7 +149,7 @@ def test_weights_that_share_memory_do_not_race(moved):
     up.state_weight.data = down.state_weight.data
     before, weight = down.state_weight.detach().clone(), down.state_weight
     sweep.backward_and_step(loss_of(sweep), LR)
-    assert moved == [0, 0]
+    assert moved == []
     torch.testing.assert_close(weight, before - LR * (up.state_weight.grad + weight.grad))
 
 
@@ -173,6 +173,43 @@ def test_nothing_moves_when_backward_fails(moved):
     assert moved == [] and all(torch.equal(p, old) for p, old in zip(sweep.parameters(), before, strict=True))
     loss_of(sweep).backward()  # and an ordinary pass is one again
     assert moved == [] and all(torch.equal(p, old) for p, old in zip(sweep.parameters(), before, strict=True))
+
+
+def test_weights_that_share_a_gradient_move_when_it_is_complete(moved):
+    sweep, twin = (DagSweep(TreeLSTMCell(D, WHOLE, max_children=3), "both").double() for _ in range(2))
+    twin.load_state_dict(sweep.state_dict())
+    for module in (sweep, twin):
+        up, down = module.cells["up"].state_weight, module.cells["down"].state_weight
+        up.grad = down.grad = torch.zeros_like(up)
+    loss_of(twin).backward()
+    twin.step(LR)
+    sweep.backward_and_step(loss_of(sweep), LR)
+    assert moved == []
+    for own, other in zip(sweep.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+
+
+def test_processes_that_join_their_gradients_find_them_complete(moved, monkeypatch):
+    sweep, seen = sweep_of("tree_lstm"), []
+    weight = sweep.cells["up"].state_weight
+    weight.grad = torch.zeros_like(weight)
+    node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+    node.register_hook(lambda *_: seen.append(weight.grad.clone()))  # as DistributedDataParallel does
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    sweep.backward_and_step(loss_of(sweep), LR)
+    assert moved == [] and torch.equal(seen[0], weight.grad) and seen[0].any()
+
+
+def test_a_rate_as_a_tensor_and_one_too_large_for_float32():
+    sweep = sweep_of("tree_lstm")
+    before = sweep.cells["up"].bias.detach().clone()
+    sweep.backward_and_step(loss_of(sweep), torch.tensor([LR], dtype=torch.float64))
+    torch.testing.assert_close(sweep.cells["up"].bias, before - LR * sweep.cells["up"].bias.grad)
+    single = sweep_of("tree_lstm").float()
+    before = [p.detach().clone() for p in single.parameters()]
+    with pytest.raises(RuntimeError, match="without overflow"):
+        single.backward_and_step(single(features().float(), GRAPH).square().mean(), 1e39)
+    assert all(torch.equal(p, old) for p, old in zip(single.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize("lr", [-1.0, float("nan"), float("inf")])

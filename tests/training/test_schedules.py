@@ -85,3 +85,22 @@ def test_attached_anywhere_the_rates_are_the_formula(name, start):
         weight.grad = torch.ones(1)
         optimizer.step()
         scheduler.step()
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_rates_that_are_tensors_keep_their_memory(shape):
+    weight, rate = torch.nn.Parameter(torch.zeros(1)), torch.full(shape, 0.3, dtype=torch.float64)
+    optimizer = torch.optim.SGD([weight], lr=rate)
+    scheduler = ScheduledRates(optimizer, lambda step: 0.5**step)
+    for step in range(3):
+        assert optimizer.param_groups[0]["lr"] is rate  # a compiled step reads this very tensor
+        assert float(rate) == 0.3 * 0.5**step
+        scheduler.step()
+
+
+def test_a_group_that_is_added_follows_from_its_own_rate():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = ScheduledRates(optimizer, lambda step: 1.0 / (step + 1))
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.25})
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]

@@ -331,6 +331,17 @@ def test_progress_goes_to_stderr(capsys):
     assert [line.split()[1] for line in told.err.splitlines()] == ["1/2", "2/2"]
 
 
+def test_a_source_that_ends_is_named():
+    class Ending(Cycle):
+        def next_batch(self):
+            return next(self.batches)
+
+    trainer = Trainer(linear(), mse, Ending(iter(data(4, 4))), config(max_steps=3), show_progress=False)
+    with pytest.raises(RunError, match=r"the source, Ending, is at its end, .* must begin anew"):
+        trainer.fit()
+    assert trainer.step == 2
+
+
 def test_batch_source_protocol():
     assert isinstance(Cycle([]), BatchSource)
     mapped = MappedSource(Cycle([1, 2]), lambda number: -number)

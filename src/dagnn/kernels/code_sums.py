@@ -39,7 +39,7 @@ def write_weight(module: Value, panels: Panels, name: str, gates: GateRows, colu
         operator, part = build.sdiv(piece, parts), build.srem(piece, parts)
         left_first = build.mul(build.sdiv(part, code.field("right_parts")), code.i64(LEFT_PART))
         right_first = build.mul(build.srem(part, code.field("right_parts")), code.i64(RIGHT_PART))
-        weight = code.offset(code.field("grad_weight"), code.field("weight_stride"), operator)
+        gradient = code.offset(code.field("grad_weight"), code.field("weight_stride"), operator)
         first_class = code.offset_at(code.field("class_first"), operator)
         last_class = code.offset_at(code.field("class_first"), build.add(operator, one))
         with code.loop(first_class, last_class) as klass:
@@ -61,7 +61,7 @@ def write_weight(module: Value, panels: Panels, name: str, gates: GateRows, colu
                 code.loop(left_first, left_last) as left,
                 code.loop(right_first, right_last) as right,
             ):
-                out = code.offset(weight, out_row, build.mul(left, code.i64(panels.width)))
+                out = code.offset(gradient, out_row, build.mul(left, code.i64(panels.width)))
                 call(
                     code,
                     "outer",
@@ -74,6 +74,7 @@ def write_weight(module: Value, panels: Panels, name: str, gates: GateRows, colu
                     right_row=code.i64(panels.line),
                     rows=_least(code, code.i64(_NODES), build.sub(rows, first)),
                 )
+        # Also where no node has an operand: the gradient may hold something from before.
         with build.if_then(is_given(code, "descend")):
             lefts = build.add(left_first, code.i64(LEFT_PART)), code.field("left_panels")
             rights = build.add(right_first, code.i64(RIGHT_PART)), code.field("right_panels")
@@ -84,9 +85,9 @@ def write_weight(module: Value, panels: Panels, name: str, gates: GateRows, colu
                 code.loop(build.mul(left_first, width), build.mul(left_bound, width)) as row,
                 code.loop(right_first, right_bound) as right,
             ):
-                sums, parameters = (code.line(code.offset(base, out_row, row), right) for base in (weight, moved))
+                sums, weights = (code.line(code.offset(base, out_row, row), right) for base in (gradient, moved))
                 for half in (0, 1):
-                    descend(code, code.load_half(sums, half), code.half(parameters, half))
+                    descend(code, code.load_half(sums, half), code.half(weights, half))
     code.finish()
 
 

@@ -158,7 +158,7 @@ class Sweep:
         return (
             self._wide == self._hidden
             and number < (2 if self._kind == "child_sum" else 1)
-            and weight.dtype == own.dtype
+            and (weight.dtype, weight.device) == (own.dtype, own.device)
             and (weight.numel(), weight.shape[-2:]) == (own.numel(), own.shape[-2:])
         )
 
@@ -170,7 +170,8 @@ class Sweep:
         Args:
             number: which of the weights.
             into: contiguous, of the shape of the weight: is added to, and is the result. None for new memory.
-            descent: with ``into``, a parameter and ``lr``: then also ``parameter -= lr * into``, where `adds_to` holds.
+            descent: with ``into``, where `adds_to` holds, the weight itself and ``lr``: then also
+                ``weight -= lr * into``, all that ``into`` now holds.
         """
         if number == 0:
             return self._matrix_gradient("weight", self._weights[0], self._plan.classes, into, descent)
@@ -211,8 +212,8 @@ class Sweep:
             **addresses,
         )
         if descent is not None:
-            parameter, lr = descent
-            frame.set(weight=parameter.data_ptr())
+            moved, lr = descent
+            frame.set(weight=moved.data_ptr())
             frame.set_descent(lr, double=panels.size == 8)
         call = self._call(function, len(weight) * parts[0] * parts[1], frame)
 

@@ -1,9 +1,10 @@
 """Steps of plain gradient descent that compiled code takes as it computes the last part of a gradient.
 
 They wait for the end of the backward pass: until then some other part of the graph may read the weight, or add to its
-gradient. What waits belongs to different weights, so it may run at the same time.
+gradient. So do the gradients themselves: what looks at ``.grad`` during the pass finds it without them.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,52 +18,73 @@ from dagnn.kernels.leaf_gradients import added_to, is_plain_leaf, may_be_written
 if TYPE_CHECKING:
     from dagnn.kernels.sweep_calls import Work
 
-# Gradient of a weight: added to a tensor if there is one; then a parameter moves by -lr times that, if one is given.
-_WeightGradient = Callable[[Tensor | None, tuple[Tensor, float] | None], "Work[Tensor]"]
+# Makes the work that adds the gradient of a weight to a tensor, or to zeros; with a weight and ``lr`` it also moves it.
+_MakeWork = Callable[[Tensor | None, tuple[Tensor, float] | None], "Work[Tensor]"]
 _here = threading.local()
 
 
+def _after_fork() -> None:
+    """The pass that forked this process goes on in its parent."""
+    global _here
+    _here = threading.local()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Descent:
-    """The step of a backward pass: which parameters move, and the gradients that wait for its end."""
+    """The step of a backward pass: which weights move, and the gradients that wait for its end."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         self._lr = lr
         self._moving = {id(parameter) for parameter in parameters}
-        self._waiting: dict[Tensor, list[_WeightGradient]] = {}
+        self._waiting: dict[Tensor, list[_MakeWork]] = {}
 
-    def takes(self, parameter: Tensor, node: Any, gradient: _WeightGradient) -> bool:
+    def takes(self, weight: Tensor, node: Any, make_work: _MakeWork) -> bool:
         """Whether the gradient is taken care of here; ``node`` is where autograd would send it."""
-        if id(parameter) not in self._moving or not only_adds([parameter], [node]):
+        if id(weight) not in self._moving or not only_adds([weight], [node]):
             return False
-        self._waiting.setdefault(parameter, []).append(gradient)
+        self._waiting.setdefault(weight, []).append(make_work)
         return True
 
     def finish(self) -> set[int]:
-        """After the backward pass: add what waits to ``.grad``; the ids of the parameters that also moved."""
+        """After the backward pass: add what waits to ``.grad``; the ids of the weights that also moved."""
         if not self._waiting:
             return set()
         from dagnn.kernels.sweep_calls import joined, run  # here: it needs llvmlite
 
-        direct = [p for p in self._waiting if is_plain_leaf(p) and may_be_written(p.grad)]
+        direct = [weight for weight in self._waiting if is_plain_leaf(weight) and may_be_written(weight.grad)]
         with added_to(direct) as grads:
+            memory = {tensor.untyped_storage().data_ptr() for tensor in [*direct, *grads]}
+            # Where two weights or their gradients share memory, all must be complete before any weight moves.
+            is_apart = len(memory) == 2 * len(direct)
             works = []
-            for parameter, grad in zip(direct, grads, strict=True):
-                *others, last = self._waiting.pop(parameter)
-                works.append(joined([*(one(grad, None) for one in others), last(grad, (parameter, self._lr))]))
-            is_apart = len({memory.untyped_storage().data_ptr() for memory in [*direct, *grads]}) == 2 * len(direct)
+            for weight, grad in zip(direct, grads, strict=True):
+                *others, last = self._waiting.pop(weight)
+                step = (weight, self._lr) if is_apart else None
+                works.append(joined([*(make_work(grad, None) for make_work in others), last(grad, step)]))
             run(works, at_once=is_apart and not any(call.is_shared for work in works for call in work.calls))
+        for weight, makers in self._waiting.items():  # another part of the graph left a gradient of another form
+            for make_work in makers:
+                gradient = run([make_work(None, None)])[0].view_as(weight)
+                weight.grad = gradient if weight.grad is None else gradient + weight.grad
+        if not is_apart:
+            return set()
         torch.autograd.graph.increment_version(direct)
-        for parameter, gradients in self._waiting.items():  # another part of the graph left a gradient of another form
-            for (gradient,) in (run([one(None, None)]) for one in gradients):
-                gradient = gradient.view_as(parameter)
-                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
-        return {id(parameter) for parameter in direct}
+        return {id(weight) for weight in direct}
 
 
 @contextmanager
 def descending(parameters: Iterable[Tensor], lr: float) -> Iterator[Descent]:
-    """The backward pass in this block, on this thread, leaves what it can to the `Descent`; call its `finish` then."""
-    outer, _here.descent = current(), Descent(parameters, lr)
+    """The backward pass in this block, on this thread, leaves what it can to the `Descent`; call its `finish` then.
+
+    Nothing is left to it where processes train together: what joins their gradients looks at them during the pass. Nor
+    where float32 cannot hold ``lr``: PyTorch then says so.
+    """
+    is_joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    fits = lr <= torch.finfo(torch.float32).max
+    outer, _here.descent = current(), Descent(parameters if fits and not is_joined else (), lr)
     try:
         yield _here.descent
     finally:

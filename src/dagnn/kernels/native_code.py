@@ -71,9 +71,10 @@ def compiled(assembly: str, names: tuple[str, ...], target: Target) -> Mapping[s
         module = llvm.parse_assembly(assembly)
         module.verify()
         passes = llvm.create_new_module_pass_manager()
-        # What code needs that has its vectors, and its invariants outside of loops, already: variables into registers,
-        # simple forms, loops that test at their end, nothing twice. All of LLVM's level 2 took 200 ms where this takes
-        # 15, for code as fast (within 3 %), and its vectorisers prefer vectors of half the width.
+        # Variables into registers, simple forms, loops that test at their end, nothing twice. Our code needs no more:
+        # it is vectors already, and what does not change stands before its loops. The passes of LLVM's level 2 took
+        # 200 ms where these take 15, for a network of tanh. Layered, random and deep networks and all cells, run in
+        # turns, took 0.95 to 1.03 of the time.
         passes.add_sroa_pass()
         passes.add_simplify_cfg_pass()
         passes.add_instruction_combine_pass()

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from dagnn.accumulation import GradientAccumulator
 from dagnn.accumulation.items import count_items
+from dagnn.errors import RunError
 from dagnn.training.compiled import compiled
 from dagnn.training.config import TrainingConfig
 from dagnn.training.epochs import Share
@@ -100,7 +101,13 @@ class WindowStep:
         """The micro-batches of the source, each taken when its window needs it: between steps the position is exact."""
         while True:
             before = getattr(self._source, "epoch", None)
-            batch = self._source.next_batch()
+            try:
+                batch = self._source.next_batch()
+            except StopIteration as error:
+                raise RunError(
+                    f"the source, {type(self._source).__name__}, is at its end, but training goes on: next_batch() "
+                    "must begin anew then."
+                ) from error
             self._epochs.append((before, getattr(self._source, "epoch", None) != before))
             yield batch
 
