@@ -156,8 +156,7 @@ def seconds_of_steps(width: int, depth: int, steps: int) -> dict[str, list[float
     inside its forward pass, between two turns, which are not counted.
     """
     config = config_of(steps)
-    models = [model_of(width, depth) for _ in _LOOPS]
-    loops = [iter(by_hand(model, config, fused=fused)) for model, fused in zip(models, _LOOPS.values(), strict=True)]
+    loops = [by_hand(model_of(width, depth), config, fused=fused) for fused in _LOOPS.values()]
     times: dict[str, list[float]] = {who: [] for who in ("ours", *_LOOPS)}
     last: float | None = None
 

@@ -61,8 +61,8 @@ def warmup_cosine(step: int, num_steps: int, warmup_steps: int, final_fraction: 
 class ScheduledRates:
     """Sets the learning rates of an optimizer to base rate * schedule(step).
 
-    As PyTorch's LambdaLR, but without its wrapper around ``optimizer.step``, which costs a fiftieth of a small one. The
-    base rates are the groups' ``initial_lr`` where a checkpoint has left one, else their ``lr``.
+    As PyTorch's LambdaLR, whose bookkeeping and wrapper around ``optimizer.step`` took a fiftieth of a training step of
+    1.3 ms. The base rates are the groups' ``initial_lr`` where a checkpoint has left one, else their ``lr``.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule, step: int = 0) -> None:
