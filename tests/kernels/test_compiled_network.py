@@ -173,6 +173,17 @@ def test_a_processor_with_less(processor):
             agree(plan, batch, dtype, CompiledPlan(plan, PROCESSORS[processor]))
 
 
+def test_rows_from_far_away_give_the_same_bits():
+    """Where a tile's values leave the second-level cache they are asked for ahead, and that is all."""
+    plan = network(Dag([(u, v) for v in range(40) for u in range(v)]), ["tanh"] * 40)
+    near, far = (CompiledPlan(plan, dataclasses.replace(host_target(), level2_bytes=size)) for size in (1 << 30, 1))
+    assert [compiled.shape(False, 32).far for compiled in (near, far)] == [False, True]
+    for dtype in (torch.float32, torch.float64):
+        results = [compiled_results(plan, compiled, tensors(plan, 200, dtype)) for compiled in (near, far)]
+        assert near.cut(200, dtype is torch.float64).shape.tile == far.cut(200, dtype is torch.float64).shape.tile
+        assert all(map(torch.equal, *results))
+
+
 # ---- dense blocks ----
 
 

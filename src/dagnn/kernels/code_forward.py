@@ -6,11 +6,15 @@ cache that the gathered rows come from, so a tile is small enough that its value
 
 from dagnn.kernels.code_activations import activated
 from dagnn.kernels.code_rows import read_rows, write_rows
-from dagnn.kernels.code_tiles import Shape, bias_of, by_activation, is_given
+from dagnn.kernels.code_tiles import Shape, ask_for_row, bias_of, by_activation, is_given
 from dagnn.kernels.code_writer import CodeWriter, Value
 
 # Edges in flight times vectors of a row: enough sums side by side to hide the latency of a multiply-add.
 _SUMS_IN_FLIGHT = 4
+# How many edges ahead rows are asked for where they come from further away than the second-level cache: this took 12 %
+# off the pass over 10,000 nodes and 35 % off that over 100,000. From that cache they come by themselves in time: with
+# 1,000 nodes, asking cost 10 %.
+AHEAD = 16
 
 
 def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> None:
@@ -41,8 +45,7 @@ def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> No
 
 
 def _write_node(code: CodeWriter, shape: Shape, base: Value, slopes: Value, node: Value, summed: bool) -> None:
-    row_bytes = code.field("row_bytes")
-    row = shape.row(code, base, row_bytes, node)
+    row = shape.row(code, base, node)
     bias = code.splat(bias_of(code, node))
     if summed:
         z = [code.build.fadd(code.load_vector(address), bias) for address in row]
@@ -55,7 +58,7 @@ def _write_node(code: CodeWriter, shape: Shape, base: Value, slopes: Value, node
             code.store_vector(y, row[k])
             if slope is not None:
                 with code.build.if_then(is_given(code, "slopes")):
-                    code.store_vector(slope, shape.row(code, slopes, row_bytes, node)[k])
+                    code.store_vector(slope, shape.row(code, slopes, node)[k])
 
     by_activation(code, shape, code.byte_at(code.field("codes"), node), activate)
 
@@ -72,7 +75,9 @@ def _gathered(code: CodeWriter, shape: Shape, base: Value, node: Value, bias: Va
     def add(edge: Value, into: list[Value]) -> None:
         weight = code.splat(code.load(code.at(code.field("weight"), edge, shape.size), code.number))
         source = code.index_at(code.field("in_sources"), edge)
-        for place, address in zip(into, shape.row(code, base, code.field("row_bytes"), source), strict=True):
+        if shape.far:
+            ask_for_row(code, shape, base, "in_sources", edge, AHEAD)
+        for place, address in zip(into, shape.row(code, base, source), strict=True):
             build.store(code.multiply_add(weight, code.load_vector(address), build.load(place)), place)
 
     start = code.offset_at(code.field("in_offsets"), node)

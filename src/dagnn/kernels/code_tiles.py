@@ -23,12 +23,16 @@ class Shape:
         tile: samples of a tile, a power of two.
         activations: names of those that occur, sorted.
         target: the processor.
+        apart: rows are as far from each other as the frame says, not next to each other.
+        far: the values of a tile don't stay in the second-level cache.
     """
 
     double: bool
     tile: int
     activations: tuple[str, ...]
     target: Target
+    apart: bool
+    far: bool
 
     @property
     def size(self) -> int:
@@ -50,10 +54,25 @@ class Shape:
             module, name, double=self.double, lanes=self.lanes, target=self.target, num_arguments=num_arguments
         )
 
-    def row(self, code: CodeWriter, base: Value, row_bytes: Value, node: Value) -> list[Value]:
+    def row_start(self, code: CodeWriter, base: Value, node: Value) -> Value:
+        """The address of a node's row."""
+        row_bytes = code.field("row_bytes") if self.apart else code.i64(self.tile * self.size)
+        return code.offset(base, row_bytes, node)
+
+    def row(self, code: CodeWriter, base: Value, node: Value) -> list[Value]:
         """The addresses of the vectors of a node's row."""
-        first = code.offset(base, row_bytes, node)
+        first = self.row_start(code, base, node)
         return [code.build.add(first, code.i64(k * self.lanes * self.size)) for k in range(self.vectors)]
+
+
+def ask_for_row(code: CodeWriter, shape: Shape, base: Value, nodes: str, edge: Value, ahead: int) -> None:
+    """Have the row of the node at the other end of a later edge brought into the caches.
+
+    Args:
+        nodes: array of these nodes, by edge; so much longer than there are edges as ``ahead`` says.
+    """
+    later = code.index_at(code.field(nodes), code.build.add(edge, code.i64(ahead)))
+    code.prefetch(shape.row_start(code, base, later), shape.tile * shape.size)
 
 
 def by_activation(

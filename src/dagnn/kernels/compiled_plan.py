@@ -10,9 +10,8 @@ from torch import Tensor
 
 from dagnn.graph.csr import offsets_of, stable_order
 from dagnn.graph.kahn import peel
-from dagnn.kernels import network_code
+from dagnn.kernels import code_backward, code_forward, network_code
 from dagnn.kernels.code_activations import CODES, INPUT, KEEPS_SLOPE
-from dagnn.kernels.code_backward import AHEAD
 from dagnn.kernels.code_tiles import Shape
 from dagnn.kernels.dense_blocks import Block, find_blocks
 from dagnn.kernels.frame import Frame
@@ -135,11 +134,11 @@ class CompiledPlan:
             "codes": codes,
             "live_nodes": nodes.astype(np.int32),
             "in_offsets": in_offsets,
-            "in_sources": source,
+            "in_sources": _longer(source, code_forward.AHEAD),
             "bias_slots": bias_slots.astype(np.int32),
             "live_bias_slots": np.where(live, bias_slots, -1).astype(np.int32),
             "out_offsets": offsets_of(np.bincount(source[sparse], minlength=self.num_nodes)),
-            "out_targets": np.append(ends[out_slots, 1], np.zeros(AHEAD, np.int64)).astype(np.int32),
+            "out_targets": _longer(ends[out_slots, 1], code_backward.AHEAD),
             "out_slots": out_slots.astype(np.int32),
             "seeded": seeded,
             "input_rows": plan.inputs.numpy().astype(np.int32),
@@ -191,7 +190,8 @@ class CompiledPlan:
 
     def shape(self, double: bool, tile: int) -> Shape:
         """The shape of compiled functions for this network."""
-        return Shape(double, tile, self._names, self.target)
+        far = self.num_nodes * tile * (8 if double else 4) > self.target.level2_bytes
+        return Shape(double, tile, self._names, self.target, apart=bool(self.blocks), far=far)
 
     def functions(self, shape: Shape) -> "Mapping[str, NativeFunction]":
         """``forward``, ``backward``, ``gather`` and ``finish``; ``activate`` if there are blocks."""
@@ -200,7 +200,8 @@ class CompiledPlan:
 
     def single_functions(self, double: bool) -> "Mapping[str, NativeFunction]":
         """``forward`` and ``backward``, sample by sample."""
-        return network_code.single_functions(self.shape(double, self.target.vector_bytes // (8 if double else 4)))
+        lanes = self.target.vector_bytes // (8 if double else 4)
+        return network_code.single_functions(Shape(double, lanes, self._names, self.target, apart=False, far=False))
 
     def frame(self, **values: int) -> Frame:
         """A frame with the addresses of the network."""
@@ -272,6 +273,11 @@ def _reaching(source: NDArray[np.int32], in_offsets: NDArray[np.int64], ends: ND
     if waiting.all():
         return np.ones(num_nodes, dtype=bool)
     return peel(in_offsets, source.astype(np.int64), waiting) < 0
+
+
+def _longer(nodes: NDArray[np.integer], ahead: int) -> NDArray[np.int32]:
+    """With as many nodes behind the last as compiled code looks ahead."""
+    return np.append(nodes, np.zeros(ahead, nodes.dtype)).astype(np.int32)
 
 
 def _compiled_for(names: list[str]) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """Machine code for the processor at hand: which instructions it has, and LLVM assembly made callable."""
 
 import ctypes
+import os
+import platform
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,8 +67,13 @@ def compiled(assembly: str, names: tuple[str, ...], target: Target) -> Mapping[s
     with _compiling:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        # By default the constants of a module may lie anywhere, and every use of one builds its address first. Beside
+        # the code they are operands: forward passes of tanh took 0.93 to 0.97 of the time, cells 0.93 to 1.04.
+        # llvmlite's own memory manager keeps code and constants in one block.
+        beside = os.name == "posix" and platform.machine() in ("x86_64", "amd64")
+        places = {"reloc": "pic", "codemodel": "small"} if beside else {}
         machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=target.cpu, features=target.features, opt=3
+            cpu=target.cpu, features=target.features, opt=3, **places
         )
         module = llvm.parse_assembly(assembly)
         module.verify()
@@ -82,7 +89,7 @@ def compiled(assembly: str, names: tuple[str, ...], target: Target) -> Mapping[s
         passes.add_new_gvn_pass()
         passes.add_simplify_cfg_pass()
         passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
-        engine = llvm.create_mcjit_compiler(module, machine)
+        engine = llvm.create_mcjit_compiler(module, machine, use_lmm=True if beside else None)
         engine.finalize_object()
     return {name: NativeFunction(engine, engine.get_function_address(name)) for name in names}
 
