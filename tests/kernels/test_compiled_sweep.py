@@ -27,10 +27,8 @@ CELLS = {
     "attention": lambda hidden: AttentionCell(D, hidden),
     "attention by operator": lambda hidden: AttentionCell(D, hidden, operators=OPERATORS),
 }
-TOLERANCE = {
-    torch.float64: {"rtol": 1e-11, "atol": 1e-12},
-    torch.float32: {"rtol": 1e-4, "atol": 1e-5},
-}
+# Of each tensor's largest number: small ones among them are sums of large ones that cancel.
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5}
 every_cell = pytest.mark.parametrize("name", CELLS)
 
 
@@ -91,7 +89,8 @@ def test_values_and_gradients_are_those_of_the_reference(name, direction, dtype,
     batch = DagBatch.from_dags(graphs)
     x = torch.randn(batch.num_nodes, D, generator=torch.Generator().manual_seed(seed)).to(dtype)
     for found, expected in zip(*both(sweep_of(name, direction, hidden, dtype), x, batch), strict=True):
-        torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
+        largest = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE[dtype] * largest)
 
 
 @every_cell

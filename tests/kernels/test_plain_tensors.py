@@ -82,6 +82,19 @@ def test_what_is_recorded_is_no_constant():
     torch.testing.assert_close(recorded(2 * x), sweep(2 * x, *rest))
 
 
+@every_model
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.jacfwd])
+def test_a_pass_over_constants_within_a_transform(name, transform):
+    """What a transform does not transform runs under it all the same."""
+    model, x, rest = given(name)
+    scale = torch.ones(4, dtype=x.dtype) if transform is torch.func.vmap else torch.ones((), dtype=x.dtype)
+    total = model(x, *rest).sum()
+    found = transform(lambda factor: factor * model(x, *rest).sum())(scale)
+    torch.testing.assert_close(found, total.expand(found.shape), rtol=1e-12, atol=1e-12)
+    (gradient,) = torch.autograd.grad(found.sum() / found.numel(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(total, x)[0], rtol=1e-12, atol=1e-12)
+
+
 def test_a_subclass_stays_one():
     class Marked(Tensor):
         pass

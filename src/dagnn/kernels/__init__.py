@@ -7,6 +7,8 @@ is read at every call.
 
 import os
 from collections.abc import Collection, Mapping
+from functools import cache
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 _PATHS = ("compiled", "reference")
+_VARIABLE = "DAGNN_KERNELS"
+_KEY = os.environ.encodekey(_VARIABLE)
 _Way = Literal["up", "down"]
 _FLOATS = (torch.float32, torch.float64)
 
@@ -49,7 +53,9 @@ def kernel_path() -> str:
     Raises:
         ConfigError: the variable names no path.
     """
-    path = os.environ.get("DAGNN_KERNELS", "") or "compiled"
+    if _is_unset():
+        return "compiled"
+    path = os.environ.get(_VARIABLE, "") or "compiled"
     if path not in _PATHS:
         raise ConfigError(
             f"DAGNN_KERNELS={path!r} is not a kernel path: unset it, or set it to one of {', '.join(_PATHS)}."
@@ -57,14 +63,21 @@ def kernel_path() -> str:
     return path
 
 
+def _is_unset() -> bool:
+    """Whether `_VARIABLE` is certainly not set."""
+    # os.environ.get raises and catches two errors for a variable that is not there: 8 us of a step of 1 ms.
+    data = getattr(os.environ, "_data", None)
+    return data is not None and _KEY not in data
+
+
 def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
     """Outputs ``[B, outputs]`` of a network for ``x [B, inputs]``; see `reference.run_network`."""
-    if _is_compiled(x, edge_weight, bias):
-        if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        if _becomes_operator(x, edge_weight, bias):
             return network_op.run_network(plan, x, edge_weight, bias)
-        from dagnn.kernels import network_function  # here: it needs llvmlite
-
-        return network_function.run_network(plan, x, edge_weight, bias)
+    elif _is_compiled(x, edge_weight, bias):
+        y: Tensor = _network_function().run_network(plan, x, edge_weight, bias)
+        return y
     return reference.run_network(plan.levels, x, edge_weight, bias)
 
 
@@ -81,9 +94,15 @@ def accumulate_network(
     """
     if x.requires_grad or not _is_compiled(x, edge_weight, bias, grad_y):
         return False
-    from dagnn.kernels import network_function
+    accumulated: bool = _network_function().accumulate(plan, x, edge_weight, bias, grad_y, lr)
+    return accumulated
 
-    return network_function.accumulate(plan, x, edge_weight, bias, grad_y, lr)
+
+@cache
+def _network_function() -> ModuleType:
+    from dagnn.kernels import network_function  # here: it needs llvmlite
+
+    return network_function
 
 
 def run_sweeps(
@@ -175,12 +194,19 @@ def _compiles(cell: Projects, graph: graph_plans.Graph, features: Tensor, rows: 
     return bounds is not None and bounds[0] >= 0 and bounds[1] < cell.max_children
 
 
+def _becomes_operator(*tensors: Tensor) -> bool:
+    """Whether the compiled path takes these tensors of ``torch.compile``, of which much cannot be asked."""
+    dtype = tensors[0].dtype
+    of_one_kind = all(t.dtype == dtype and t.device.type == "cpu" and t.layout == torch.strided for t in tensors)
+    return kernel_path() == "compiled" and dtype in _FLOATS and of_one_kind
+
+
 def _is_compiled(*tensors: Tensor) -> bool:
     """Whether the compiled path takes these tensors: on the CPU, float32 or float64, and nothing but memory."""
-    if kernel_path() != "compiled":
+    dtype = tensors[0].dtype
+    if kernel_path() != "compiled" or dtype not in _FLOATS or plain_tensors.is_watched():
         return False
-    if tensors[0].dtype not in _FLOATS or len({tensor.dtype for tensor in tensors}) != 1:
-        return False
-    if torch.compiler.is_compiling():
-        return all(tensor.device.type == "cpu" and tensor.layout == torch.strided for tensor in tensors)
-    return not plain_tensors.is_watched() and all(map(plain_tensors.is_plain, tensors))
+    for tensor in tensors:  # noqa: SIM110  # a loop: this is asked in every step
+        if tensor.dtype != dtype or not plain_tensors.is_plain(tensor):
+            return False
+    return True

@@ -30,22 +30,25 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def takes_gradients(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
+def are_first(*parameters: Tensor) -> bool:
+    """Whether these get their first gradients, which are left to autograd.
+
+    It keeps a first gradient without a copy, and asking it whether it would costs 0.1 ms when it says no by an
+    exception. With other threads we keep it ourselves: theirs may be adding, under our lock.
+    """
+    for parameter in parameters:  # a loop: this is asked in every step
+        if parameter.grad is not None:
+            return False
+    return threading.active_count() == 1
+
+
+def only_adds(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
     """Whether autograd would do nothing with the gradients of all these parameters but add them to ``.grad``.
 
     Args:
         parameters: inputs of the autograd Function whose backward asks.
         nodes: where their gradients go next, from ``ctx.next_functions``.
     """
-    if threading.active_count() == 1 and all(parameter.grad is None for parameter in parameters):
-        # Autograd keeps a first gradient without a copy, and asking it below costs 0.1 ms when it says no by an
-        # exception. With other threads we keep it ourselves: theirs may be adding, under our lock.
-        return False
-    return only_adds(parameters, nodes)
-
-
-def only_adds(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
-    """`takes_gradients`, also for the first ones, which autograd would keep."""
     for parameter, node in zip(parameters, nodes, strict=True):
         if node is None or not is_plain_leaf(parameter):
             return False

@@ -5,7 +5,8 @@ when the parameter is a leaf without hooks and the pass is a plain backward: `to
 as does anything that listens.
 """
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from dagnn.errors import DtypeError, GraphError
 from dagnn.kernels import compiled_network, reference
 from dagnn.kernels.compiled_network import Gradients, Saved
-from dagnn.kernels.leaf_gradients import is_plain_leaf, takes_gradients
+from dagnn.kernels.leaf_gradients import are_first, is_plain_leaf, only_adds
 from dagnn.kernels.network import NetworkPlan
 from dagnn.kernels.plain_tensors import is_plain, with_memory
 
@@ -24,7 +25,8 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
         return reference.run_network(plan.levels, x, edge_weight, bias)
     check_sizes(plan, edge_weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or edge_weight.requires_grad or bias.requires_grad):
-        return cast(Tensor, _Network.apply(x, edge_weight, bias, plan))  # type: ignore[no-untyped-call]
+        y: Tensor = _apply(x, edge_weight, bias, plan)
+        return y
     y, _ = compiled_network.forward(plan.compiled, x.contiguous(), edge_weight.contiguous(), bias.contiguous())
     return y
 
@@ -67,11 +69,20 @@ class _Network(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, edge_weight, bias = ctx.saved_tensors
         check_sizes(ctx.plan, edge_weight, bias)
-        grad_y = with_memory(grad_y)
-        if torch.is_grad_enabled() or not is_plain(grad_y):
+        plain = is_plain(grad_y)
+        if not plain:
+            grad_y = with_memory(grad_y)
+            plain = is_plain(grad_y)
+        if torch.is_grad_enabled() or not plain:
             return _by_reference(ctx, grad_y, x, edge_weight, bias)
-        _check_dtype(grad_y, edge_weight, bias)
+        _check_dtype(grad_y, edge_weight)
+        _check_dtype(grad_y, bias)
         return _compiled_backward(ctx, grad_y, edge_weight, bias, ctx.saved)
+
+
+# All that `Function.apply` does where no transform of ``torch.func`` is at work, as here. Asking whether one is took a
+# hundredth of a step.
+_apply: Callable[..., Tensor] = super(torch.autograd.Function, _Network).apply
 
 
 def _compiled_backward(
@@ -79,7 +90,9 @@ def _compiled_backward(
 ) -> tuple[Tensor | None, ...]:
     needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
     weight, own_bias, grad_y = edge_weight.contiguous(), bias.contiguous(), grad_y.contiguous()
-    if takes_gradients((edge_weight, bias), [node for node, _ in ctx.next_functions[1:3]]):
+    if not are_first(edge_weight, bias) and only_adds(
+        (edge_weight, bias), [node for node, _ in ctx.next_functions[1:3]]
+    ):
         with ctx.plan.accumulating:
             into = _gradients_of(edge_weight, bias)
             grad_x = compiled_network.backward(
@@ -87,7 +100,7 @@ def _compiled_backward(
             )
             edge_weight.grad, bias.grad = into.weight, into.bias
         return grad_x, None, None, None
-    into = Gradients(torch.empty_like(weight), torch.empty_like(own_bias), accumulate=False)
+    into = _new_gradients(weight, own_bias)
     grad_x = compiled_network.backward(ctx.plan.compiled, grad_y, saved, weight, own_bias, into, needs_x=needs_x)
     return grad_x, into.weight if needs_weight else None, into.bias if needs_bias else None, None
 
@@ -98,38 +111,42 @@ def check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
     Raises:
         GraphError: other parameters than the network's, or those of before a change of its edges.
     """
-    expected, given = (plan.num_edges, plan.num_biases), (edge_weight.numel(), bias.numel())
-    if given != expected:
+    if edge_weight.numel() != plan.num_edges or bias.numel() != plan.num_biases:
         raise GraphError(
-            f"the network has {expected[0]} edges and {expected[1]} biases, got {given[0]} and {given[1]} values: "
-            "after prune or grow, run the forward pass again before going backward."
+            f"the network has {plan.num_edges} edges and {plan.num_biases} biases, got {edge_weight.numel()} and "
+            f"{bias.numel()} values: after prune or grow, run the forward pass again before going backward."
         )
 
 
-def _check_dtype(grad_y: Tensor, *parameters: Tensor) -> None:
+def _check_dtype(grad_y: Tensor, parameter: Tensor) -> None:
     """``net.float()`` gives new memory to the parameters of a pass that ran in float64, and ``net.cuda()`` does too.
+
+    ``grad_y`` is on the CPU.
 
     Raises:
         DtypeError: they are not what they were in the forward pass.
     """
-    for parameter in parameters:
-        if (parameter.dtype, parameter.device) != (grad_y.dtype, grad_y.device):
-            raise DtypeError(
-                f"the forward pass ran in {grad_y.dtype} on {grad_y.device}, but the network is now {parameter.dtype} "
-                f"on {parameter.device}: run the forward pass again before going backward."
-            )
+    if parameter.dtype != grad_y.dtype or not parameter.is_cpu:
+        raise DtypeError(
+            f"the forward pass ran in {grad_y.dtype} on {grad_y.device}, but the network is now {parameter.dtype} "
+            f"on {parameter.device}: run the forward pass again before going backward."
+        )
 
 
 def _gradients_of(edge_weight: Tensor, bias: Tensor) -> Gradients:
     """The buffers that the parameters hold, to be added to; or new ones, to be written, if neither holds any."""
     held = (edge_weight.grad, bias.grad)
     if held == (None, None):
-        return Gradients(torch.empty_like(edge_weight), torch.empty_like(bias), accumulate=False)
+        return _new_gradients(edge_weight, bias)
     weight, of_bias = (
         torch.zeros_like(parameter) if grad is None else grad
         for parameter, grad in zip((edge_weight, bias), held, strict=True)
     )
     return Gradients(weight, of_bias, accumulate=True)
+
+
+def _new_gradients(edge_weight: Tensor, bias: Tensor) -> Gradients:
+    return Gradients(edge_weight.new_empty(edge_weight.numel()), bias.new_empty(bias.numel()), False)
 
 
 def _by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:

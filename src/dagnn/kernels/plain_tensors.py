@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 # Subclasses may hold no memory at all, or mean something else by it.
@@ -26,18 +27,22 @@ def is_plain(tensor: Tensor) -> bool:
 
 def is_transformed(tensor: Tensor) -> bool:
     """Whether it stands for many tensors at once, for one being traced by ``torch.func``, or has a tangent."""
-    functorch = torch._C._functorch
-    if functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor):
+    if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
         return True
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def is_watched() -> bool:
-    """Whether somebody records or replaces PyTorch's operations, such as ``make_fx`` or ``torch.jit.trace``.
+    """Whether somebody records or replaces PyTorch's operations: ``make_fx``, ``torch.jit.trace``, ``torch.func``.
 
-    They would take what compiled code computes for a constant.
+    The first two would take what compiled code computes for a constant. Transforms of ``torch.func`` refuse autograd
+    Functions, also of tensors that they do not transform.
     """
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def with_memory(gradient: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dagnn.kernels import cell_steps, compiled_sweep, descent, reference, workers
 from dagnn.kernels.compiled_sweep import Sweep
-from dagnn.kernels.leaf_gradients import added_to, may_be_written, takes_gradients
+from dagnn.kernels.leaf_gradients import added_to, are_first, may_be_written, only_adds
 from dagnn.kernels.plain_tensors import is_plain, with_memory
 from dagnn.kernels.sweep_calls import Work, joined, run
 from dagnn.kernels.sweep_cells import Course, Kind, ProjectedCell
@@ -132,7 +132,7 @@ def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tenso
                 if may_add and step is not None:
                     if step.takes(weight, node, partial(sweeps[place].weight_gradient, number)):
                         continue
-                elif may_add and takes_gradients([weight], [node]):
+                elif may_add and not are_first(weight) and only_adds([weight], [node]):
                     kept[place, number] = weight
                 asked.append((place, number, weight))
 

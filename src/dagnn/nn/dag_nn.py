@@ -111,17 +111,22 @@ class DagNN(LearnableModule):
             DtypeError: ``x`` has another dtype than the parameters.
             GraphError: the last dimension of ``x`` is not the number of inputs.
         """
-        x = self._checked(x)
+        # Past nn.Module, which looks for them elsewhere first: that took as long as all of the checks.
+        held = self._parameters
+        weight, bias = held.get("edge_weight"), held.get("bias")
+        if weight is None or bias is None:  # computed anew for every step, as torch.nn.utils.parametrize does
+            weight, bias = self.edge_weight, self.bias
+        x = _checked(x, self.dag.inputs.shape[0], weight.dtype)
         # Only a training step leaves something behind: an evaluation in between disturbs nothing.
         if self.training and _may_be_kept(x):
-            vars(self)["_last_input"] = x  # past nn.Module, which would ask whether it is a parameter
-        return self._run(x)
+            self.__dict__["_last_input"] = x  # past nn.Module, which would ask whether it is a parameter
+        return self._run(x, weight, bias)
 
-    def _run(self, x: Tensor) -> Tensor:
+    def _run(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         plan = self._plan_for(x)
         if x.dim() == 2:
-            return kernels.run_network(plan, x, self.edge_weight, self.bias)
-        y = kernels.run_network(plan, _rows(x), self.edge_weight, self.bias)
+            return kernels.run_network(plan, x, weight, bias)
+        y = kernels.run_network(plan, _rows(x), weight, bias)
         return y.reshape(*x.shape[:-1], len(self.dag.outputs))
 
     def _plan_for(self, x: Tensor) -> kernels.NetworkPlan:
@@ -224,7 +229,7 @@ class DagNN(LearnableModule):
         if kernels.accumulate_network(self._plan_for(x), _rows(x), self.edge_weight, self.bias, rows, lr):
             return lr is not None
         with torch.enable_grad():
-            y = self._run(x)
+            y = self._run(x, self.edge_weight, self.bias)
         if y.requires_grad:
             # retain_graph keeps what lies before x; our own part of the graph dies with y.
             torch.autograd.backward(y, grad_output, retain_graph=True)
@@ -350,20 +355,19 @@ class DagNN(LearnableModule):
             f"inputs={len(self.dag.inputs)}, outputs={len(self.dag.outputs)}"
         )
 
-    def _checked(self, x: Tensor) -> Tensor:
-        """``x`` of the right shape and dtype; under autocast other floating dtypes are converted."""
-        expected = self.dag.inputs.shape[0]
-        if x.dim() == 0 or x.shape[-1] != expected:
-            raise GraphError(f"x must have the shape [..., inputs] = [..., {expected}], got {list(x.shape)}.")
-        dtype = self.edge_weight.dtype
-        if x.dtype != dtype:
-            if not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
-                raise DtypeError(
-                    f"x must be {dtype}, the dtype of the parameters, got {x.dtype}: "
-                    f"convert it with x.to({dtype}), or the network with net.to(...)."
-                )
-            x = x.to(dtype)
-        return x
+
+def _checked(x: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
+    """``x`` of the right shape and dtype; under autocast other floating dtypes are converted."""
+    if x.dim() == 0 or x.shape[-1] != inputs:
+        raise GraphError(f"x must have the shape [..., inputs] = [..., {inputs}], got {list(x.shape)}.")
+    if x.dtype != dtype:
+        if not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+            raise DtypeError(
+                f"x must be {dtype}, the dtype of the parameters, got {x.dtype}: "
+                f"convert it with x.to({dtype}), or the network with net.to(...)."
+            )
+        x = x.to(dtype)
+    return x
 
 
 def _may_be_kept(x: Tensor) -> bool:
