@@ -129,7 +129,6 @@ def _pull(
         """The lanes whose sum is the edge's dot product."""
         weight = code.splat(code.load(code.at(code.field("out_weight"), edge, shape.size), code.number))
         target = code.index_at(code.field("out_targets"), edge)
-        ask_for_row(code, shape, deltas, "out_targets", edge, AHEAD)
         dot = None
         for k, address in enumerate(shape.row(code, deltas, target)):
             delta = code.load_vector(address)
@@ -142,7 +141,14 @@ def _pull(
     for together in _groups(shape):
         whole = build.add(start, build.and_(build.sub(stop, start), code.i64(-together)))
         with code.loop(start, whole, together) as edge:
-            products = [product(build.add(edge, code.i64(number))) for number in range(together)]
+            edges = [build.add(edge, code.i64(number)) for number in range(together)]
+            products: list[Value] = []
+            for four in (edges[first : first + 4] for first in range(0, together, 4)):
+                products += map(product, four[: len(four) // 2])
+                # In the middle of four: before or behind them the requests get in the way of loads, a third more time.
+                for one in four:
+                    ask_for_row(code, shape, deltas, "out_targets", one, AHEAD)
+                products += map(product, four[len(four) // 2 :])
             value = code.sums(products) if together > 1 else code.sum(products[0])
             sums.add_to_edges(edge, value)
         start = whole
