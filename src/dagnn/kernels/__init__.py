@@ -42,7 +42,7 @@ __all__ = [
 
 _PATHS = ("compiled", "reference")
 _VARIABLE = "DAGNN_KERNELS"
-_KEY = os.environ.encodekey(_VARIABLE)
+_KEY = getattr(os.environ, "encodekey", str)(_VARIABLE)
 _Way = Literal["up", "down"]
 _FLOATS = (torch.float32, torch.float64)
 
