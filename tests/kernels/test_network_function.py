@@ -7,6 +7,7 @@ import resource
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from dagnn.graph import Dag
@@ -322,6 +323,31 @@ def test_torch_compile_takes_the_network_as_one_operator():
         twin(x).square().sum().backward()
         torch.testing.assert_close(net.edge_weight.grad, twin.edge_weight.grad)
     assert any("dagnn.network" in name for name in operators)
+
+
+@pytest.mark.filterwarnings("default")  # those of torch.compile itself
+def test_torch_compile_does_not_watch_the_environment(monkeypatch):
+    """Every change of any variable would compile anew, until Dynamo gives up."""
+    count = CompileCounterWithBackend("eager")
+    compiled = torch.compile(network(), backend=count, fullgraph=True)
+    x = torch.randn(3, 2, dtype=torch.float64)
+    for number in range(3):
+        monkeypatch.setenv(f"UNRELATED_{number}", "1")
+        compiled(x)
+    assert count.frame_count == 1
+
+
+@pytest.mark.parametrize("batch", [1, 2, 40])
+def test_dense_blocks_used_in_inference_mode_first_can_be_trained(batch):
+    """Memory that a pass leaves for the next is written to by products of matrices."""
+    net = from_sequential(nn.Sequential(nn.Linear(100, 80), nn.Tanh(), nn.Linear(80, 60), nn.Tanh(), nn.Linear(60, 5)))
+    twin = copy.deepcopy(net)
+    x = torch.randn(batch, 100)
+    with torch.inference_mode():
+        net(x)
+    for model in (net, twin):
+        model(x).square().sum().backward()
+    assert torch.equal(net.edge_weight.grad, twin.edge_weight.grad)
 
 
 def test_the_operator_keeps_the_rules_of_torch_library():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -113,17 +114,48 @@ def test_another_default_device_changes_nothing(name):
     torch.testing.assert_close(found, torch.autograd.grad(model(x, *rest).sum(), x)[0], rtol=1e-12, atol=1e-12)
 
 
+def in_inference_mode(function, x):
+    with torch.inference_mode():
+        function(x)
+
+
+def among_fake_tensors(function, x):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        function(mode.from_tensor(x))
+
+
+# What is worked out for a graph when it is first seen serves for as long as the graph lives.
+FIRST_SEEN = {
+    "in inference mode": in_inference_mode,
+    "among fake tensors": among_fake_tensors,
+    "by make_fx": lambda function, x: make_fx(function)(x),
+    "in a Hessian": lambda function, x: torch.func.hessian(lambda x: function(x).sum())(x),
+    "as a constant in a Hessian": lambda function, x: torch.func.hessian(lambda scale: scale**2 * function(x).sum())(
+        torch.ones((), dtype=x.dtype)
+    ),
+    "by jvp of grad": lambda function, x: torch.func.jvp(torch.func.grad(lambda x: function(x).sum()), (x,), (x,)),
+    "by vmap": lambda function, x: torch.func.vmap(function)(x.expand(2, *x.shape)),
+}
+
+
 @every_model
 @pytest.mark.parametrize("path", ["compiled", "reference"])
-def test_a_graph_first_seen_in_inference_mode_can_be_trained_on(name, path, monkeypatch):
+@pytest.mark.parametrize("first", FIRST_SEEN)
+def test_a_graph_first_seen_elsewhere_can_be_trained_on(name, path, first, monkeypatch):
     monkeypatch.setenv("DAGNN_KERNELS", path)
-    model, x, _ = given(name)
-    graph = Dag(GRAPH.edges, 4)
-    rest = [graph] if name == "sweep" else []
-    with torch.inference_mode():
-        model(x, *rest)
-    model(x, *rest).sum().backward()
-    assert x.grad is not None
+
+    def derivatives(first_seen: bool) -> list[Tensor]:
+        model, x, _ = given(name)
+        rest = [Dag(GRAPH.edges, 4)] if name == "sweep" else []
+        if first_seen:
+            FIRST_SEEN[first](lambda x: model(x, *rest), x.detach())
+        (gradient,) = torch.autograd.grad(model(x, *rest).square().sum(), x, create_graph=True)
+        gradient.sum().backward()
+        model(x, *rest).sum().backward()
+        return [x.grad, *(p.grad for p in model.parameters()), torch.func.jacrev(lambda x: model(x, *rest))(x.detach())]
+
+    for found, expected in zip(derivatives(True), derivatives(False), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 # ---- parameters that are not what they were ----

@@ -53,7 +53,7 @@ def kernel_path() -> str:
     Raises:
         ConfigError: the variable names no path.
     """
-    if _is_unset():
+    if not torch.compiler.is_compiling() and _is_unset():  # Dynamo would compile anew for every change of the others
         return "compiled"
     path = os.environ.get(_VARIABLE, "") or "compiled"
     if path not in _PATHS:

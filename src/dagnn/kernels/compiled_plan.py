@@ -237,7 +237,10 @@ class CompiledPlan:
         itself on a wide network with a small batch.
         """
         kept = self._kept.pop((use, dtype), None)  # one step: two threads never get the same
-        return kept if kept is not None and kept.numel() >= length else torch.empty(length, dtype=dtype, device="cpu")
+        if kept is not None and kept.numel() >= length:
+            return kept
+        with torch.inference_mode(False):  # what inference mode makes, no later step could write to
+            return torch.empty(length, dtype=dtype, device="cpu")
 
     def give_back(self, use: str, memory: Tensor) -> None:
         """Keep memory for the next pass: one piece for each use."""

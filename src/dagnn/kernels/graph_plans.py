@@ -12,6 +12,7 @@ from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag, DagBatch
 from dagnn.kernels.compiled_sweep_plan import SweepPlan, plan_sweep
 from dagnn.kernels.levels import LevelPlan, plan_levels
+from dagnn.kernels.plain_tensors import made_to_stay
 
 Graph = Dag | DagBatch
 Direction = Literal["up", "down", "both"]
@@ -214,7 +215,7 @@ def _remembered(graph: Graph, key: Any, make: Callable[[], Any]) -> Any:
         _facts[identity] = entry
     facts = entry[1]
     if key not in facts:
-        with torch.inference_mode(False):  # what inference mode makes could never be trained with
+        with made_to_stay():
             facts[key] = make()
     return facts[key]
 

@@ -46,4 +46,5 @@ def _take(length: int, dtype: torch.dtype) -> Tensor:
 
 
 def _new(length: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(length, dtype=dtype, device="cpu")
+    with torch.inference_mode(False):  # what inference mode makes, no later step could write to
+        return torch.empty(length, dtype=dtype, device="cpu")

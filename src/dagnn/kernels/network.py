@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dagnn.kernels.network_levels import NetworkLevels, plan_network_levels
+from dagnn.kernels.plain_tensors import made_to_stay
 
 if TYPE_CHECKING:
     from dagnn.kernels.compiled_plan import CompiledPlan
@@ -65,12 +66,13 @@ class NetworkPlan:
     @cached_property
     def bias_slot(self) -> Tensor:
         """int64 ``[num_nodes]``, entry of the bias vector, or its length for no bias."""
-        return torch.where(self.has_bias, self.has_bias.cumsum(0) - 1, self.num_biases)
+        with made_to_stay():
+            return torch.where(self.has_bias, self.has_bias.cumsum(0) - 1, self.num_biases)
 
     @cached_property
     def levels(self) -> NetworkLevels:
         """For the reference path, on `device`."""
-        with torch.inference_mode(False):  # what inference mode makes could never be trained with
+        with made_to_stay():
             return plan_network_levels(
                 self.edges, self.node_levels, self.inputs, self.outputs, self.bias_slot, self.activation
             ).to(self.device)
@@ -80,7 +82,8 @@ class NetworkPlan:
         """For the compiled path."""
         from dagnn.kernels.compiled_plan import CompiledPlan  # here: it needs llvmlite
 
-        return CompiledPlan(self)
+        with made_to_stay():
+            return CompiledPlan(self)
 
     def to(self, device: torch.device) -> "NetworkPlan":
         """The same plan for tensors on ``device``."""
