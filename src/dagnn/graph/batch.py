@@ -1,7 +1,6 @@
 """`DagBatch`: many Dags as one graph of separate parts, in tensors that may live on any device."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, final
@@ -15,6 +14,7 @@ from dagnn.graph.attributes import Attributes
 from dagnn.graph.csr import Csr
 from dagnn.graph.dag import Dag
 from dagnn.graph.joining import check_alike, join, join_attributes, parts_of
+from dagnn.graph.lasting import lasting_property
 
 if TYPE_CHECKING:
     import networkx
@@ -219,27 +219,27 @@ class DagBatch:
     def device(self) -> torch.device:
         return self.edges.device
 
-    @cached_property
+    @lasting_property
     def in_degree(self) -> Tensor:
         """int64 ``[num_nodes]``: edges into each node."""
         return torch.bincount(self.edges[:, 1], minlength=self.num_nodes)
 
-    @cached_property
+    @lasting_property
     def out_degree(self) -> Tensor:
         """int64 ``[num_nodes]``: edges out of each node."""
         return torch.bincount(self.edges[:, 0], minlength=self.num_nodes)
 
-    @cached_property
+    @lasting_property
     def csr_by_target(self) -> Csr:
         """The edges into each node; ``edge_ids`` is 0, 1, 2, ..., since `edges` are in this order."""
         return Csr(_offsets(self.in_degree), torch.arange(self.num_edges, device=self.device))
 
-    @cached_property
+    @lasting_property
     def csr_by_source(self) -> Csr:
         """The edges out of each node, by (source, target)."""
         return Csr(_offsets(self.out_degree), self.edges[:, 0].argsort(stable=True))
 
-    @cached_property
+    @lasting_property
     def order(self) -> Tensor:
         """int64 ``[num_nodes]``: all nodes in topological order, by (level, node): a level of all graphs is a slice."""
         return self.levels.argsort(stable=True)

@@ -18,6 +18,7 @@ from dagnn.graph.content import content_hash, same_content, summary
 from dagnn.graph.csr import Csr, grouped, offsets_of, stable_order
 from dagnn.graph.edge_order import canonical_order
 from dagnn.graph.kahn import peel
+from dagnn.graph.lasting import lasting_property
 from dagnn.graph.levels import levelled
 from dagnn.graph.names import NodeNames, checked_names, read_pairs
 
@@ -280,34 +281,34 @@ class Dag:
         """int64 ``[2, num_edges]``: `edges` in the layout of PyTorch Geometric."""
         return self.edges.T
 
-    @cached_property
+    @lasting_property
     def heights(self) -> Tensor:
         """int64 ``[num_nodes]``: the number of edges on the longest path that starts at the node; sinks have 0."""
         source = np.ascontiguousarray(self.edges.numpy()[:, 0])
         return torch.from_numpy(peel(self.csr_by_target.offsets.numpy(), source, self.out_degree.numpy()))
 
-    @cached_property
+    @lasting_property
     def order(self) -> Tensor:
         """int64 ``[num_nodes]``: the nodes in topological order, by (level, node)."""
         return torch.from_numpy(stable_order(self.levels.numpy(), self.num_nodes))
 
-    @cached_property
+    @lasting_property
     def in_degree(self) -> Tensor:
         """int64 ``[num_nodes]``: edges into each node."""
         return self.csr_by_target.offsets.diff()
 
-    @cached_property
+    @lasting_property
     def out_degree(self) -> Tensor:
         """int64 ``[num_nodes]``: edges out of each node."""
         return self.csr_by_source.offsets.diff()
 
-    @cached_property
+    @lasting_property
     def csr_by_target(self) -> Csr:
         """The edges into each node; ``edge_ids`` is 0, 1, 2, ..., since `edges` are in this order."""
         counts = np.bincount(self.edges.numpy()[:, 1], minlength=self.num_nodes)
         return Csr(torch.from_numpy(offsets_of(counts)), torch.arange(self.num_edges))
 
-    @cached_property
+    @lasting_property
     def csr_by_source(self) -> Csr:
         """The edges out of each node, by (source, target)."""
         return grouped(np.ascontiguousarray(self.edges.numpy()[:, 0]), self.num_nodes)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dagnn.errors import GraphError
 from dagnn.graph.csr import offsets_of, stable_order
+from dagnn.graph.lasting import lasting_property
 
 Ints = NDArray[np.int64]
 
@@ -80,7 +81,7 @@ class SweepPlan:
         """1 more than the highest operator."""
         return int(self.classes[:, 4].max(initial=-1)) + 1
 
-    @cached_property
+    @lasting_property
     def node_index(self) -> torch.Tensor:
         """``nodes`` as int64."""
         return torch.from_numpy(self.nodes.astype(np.int64))

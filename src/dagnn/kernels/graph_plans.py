@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag, DagBatch
+from dagnn.graph.lasting import lasting
 from dagnn.kernels.compiled_sweep_plan import SweepPlan, plan_sweep
 from dagnn.kernels.levels import LevelPlan, plan_levels
-from dagnn.kernels.plain_tensors import made_to_stay
 
 Graph = Dag | DagBatch
 Direction = Literal["up", "down", "both"]
@@ -215,7 +215,7 @@ def _remembered(graph: Graph, key: Any, make: Callable[[], Any]) -> Any:
         _facts[identity] = entry
     facts = entry[1]
     if key not in facts:
-        with made_to_stay():
+        with lasting():
             facts[key] = make()
     return facts[key]
 

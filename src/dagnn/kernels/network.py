@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dagnn.graph.lasting import lasting_property
 from dagnn.kernels.network_levels import NetworkLevels, plan_network_levels
-from dagnn.kernels.plain_tensors import made_to_stay
 
 if TYPE_CHECKING:
     from dagnn.kernels.compiled_plan import CompiledPlan
@@ -63,27 +63,24 @@ class NetworkPlan:
     def num_biases(self) -> int:
         return int(self.has_bias.sum())
 
-    @cached_property
+    @lasting_property
     def bias_slot(self) -> Tensor:
         """int64 ``[num_nodes]``, entry of the bias vector, or its length for no bias."""
-        with made_to_stay():
-            return torch.where(self.has_bias, self.has_bias.cumsum(0) - 1, self.num_biases)
+        return torch.where(self.has_bias, self.has_bias.cumsum(0) - 1, self.num_biases)
 
-    @cached_property
+    @lasting_property
     def levels(self) -> NetworkLevels:
         """For the reference path, on `device`."""
-        with made_to_stay():
-            return plan_network_levels(
-                self.edges, self.node_levels, self.inputs, self.outputs, self.bias_slot, self.activation
-            ).to(self.device)
+        return plan_network_levels(
+            self.edges, self.node_levels, self.inputs, self.outputs, self.bias_slot, self.activation
+        ).to(self.device)
 
-    @cached_property
+    @lasting_property
     def compiled(self) -> "CompiledPlan":
         """For the compiled path."""
         from dagnn.kernels.compiled_plan import CompiledPlan  # here: it needs llvmlite
 
-        with made_to_stay():
-            return CompiledPlan(self)
+        return CompiledPlan(self)
 
     def to(self, device: torch.device) -> "NetworkPlan":
         """The same plan for tensors on ``device``."""

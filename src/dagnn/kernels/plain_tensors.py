@@ -1,14 +1,9 @@
 """Which tensors compiled code may be given: it reads their memory, and nothing of what PyTorch keeps beside it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes
 
 # Subclasses may hold no memory at all, or mean something else by it.
 _PLAIN_TYPES = (Tensor, nn.Parameter)
@@ -59,14 +54,3 @@ def with_memory(gradient: Tensor) -> Tensor:
     if gradient._is_zerotensor():
         return torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device)
     return gradient.resolve_neg()
-
-
-@contextmanager
-def made_to_stay() -> Iterator[None]:
-    """Code whose tensors outlive the call, such as plans.
-
-    What inference mode makes could never be trained with; what is made within a transform of ``torch.func`` or under
-    somebody's dispatch mode belongs to it, and is no tensor any more when that ends.
-    """
-    with torch.inference_mode(False), temporarily_clear_interpreter_stack(), _disable_current_modes():
-        yield

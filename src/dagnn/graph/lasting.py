@@ -1,0 +1,43 @@
+"""What is worked out once and kept, as tensors that outlive the call in which they were asked for."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
+
+Made = TypeVar("Made")
+
+
+def lasting() -> AbstractContextManager[None]:
+    """Code whose tensors outlive the call, such as the plan of a graph.
+
+    What inference mode makes could never be trained with; what is made within a transform of ``torch.func`` or under
+    somebody's dispatch mode belongs to it, and is no tensor any more when that ends.
+    """
+    is_ordinary = (
+        not torch.is_inference_mode_enabled()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+    return nullcontext() if is_ordinary else _outside()
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
+    with torch.inference_mode(False), temporarily_clear_interpreter_stack(), _disable_current_modes():
+        yield
+
+
+def lasting_property(make: Callable[[Any], Made]) -> cached_property[Made]:
+    """A ``cached_property`` whose tensors are `lasting`."""
+
+    def made(owner: Any) -> Made:
+        with lasting():
+            return make(owner)
+
+    made.__doc__ = make.__doc__
+    return cached_property(made)
