@@ -15,8 +15,8 @@ Made = TypeVar("Made")
 def lasting() -> AbstractContextManager[None]:
     """Code whose tensors outlive the call, such as the plan of a graph.
 
-    What inference mode makes could never be trained with; what is made within a transform of ``torch.func`` or under
-    somebody's dispatch mode belongs to it, and is no tensor any more when that ends.
+    What inference mode makes could never be trained with or written to; what is made within a transform of
+    ``torch.func`` or under somebody's dispatch mode belongs to it, and is no tensor any more when that ends.
     """
     is_ordinary = (
         not torch.is_inference_mode_enabled()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dagnn.graph.csr import offsets_of, stable_order
 from dagnn.graph.kahn import peel
+from dagnn.graph.lasting import lasting
 from dagnn.kernels import code_backward, code_forward, network_code
 from dagnn.kernels.code_activations import CODES, INPUT, KEEPS_SLOPE
 from dagnn.kernels.code_tiles import Shape
@@ -239,7 +240,7 @@ class CompiledPlan:
         kept = self._kept.pop((use, dtype), None)  # one step: two threads never get the same
         if kept is not None and kept.numel() >= length:
             return kept
-        with torch.inference_mode(False):  # what inference mode makes, no later step could write to
+        with lasting():
             return torch.empty(length, dtype=dtype, device="cpu")
 
     def give_back(self, use: str, memory: Tensor) -> None:

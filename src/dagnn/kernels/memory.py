@@ -7,6 +7,8 @@ as their matrix products.
 import torch
 from torch import Tensor
 
+from dagnn.graph.lasting import lasting
+
 # Pieces that are kept for each dtype: one for the pass that is running, one for its gradients.
 _KEPT = 2
 # By their identity: a dict gains and loses an entry in one step, also where other threads, or the garbage collector in
@@ -46,5 +48,5 @@ def _take(length: int, dtype: torch.dtype) -> Tensor:
 
 
 def _new(length: int, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):  # what inference mode makes, no later step could write to
+    with lasting():
         return torch.empty(length, dtype=dtype, device="cpu")
