@@ -5,6 +5,7 @@ from dagnn.curriculum.exact import answer, equivalent, simplify
 from dagnn.curriculum.expression import Expr, bind, parse, to_text
 from dagnn.curriculum.expression_graph import from_dag, to_dag
 from dagnn.curriculum.generator import GenerationStats, Sample, dataset, make_sample, stream
+from dagnn.curriculum.infix import from_infix
 from dagnn.curriculum.judge import Verdict, judge
 from dagnn.curriculum.levels import LEVELS, LevelSpec, level_of, level_spec
 from dagnn.curriculum.splits import SPLITS, Split, split_of
@@ -25,6 +26,7 @@ __all__ = [
     "decimal_of_digits",
     "equivalent",
     "from_dag",
+    "from_infix",
     "judge",
     "level_of",
     "level_spec",

@@ -58,20 +58,47 @@ MAX_SIZE = 100_000
 MAX_DIGITS = 4_000
 MAX_BITS = 13_288  # log2(10 ** 4,000)
 
+# What others call our operators; the nearest spelling of int would be sin.
+_OTHER_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("ln", "Log", "log_e", "loge"), "log"),
+    **dict.fromkeys(("int", "Int", "integral", "Integrate", "antiderivative"), "integrate"),
+    **dict.fromkeys(("diff", "Diff", "D", "d", "derivative", "d/dx"), "derive"),
+    **dict.fromkeys(("\N{MINUS SIGN}", "\N{EN DASH}", "minus", "sub", "neg"), "-"),
+    **dict.fromkeys(("\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}", "\N{DOT OPERATOR}", "times", "mul"), "*"),
+    **dict.fromkeys(("\N{DIVISION SIGN}", "div", "over"), "/"),
+    **dict.fromkeys(("**", "pow", "power"), "^"),
+    **dict.fromkeys(("plus", "add", "sum"), "+"),
+    **dict.fromkeys(("==", "eq"), "="),
+    **dict.fromkeys(("N", "evalf", "numeric"), "approx"),
+}
+
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _INTEGER = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
+_KEYBOARD = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-"})
 
 
 def parse(text: str) -> Expr:
     """The expression that a Polish text writes.
 
     Raises:
-        ExpressionError: the text is not one expression; the message names the position (from 0).
+        ExpressionError: the text is not one expression; the message names the position (from 0), and says the Polish
+            form of infix text such as ``2*x + 5``.
 
     >>> parse("(+ (* 2 x) 5)")
     ('+', ('*', 2, 'x'), 5)
     """
+    try:
+        return read_polish(text)
+    except ExpressionError as error:
+        polish = _polish_of_infix(text)
+        if polish is None:
+            raise
+        raise ExpressionError(f"{error} Read as infix text it is {polish}: write that.") from None
+
+
+def read_polish(text: str) -> Expr:
+    """As ``parse``, without a word on infix text."""
     if not isinstance(text, str):
         raise ExpressionError(f"parse reads text such as '(+ 2 3)', got {type(text).__name__}.")
     open_lists: list[list[Any]] = []
@@ -161,6 +188,9 @@ def leaf_of(token: str, where: str = "") -> int | str:
         raise ExpressionError(f"{token!r}{where} is an operator without parentheses: write ({token} ...).")
     if token.isidentifier():
         return token
+    typed = token.translate(_KEYBOARD)
+    if typed != token and (_INTEGER.fullmatch(typed) or _DECIMAL.fullmatch(typed)):
+        raise ExpressionError(f"{shortened(token)}{where} has a minus that no keyboard has: write {typed}.")
     raise ExpressionError(
         f"{shortened(token)}{where} is neither a number (7, -3, 0.5) nor a symbol (letters, then digits or _)."
     )
@@ -342,8 +372,20 @@ def _operands(head: str) -> str:
     return count if most == fewest else f"at least {count}"
 
 
+def _polish_of_infix(text: object) -> str | None:
+    """The Polish form of an infix text; None for what is none, or too long to show."""
+    from dagnn.curriculum.infix import from_infix  # which reads expressions, and so imports this file
+
+    if not isinstance(text, str) or len(text) > 200 or text.isidentifier():
+        return None
+    try:
+        return to_text(from_infix(text))
+    except ExpressionError:
+        return None
+
+
 def _refuse_operator(token: str, at: int) -> NoReturn:
-    close = difflib.get_close_matches(token, ARITY, n=1)
+    close = [_OTHER_NAMES[token]] if token in _OTHER_NAMES else difflib.get_close_matches(token, ARITY, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"the operators are {' '.join(ARITY)}."
     raise ExpressionError(f"expected an operator at position {at}, got {shortened(token)}: {hint}")
 
