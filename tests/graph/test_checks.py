@@ -79,9 +79,15 @@ BAD = {
     "float in a list": (
         lambda: Dag([(0, 1), (1, 2.5)]),
         DtypeError,
-        "edges must hold integers or names, got 2.5 in edge 1.",
+        "edges must hold integers or names, got 2.5 in edge 1: convert it to an int, or list the names of all nodes in "
+        "names=[...].",
     ),
-    "NaN in a list": (lambda: Dag([(0, NAN)]), DtypeError, "edges must hold integers or names, got nan in edge 0."),
+    "NaN in a list": (
+        lambda: Dag([(0, NAN)]),
+        DtypeError,
+        "edges must hold integers or names, got nan in edge 0: convert it to an int, or list the names of all nodes in "
+        "names=[...].",
+    ),
     "list of tensors": (
         lambda: Dag([torch.tensor([0, 1])]),
         DtypeError,
@@ -183,12 +189,16 @@ BAD = {
     "unhashable name": (
         lambda: Dag([], names=["a", ["b"]]),
         DtypeError,
-        "names must be hashable (str, int, tuple, ...), got ['b'] at 1.",
+        "names[1] is ['b'], which cannot name a node: only str, int, float, bytes, None, and tuples and frozensets of "
+        "those sort alike in every process. Give the node a str or a number of its own (for dates and the like, str of "
+        "it).",
     ),
     "unhashable name in an edge": (
         lambda: Dag([("a", ["b"])]),
         DtypeError,
-        "node names must be hashable (str, int, ...), got ['b'] in edge 0.",
+        "edge 0 has the end ['b'], which cannot name a node: only str, int, float, bytes, None, and tuples and "
+        "frozensets of those sort alike in every process. Give the node a str or a number of its own (for dates and "
+        "the like, str of it).",
     ),
     "names that are no list": (
         lambda: Dag([], names="ab"),

@@ -67,13 +67,10 @@ def test_the_document_reads_plainly():
     }
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, object(), b"bytes", {1, 2}])
+@pytest.mark.parametrize("value", [{"a": 1}, object(), 1j, {1, 2}])
 def test_values_that_json_cannot_keep_are_refused(value):
     with pytest.raises(GraphError, match=r"node_attributes\['x'\] holds .*, which JSON cannot keep"):
         Dag([], 1, node_attributes={"x": [value]}).to_json()
-    if value.__hash__ is not None:
-        with pytest.raises(GraphError, match=r"names holds .*, which JSON cannot keep"):
-            Dag([], names=[value]).to_json()
 
 
 def changed(**parts):
@@ -110,7 +107,7 @@ def without(key):
         (changed(inputs=None), "the document is damaged: "),
         (changed(names=3), "the document is damaged"),
         (changed(names=["a", "b"]), "there are 2 names, but num_nodes=3"),
-        (changed(names=["a", "b", {"set": [1]}]), "the document is damaged: ValueError: unknown kind of value 'set'"),
+        (changed(names=["a", "b", {"bag": [1]}]), "the document is damaged: ValueError: unknown kind of value 'bag'"),
         (changed(node_attributes=[]), "the document is damaged"),
         (changed(node_attributes={"x": {"items": [1]}}), "node_attributes['x'] has 1 values, expected 3"),
         (changed(node_attributes={"x": {"dtype": "object", "shape": [1], "data": [1]}}), "the document is damaged"),

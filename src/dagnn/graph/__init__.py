@@ -5,5 +5,6 @@ from dagnn.graph.collate import collate
 from dagnn.graph.csr import Csr
 from dagnn.graph.dag import Dag
 from dagnn.graph.levels import topological_levels
+from dagnn.graph.parts import Dangling
 
-__all__ = ["Csr", "Dag", "DagBatch", "collate", "topological_levels"]
+__all__ = ["Csr", "Dag", "DagBatch", "Dangling", "collate", "topological_levels"]

@@ -43,6 +43,28 @@ def checked_attributes(given: Mapping[str, Any] | None, count: int, of: str) -> 
     return attributes
 
 
+def check_choice(known: Iterable[str], of: str, chosen: Iterable[str] | None, has_any: bool = True) -> list[str]:
+    """The attributes to read from another library's graph: those chosen, which must be there; None chooses all.
+
+    Args:
+        known: the names of what the nodes or edges carry there.
+        of: "node" or "edge", for the messages.
+        has_any: are there nodes (edges) at all? Where there are none, nothing tells what they would carry.
+    """
+    names = list(known)
+    if chosen is None:
+        return names
+    if isinstance(chosen, str) or not isinstance(chosen, Iterable):
+        raise DtypeError(f"{of}_attributes must be a list of names, got {chosen!r}.")
+    keys = list(dict.fromkeys(chosen))
+    for key in keys:
+        if key not in names and has_any:
+            raise GraphError(
+                f"{of}_attributes: no {of} has {key!r}; there are {', '.join(map(repr, names)) or 'none'}."
+            )
+    return [key for key in keys if key in names]
+
+
 def take(attributes: Attributes, indices: NDArray[np.int64]) -> dict[str, Attribute]:
     """The entries at ``indices``, in that order."""
     rows = torch.from_numpy(indices)
@@ -95,7 +117,14 @@ def _checked(values: Any, where: str) -> Attribute:
         return tuple(values.tolist())
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise DtypeError(f"{where} must be a tensor or a list, got {values!r}.")
-    return tuple(values)
+    items = tuple(values)
+    return tuple(map(plain, items)) if any(issubclass(kind, np.generic) for kind in set(map(type, items))) else items
+
+
+def plain(value: Any) -> Any:
+    """A NumPy scalar as the number or text of Python that it is; anything else as it is."""
+    is_plain = isinstance(value, np.number | np.bool_ | np.character) and not isinstance(value, np.timedelta64)
+    return value.item() if is_plain else value
 
 
 def _positions(values: Attribute) -> Tensor:

@@ -95,6 +95,8 @@ class DagBatch:
             DtypeError: something else than a Dag.
             GraphError: names or attributes differ; names the first Dag that does.
         """
+        if not isinstance(dags, Iterable):
+            raise DtypeError(f"dags must be a list of Dags, got {type(dags).__name__}.")
         given = list(dags)
         if not set(map(type, given)) <= {Dag}:
             i = next(i for i, dag in enumerate(given) if type(dag) is not Dag)
@@ -111,9 +113,16 @@ class DagBatch:
         )
 
     @classmethod
-    def from_networkx(cls, graphs: "Iterable[networkx.DiGraph[Any]]") -> Self:
+    def from_networkx(
+        cls,
+        graphs: "Iterable[networkx.DiGraph[Any]]",
+        *,
+        node_attributes: Iterable[str] | None = None,
+        edge_attributes: Iterable[str] | None = None,
+    ) -> Self:
         """The union of NetworkX graphs, each read as by `Dag.from_networkx`."""
-        return cls.from_dags(Dag.from_networkx(graph) for graph in graphs)
+        chosen: dict[str, Any] = {"node_attributes": node_attributes, "edge_attributes": edge_attributes}
+        return cls.from_dags(Dag.from_networkx(graph, **chosen) for graph in graphs)
 
     @classmethod
     def from_pyg(cls, batch: Any) -> "DagBatch":

@@ -1,9 +1,7 @@
 """`Dag`: a directed acyclic graph that never changes, with its levels, order and neighbours at hand."""
 
 from collections.abc import Hashable, Iterable, Mapping
-from functools import cached_property
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 import torch
@@ -11,23 +9,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph import json_format, networkx_format, polish, pyg_format, text
-from dagnn.graph.attributes import NO_ATTRIBUTES, Attributes, checked_attributes, take
-from dagnn.graph.checks import check_edges, check_no_self_loop, node_count
-from dagnn.graph.content import content_hash, same_content, summary
+from dagnn.graph import json_format, networkx_format, parts, polish, pyg_format, text
+from dagnn.graph.attributes import Attributes, checked_attributes, take
+from dagnn.graph.checks import check_no_self_loop, node_count
+from dagnn.graph.content import Content
 from dagnn.graph.csr import Csr, grouped, offsets_of, stable_order
 from dagnn.graph.edge_order import canonical_order
 from dagnn.graph.kahn import peel
 from dagnn.graph.lasting import lasting_property
 from dagnn.graph.levels import levelled
-from dagnn.graph.names import NodeNames, checked_names, read_pairs
+from dagnn.graph.names import NodeNames, checked_names, read_edges
 
 if TYPE_CHECKING:
     import networkx
 
 
 @final
-class Dag:
+class Dag(Content):
     """A directed acyclic graph: nodes ``0 .. num_nodes - 1``, edges, and what they carry.
 
     Edges are kept in one order, by (target, source), or by (target, position) if they have the edge attribute
@@ -38,19 +36,24 @@ class Dag:
     A Dag cannot be changed. The tensors that it hands out are its own: read them, clone them to write.
 
     Args:
-        edges: int64 tensor or array ``[num_edges, 2]``, row ``(u, v)`` is the edge u -> v; or a list of pairs. Pairs of
-            ints are indices; others are names, and unless ``names`` lists the nodes, they appear in that order.
+        edges: int64 tensor or array ``[num_edges, 2]``, row ``(u, v)`` is the edge u -> v between nodes by index; or a
+            list of pairs, an array of text or objects, or a frame of two columns. Pairs of ints are indices; others
+            are names, and unless ``names`` lists the nodes, they appear in that order (those of a set: sorted).
         num_nodes: at least 0; by default as many as ``names``, or as the edges need.
-        inputs, outputs: nodes where values enter and leave, each once: a list of names (indices where nodes have no
-            names), or an int64 tensor of indices, in the order wanted. By default the sources and the sinks, by node.
-        names: a different, hashable name for every node. An int means an index unless names are ints themselves.
+        inputs, outputs: nodes where values enter and leave, each once, in the order wanted: a list or an array of names
+            (indices where nodes have no names), an int64 tensor or array of indices, or a bool mask ``[num_nodes]``.
+            By default the sources and the sinks. These, a mask and a set are in the order of the nodes.
+        names: a different name for every node: a number, a str, bytes, None, or a tuple or frozenset of those. Names
+            that are equal in Python are one name, kept in one form: ``numpy.int64(1)``, ``1.0`` and ``True`` are 1, and
+            a str or tuple of a subclass is a plain one. Where no name is a number, an int means an index.
         node_attributes: name -> tensor or array ``[num_nodes, ...]`` (copied to the CPU), or a list (kept as a tuple).
         edge_attributes: the same for edges, in the order in which they were declared. "position", int64, is special:
             the place of an edge among the edges into its target, such as 0 for the first operand. With positions,
             the same source may occur twice.
 
     Raises:
-        DtypeError: edges of another dtype than int64, names that cannot be hashed.
+        DtypeError: edges of another dtype than int64, or what cannot name a node, such as an object, whose order
+            would differ from one process to the next.
         GraphError: an end out of range, a repeated edge, an unknown name, an attribute of another length.
         CycleError: the edges form a cycle; the message names one.
 
@@ -76,7 +79,6 @@ class Dag:
     """Name -> tensor ``[num_nodes, ...]`` or tuple."""
     edge_attributes: Attributes
     """Name -> tensor ``[num_edges, ...]`` or tuple, in the order of `edges`."""
-    _nodes: NodeNames
 
     def __init__(
         self,
@@ -90,14 +92,8 @@ class Dag:
         edge_attributes: Mapping[str, Any] | None = None,
     ) -> None:
         known = None if names is None else checked_names(names)
-        if isinstance(edges, Tensor | np.ndarray):
-            rows: Tensor | NDArray[np.int64] = edges
-        else:
-            rows, known = read_pairs(edges, known)
-        count = node_count(rows, num_nodes, known)
-        check_edges(rows, count)
-        # A copy: the user may write to theirs later. In C order: a transposed edge_index would keep its own layout.
-        ends = np.array(rows.cpu().numpy() if isinstance(rows, Tensor) else rows, order="C")
+        ends, known = read_edges(edges, known, num_nodes)
+        count = node_count(ends, num_nodes, known)
         nodes = NodeNames(count, known)
         check_no_self_loop(ends[:, 0], ends[:, 1], nodes.name_of)
 
@@ -172,18 +168,32 @@ class Dag:
         )
 
     @classmethod
-    def from_networkx(cls, graph: "networkx.DiGraph[Any]") -> Self:
+    def from_networkx(
+        cls,
+        graph: "networkx.DiGraph[Any]",
+        *,
+        node_attributes: Iterable[str] | None = None,
+        edge_attributes: Iterable[str] | None = None,
+    ) -> Self:
         """A Dag from a NetworkX ``DiGraph`` or ``MultiDiGraph``, nodes in its order.
 
-        Nodes called 0, 1, 2, ... in that order stay unnamed; other nodes keep their name. Data that all nodes (or all
-        edges) have becomes an attribute: a tensor, as ``torch.tensor`` makes it, where every value is a number or a
-        list of numbers, else a tuple. ``graph.graph["inputs"]`` and ``["outputs"]``, lists of nodes, are read if there.
+        Nodes called 0, 1, 2, ... in that order stay unnamed; other nodes keep their name. Data become attributes: a
+        tensor, as ``torch.tensor`` makes it, where every value is a number (NumPy's are Python's) or a list of numbers;
+        a tensor of its own dtype where every value is an array or a tensor of one shape; else a tuple. Keys of a
+        ``MultiDiGraph`` are not read; ``networkx.DiGraph(graph)`` makes one edge of those side by side.
+
+        ``graph.graph["inputs"]`` and ``["outputs"]`` are read if they are there: a list of nodes, or a str, which says
+        in what data of a node its place among the inputs (outputs) stands; other nodes lack them.
+
+        Args:
+            node_attributes, edge_attributes: the data to read, by name; by default all, and then all nodes (edges) must
+                have them.
 
         Raises:
-            GraphError: an undirected graph, or data that only some nodes (edges) have.
+            GraphError: an undirected graph, data that only some nodes (edges) have, or that none has.
             CycleError: the edges form a cycle.
         """
-        return cls(**networkx_format.arguments_from(graph))
+        return cls(**networkx_format.arguments_from(graph, node_attributes, edge_attributes))
 
     @classmethod
     def from_pyg(cls, data: Any) -> Self:
@@ -252,23 +262,57 @@ class Dag:
         graph.
 
         Args:
-            nodes: names (indices where nodes have none), an int64 tensor of indices, or a bool mask ``[num_nodes]``.
+            nodes: as for ``inputs``: names (indices where nodes have none), an int64 tensor of indices, or a mask.
 
         Raises:
             GraphError: an unknown node, or one listed twice.
         """
-        chosen = self._nodes.indices_of(nodes, "nodes")
-        number = np.full(self.num_nodes, -1, dtype=np.int64)
-        number[chosen] = np.arange(len(chosen))
-        renumbered = number[self.edges.numpy()]
-        kept = np.flatnonzero((renumbered >= 0).all(1))
-        return Dag(
-            renumbered[kept],
-            len(chosen),
-            names=None if self.names is None else [self.names[node] for node in chosen.tolist()],
-            node_attributes=take(self.node_attributes, chosen),
-            edge_attributes=take(self.edge_attributes, kept),
-        )
+        return parts.induced(self, nodes)
+
+    def remove(self, *, nodes: Iterable[Hashable] | Tensor = (), edges: Iterable[Any] | Tensor = ()) -> "Dag":
+        """The graph without these nodes and their edges, and without these edges.
+
+        All else stays: names, attributes, the order of the nodes, and of inputs and outputs those that are left. So a
+        node that loses its last edge does not become an input or output; see `dangling`.
+
+        Args:
+            nodes: as for `subgraph`.
+            edges: pairs of names (indices where nodes have none), or int64 indices ``[n, 2]``. Of edges that stand
+                side by side, told apart by position, all go.
+
+        Raises:
+            GraphError: an unknown node, or no such edge.
+
+        >>> dag = Dag([("a", "c"), ("b", "c"), ("c", "d")])
+        >>> dag.remove(nodes=["b"]).names
+        ('a', 'c', 'd')
+        >>> dag.remove(edges=[("b", "c")]).dangling()
+        Dangling(unfed=(), unread=('b',))
+        """
+        return parts.without(self, nodes, edges)
+
+    def dangling(self) -> parts.Dangling:
+        """The nodes that no input reaches, and those that reach no output; none if ``any(dag.dangling())`` is false.
+
+        In a network the first are constants that it learns, and the second change nothing.
+        """
+        return parts.dangling(self)
+
+    def without_dangling(self) -> "Dag":
+        """The graph of the nodes that lie on a path from an input to an output.
+
+        Inputs that reach no output, and outputs that no input reaches, go too: the network's x and y have fewer
+        columns then, those that ``dag.inputs`` and ``dag.outputs`` list.
+        """
+        return parts.without_dangling(self)
+
+    def ancestors(self, name: Hashable) -> tuple[Hashable, ...]:
+        """The nodes from which a path leads to this one, by name, in the order of the nodes."""
+        return parts.relatives(self, self.index_of(name), forwards=False)
+
+    def descendants(self, name: Hashable) -> tuple[Hashable, ...]:
+        """The nodes to which a path leads from this one, by name, in the order of the nodes."""
+        return parts.relatives(self, self.index_of(name), forwards=True)
 
     # ---- what it is ----
 
@@ -328,10 +372,13 @@ class Dag:
     # ---- writing it down ----
 
     def to_networkx(self) -> "networkx.DiGraph[Any]":
-        """A NetworkX ``DiGraph`` with names, attributes, inputs and outputs; a ``MultiDiGraph`` if edges repeat.
+        """A NetworkX ``DiGraph`` with names and attributes; a ``MultiDiGraph`` if edges repeat.
 
-        Tensors become numbers, or lists of numbers. ``Dag.from_networkx`` gives an equal Dag back if attribute tensors
-        are int64, bool or of torch's default dtype, and there are nodes (edges) to carry the attributes.
+        Tensors become numbers, or lists of numbers. Inputs and outputs other than the sources and sinks are marked: the
+        nodes' data "input" and "output" hold their places, as ``graph.graph["inputs"]`` and ``["outputs"]`` say.
+        ``Dag.from_networkx`` gives an equal Dag back if attribute tensors are int64, bool or of torch's default dtype,
+        and there are nodes (edges) to carry the attributes. So does a GraphML file in between, if names are str (or
+        read with ``node_type=int``) and attributes numbers or str, which is all that GraphML holds.
         """
         return networkx_format.to_networkx(self)
 
@@ -348,7 +395,8 @@ class Dag:
         """The whole content as JSON text, for `from_json`; loses nothing.
 
         Raises:
-            GraphError: a name or value that is not None, a bool, an int, a float, a str, or a tuple or list of those.
+            GraphError: a value that is not None, a bool, a number, a str, bytes, or a tuple, list or frozenset of
+                those.
         """
         return json_format.to_json(self)
 
@@ -364,80 +412,3 @@ class Dag:
             GraphError: no expression graph (one sink, "label" and "position"), or more than ``max_tokens``.
         """
         return polish.to_polish(self, max_tokens)
-
-    # ---- content ----
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Dag):
-            return NotImplemented
-        if self is other:
-            return True
-        return hash(self) == hash(other) and same_content(self, other)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return content_hash(self)
-
-    def __repr__(self) -> str:
-        return summary(self)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a Dag cannot be changed: build a new one instead of setting {name!r}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a Dag cannot be changed: build a new one instead of deleting {name!r}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # As arrays: tensors of a DataLoader worker travel in shared memory, one open file each. What is not content is
-        # quickly made again, and the hash must be: hashes of str differ between processes.
-        ends = (self.inputs.numpy(), self.outputs.numpy())
-        attributes = (dict(self.node_attributes), dict(self.edge_attributes))
-        return Dag._trusted, (self.edges.numpy(), self.levels.numpy(), self.names, *ends, *attributes)
-
-    # ---- filling it in ----
-
-    @classmethod
-    def _trusted(
-        cls,
-        edges: NDArray[np.int64],
-        levels: NDArray[np.int64],
-        names: tuple[Hashable, ...] | None = None,
-        inputs: NDArray[np.int64] | None = None,
-        outputs: NDArray[np.int64] | None = None,
-        node_attributes: Attributes = NO_ATTRIBUTES,
-        edge_attributes: Attributes = NO_ATTRIBUTES,
-    ) -> Self:
-        """A Dag from parts that are right already: edges in canonical order, attributes along with them."""
-        dag = cls.__new__(cls)
-        nodes = NodeNames(len(levels), names)
-        dag._set(edges, levels, nodes, inputs, outputs, node_attributes, edge_attributes)
-        return dag
-
-    def _set(
-        self,
-        edges: NDArray[np.int64],
-        levels: NDArray[np.int64],
-        nodes: NodeNames,
-        inputs: NDArray[np.int64] | None,
-        outputs: NDArray[np.int64] | None,
-        node_attributes: Attributes,
-        edge_attributes: Attributes,
-    ) -> None:
-        if inputs is None:
-            inputs = np.flatnonzero(levels == 0)
-        if outputs is None:
-            outputs = np.flatnonzero(np.bincount(edges[:, 0], minlength=len(levels)) == 0)
-        vars(self).update(  # not by assignment, which a Dag refuses
-            edges=torch.from_numpy(edges),
-            num_nodes=len(levels),
-            levels=torch.from_numpy(levels),
-            inputs=torch.from_numpy(inputs),
-            outputs=torch.from_numpy(outputs),
-            names=nodes.names or None,  # no nodes have no names, whatever was given
-            node_attributes=MappingProxyType(dict(node_attributes)),
-            edge_attributes=MappingProxyType(dict(edge_attributes)),
-            _nodes=nodes,
-        )

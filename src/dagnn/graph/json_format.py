@@ -3,7 +3,8 @@
 ``{"format", "version", "num_nodes", "edges": [[u, v], ...], "names": [...] or null, "inputs", "outputs",
 "node_attributes": {name: values}, "edge_attributes"}``, where values are ``{"dtype", "shape", "data": [flat]}`` for a
 tensor and ``{"items": [...]}`` for a tuple. JSON has no NaN, infinity and tuple: they read ``{"float": "nan"}`` and
-``{"tuple": [...]}``; in tensor data, which holds only numbers, ``"nan"``.
+``{"tuple": [...]}``, bytes ``{"bytes": hex digits}``, a frozenset ``{"frozenset": [...]}``; in tensor data, which
+holds only numbers, ``"nan"``.
 """
 
 import json
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import GraphError
-from dagnn.graph.attributes import Attribute, Attributes
+from dagnn.graph.attributes import Attribute, Attributes, plain
+from dagnn.graph.name_forms import sort_key
 
 if TYPE_CHECKING:
     from dagnn.graph.dag import Dag
@@ -121,6 +123,7 @@ def _written_tensor(tensor: Tensor, where: str) -> dict[str, Any]:
 
 def _written(value: Any, where: str) -> Any:
     """A name or attribute value in JSON's terms."""
+    value = plain(value)
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -130,8 +133,13 @@ def _written(value: Any, where: str) -> Any:
         return {"tuple": [_written(item, where) for item in value]}
     if kind is list:
         return [_written(item, where) for item in value]
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    if kind is frozenset:
+        return {"frozenset": [_written(item, where) for item in sorted(value, key=sort_key)]}
     raise GraphError(
-        f"{where} holds {value!r}, which JSON cannot keep: use None, bool, int, float, str, or tuples or lists."
+        f"{where} holds {value!r}, which JSON cannot keep: use None, bool, int, float, str, bytes, or "
+        "tuples, lists or frozensets."
     )
 
 
@@ -142,6 +150,10 @@ def _read(value: Any) -> Any:
             return float(content)
         if kind == "tuple":
             return tuple(_read(item) for item in content)
+        if kind == "bytes":
+            return bytes.fromhex(content)
+        if kind == "frozenset":
+            return frozenset(_read(item) for item in content)
         raise ValueError(f"unknown kind of value {kind!r}")
     return [_read(item) for item in value] if isinstance(value, list) else value
 

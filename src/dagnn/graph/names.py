@@ -1,6 +1,7 @@
 """Names of nodes: from what a user calls a node to its index, and back."""
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -10,13 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph.checks import check_is_int64
+from dagnn.graph.checks import check_edges, check_is_int64, node_count
+from dagnn.graph.name_forms import canonical, canonical_names, sort_key
 
 
 class NodeNames:
     """The nodes ``0 .. num_nodes - 1`` and, if they have any, their names.
 
-    An int stands for a node's index, unless the names themselves are ints.
+    An int stands for a node's index, unless there are numbers among the names.
     """
 
     def __init__(self, num_nodes: int, names: tuple[Hashable, ...] | None = None) -> None:
@@ -31,20 +33,26 @@ class NodeNames:
     def index_of(self, name: Any, argument: str | None = None) -> int:
         """The node called ``name``; ``argument`` says in an error which list the name stands in."""
         where = f"{argument}: " if argument else ""
-        if self.names is None or (type(name) is int and not has_int(self.names)):
-            if isinstance(name, bool) or not isinstance(name, int | np.integer):
+        kind = type(name)
+        if self.names is None or (kind is not str and _is_int(kind) and not self.has_numbers):
+            if not _is_int(kind):
                 raise GraphError(f"{where}unknown node {name!r}: the nodes have no names, only numbers.")
             if not 0 <= name < self.num_nodes:
                 allowed = f"0 .. {self.num_nodes - 1}" if self.num_nodes else "none"
                 raise GraphError(f"{where}unknown node {name}: num_nodes={self.num_nodes} allows {allowed}.")
             return int(name)
         try:
-            return self.table[name]
-        except (KeyError, TypeError):
+            return self.table[name if kind is str or kind is int else canonical(name)]
+        except (KeyError, DtypeError):
             raise GraphError(f"{where}unknown node {name!r}: the names are {_some(self.names)}.") from None
 
     def indices_of(self, nodes: Any, argument: str) -> NDArray[np.int64]:
-        """Indices of ``nodes``, each once: a tensor or array holds indices, any other iterable holds names."""
+        """Indices of ``nodes``, each once, in their order; of a set, which has none, by node.
+
+        A tensor or array of ints holds indices, one of bools is a mask; any other iterable holds names.
+        """
+        if isinstance(nodes, np.ndarray) and not is_numeric(nodes):
+            nodes = nodes.tolist()
         if isinstance(nodes, Tensor | np.ndarray):
             if nodes.dtype in (torch.bool, np.bool_) and list(nodes.shape) == [self.num_nodes]:
                 return np.flatnonzero(nodes.cpu().numpy() if isinstance(nodes, Tensor) else nodes)
@@ -64,7 +72,27 @@ class NodeNames:
             listed, counts = np.unique(indices, return_counts=True)
             twice = int(listed[counts.argmax()])
             raise GraphError(f"{argument} lists the node {self.name_of(twice)} twice: list every node once.")
-        return indices
+        return ordered if isinstance(nodes, set | frozenset) else indices
+
+    def ends_of(self, edges: Any, argument: str) -> NDArray[np.int64]:
+        """int64 ``[n, 2]``: the nodes of edges given as pairs of names, or by index as a tensor or array of ints."""
+        if isinstance(edges, np.ndarray) and not is_numeric(edges):
+            edges = edges.tolist()
+        if isinstance(edges, Tensor | np.ndarray):
+            check_edges(edges, None)
+            indices = np.array(edges.cpu().numpy() if isinstance(edges, Tensor) else edges)
+            if indices.size and indices.max() >= self.num_nodes:
+                NodeNames(self.num_nodes).index_of(int(indices.max()), argument)
+            return indices
+        if isinstance(edges, str | bytes) or not isinstance(edges, Iterable):
+            raise DtypeError(f"{argument} must be a tensor, an array or a list of pairs, got {edges!r}.")
+        ends = _flattened(list(edges), argument)
+        return np.array([self.index_of(end, argument) for end in ends], dtype=np.int64).reshape(-1, 2)
+
+    @cached_property
+    def has_numbers(self) -> bool:
+        """Is one of the names a number?"""
+        return has_number(self.names or ())
 
     @property
     def table(self) -> dict[Hashable, int]:
@@ -75,17 +103,16 @@ class NodeNames:
         return self._index_of
 
 
-def checked_names(names: Iterable[Hashable]) -> tuple[Hashable, ...]:
-    """``names`` as a tuple of different, hashable values."""
+def checked_names(names: Any) -> tuple[Hashable, ...]:
+    """``names`` as a tuple of different names, each in its one form."""
+    if isinstance(names, np.ndarray) and names.ndim == 1:
+        names = list(names) if names.dtype.kind in "mM" else names.tolist()
     if isinstance(names, str | bytes | Tensor | np.ndarray) or not isinstance(names, Iterable):
         raise DtypeError(f"names must be a list of names, one per node, got {names!r}.")
-    result = tuple(names)
-    try:
-        distinct = set(result)
-    except TypeError:
-        bad = next(i for i, name in enumerate(result) if not _is_hashable(name))
-        raise DtypeError(f"names must be hashable (str, int, tuple, ...), got {result[bad]!r} at {bad}.") from None
-    if len(distinct) < len(result):
+    if isinstance(names, set | frozenset):
+        raise DtypeError("names must be a list, in the order of the nodes, got a set, which has no order.")
+    result = canonical_names(names)
+    if len(set(result)) < len(result):
         first = dict[Hashable, int]()
         for i, name in enumerate(result):
             if first.setdefault(name, i) != i:
@@ -93,56 +120,90 @@ def checked_names(names: Iterable[Hashable]) -> tuple[Hashable, ...]:
     return result
 
 
-def has_int(names: tuple[Hashable, ...]) -> bool:
-    """Is one of the names an int?"""
-    return any(issubclass(t, int) for t in set(map(type, names)))
+def has_number(names: tuple[Hashable, ...]) -> bool:
+    """Is one of the names, all in their one form, a number?"""
+    return not {int, float}.isdisjoint(map(type, names))
 
 
-def read_pairs(
-    pairs: Iterable[Any], names: tuple[Hashable, ...] | None
+def is_numeric(values: Tensor | NDArray[Any]) -> bool:
+    """Does the tensor or array hold numbers, rather than names: str, bytes or objects?"""
+    return isinstance(values, Tensor) or values.dtype.kind in "biufcmM"
+
+
+def read_edges(
+    edges: Any, names: tuple[Hashable, ...] | None, num_nodes: int | None
+) -> tuple[NDArray[np.int64], tuple[Hashable, ...] | None]:
+    """Edges in any form, checked, with the names: those given, or else found.
+
+    Returns:
+        An array int64 ``[num_edges, 2]`` of our own, in C order, and the names or None.
+    """
+    if len(getattr(edges, "shape", ())) == 2 and hasattr(edges, "to_numpy"):  # a frame: it iterates over its columns
+        edges = edges.to_numpy()
+    if isinstance(edges, Tensor | np.ndarray) and is_numeric(edges):
+        rows, known = edges, names
+    else:
+        rows, known = _read_pairs(edges, names)
+    check_edges(rows, node_count(rows, num_nodes, known))
+    # A copy: the user may write to theirs later. In C order: a transposed edge_index would keep its own layout.
+    return np.array(rows.cpu().numpy() if isinstance(rows, Tensor) else rows, order="C"), known
+
+
+def _read_pairs(
+    pairs: Any, names: tuple[Hashable, ...] | None
 ) -> tuple[NDArray[np.int64], tuple[Hashable, ...] | None]:
     """Edges given as a list of pairs, of indices (all int) or of names.
 
     Returns:
-        int64 ``[num_edges, 2]`` and the names: those given, else those found, in order of first appearance, else None.
+        int64 ``[num_edges, 2]`` and the names: those given, else those found, in order of first appearance (of a set
+        of pairs: sorted), else None.
     """
+    if isinstance(pairs, np.ndarray):
+        pairs = pairs.tolist()
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
         raise DtypeError(f"edges must be a tensor, an array or a list of pairs, got {pairs!r}.")
+    if hasattr(pairs, "edges") or hasattr(pairs, "edge_index"):  # iterating, it would yield nodes, graphs or fields
+        raise DtypeError(
+            f"edges must be a tensor, an array or a list of pairs, got a {type(pairs).__name__}: use Dag.from_networkx "
+            "or Dag.from_pyg, and batch[i] for one graph of a batch."
+        )
     rows = pairs if isinstance(pairs, Sequence) else list(pairs)
     flat = _flattened(rows)
     types = set(map(type, flat))
     if any(issubclass(t, Tensor) for t in types):
         raise DtypeError("edges must be a tensor or a list of pairs, got a list of tensors: join it with torch.stack.")
-    if types & {float, bool} or any(issubclass(t, np.floating | np.bool_) for t in types):
+    by_number = names is not None and has_number(names)
+    if not by_number and any(issubclass(t, float | bool | np.floating | np.bool_) for t in types):
         bad = next(i for i, end in enumerate(flat) if isinstance(end, float | bool | np.floating | np.bool_))
-        raise DtypeError(f"edges must hold integers or names, got {flat[bad]!r} in edge {bad // 2}.")
+        raise DtypeError(
+            f"edges must hold integers or names, got {flat[bad]!r} in edge {bad // 2}: convert it to an int, or list "
+            "the names of all nodes in names=[...]."
+        )
 
-    if all(issubclass(t, int | np.integer) for t in types) and not (names and has_int(names)):
+    if all(map(_is_int, types)) and not by_number:
         try:
             return np.array(flat, dtype=np.int64).reshape(-1, 2), names
         except OverflowError:
             bad = next(i for i, end in enumerate(flat) if not -(2**63) <= end < 2**63)
             raise GraphError(f"edge {bad // 2} has the end {flat[bad]}, which no int64 holds.") from None
+    ends = canonical_names(flat, lambda place: f"edge {place // 2} has the end")
+    known = tuple(dict.fromkeys(ends)) if names is None else names
+    if names is None and isinstance(pairs, set | frozenset):
+        known = tuple(sorted(known, key=sort_key))
+    index_of = dict(zip(known, range(len(known)), strict=True))
     try:
-        known = dict.fromkeys(flat) if names is None else dict.fromkeys(names)
-        index_of = dict(zip(known, range(len(known)), strict=True))
-        indices = np.fromiter(map(index_of.__getitem__, flat), np.int64, len(flat))
-    except TypeError:
-        bad = next(i for i, end in enumerate(flat) if not _is_hashable(end))
-        raise DtypeError(
-            f"node names must be hashable (str, int, ...), got {flat[bad]!r} in edge {bad // 2}."
-        ) from None
+        indices = np.fromiter(map(index_of.__getitem__, ends), np.int64, len(ends))
     except KeyError:
-        bad = next(i for i, end in enumerate(flat) if end not in index_of)
-        u, v = flat[bad - bad % 2 : bad - bad % 2 + 2]
+        bad = next(i for i, end in enumerate(ends) if end not in index_of)
+        u, v = ends[bad - bad % 2 : bad - bad % 2 + 2]
         raise GraphError(
-            f"edge {bad // 2} is {u} -> {v}, but {flat[bad]!r} is not among the names {_some(tuple(known))}: "
+            f"edge {bad // 2} is {u} -> {v}, but {ends[bad]!r} is not among the names {_some(known)}: "
             "add it to names, or drop the edge."
         ) from None
-    return indices.reshape(-1, 2), names if names is not None else tuple(known)
+    return indices.reshape(-1, 2), known
 
 
-def _flattened(rows: Sequence[Any]) -> list[Any]:
+def _flattened(rows: Sequence[Any], argument: str = "edges") -> list[Any]:
     """The ends of all edges, one after the other."""
     try:
         pairs = set(map(len, rows)) <= {2} and not any(issubclass(t, str | bytes) for t in set(map(type, rows)))
@@ -150,7 +211,7 @@ def _flattened(rows: Sequence[Any]) -> list[Any]:
         pairs = False
     if not pairs:
         bad = next(i for i, row in enumerate(rows) if not _is_pair(row))
-        raise GraphError(f"edges must be pairs (source, target), got {rows[bad]!r} at edge {bad}.")
+        raise GraphError(f"{argument} must be pairs (source, target), got {rows[bad]!r} at edge {bad}.")
     return list(chain.from_iterable(rows))
 
 
@@ -158,12 +219,9 @@ def _is_pair(row: Any) -> bool:
     return hasattr(row, "__len__") and len(row) == 2 and not isinstance(row, str | bytes)
 
 
-def _is_hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+def _is_int(kind: type) -> bool:
+    """Of an index, which a bool never is, nor a time difference (to NumPy an integer)."""
+    return kind is int or (issubclass(kind, (int, np.integer)) and not issubclass(kind, (bool, np.timedelta64)))
 
 
 def _some(names: tuple[Hashable, ...]) -> str:

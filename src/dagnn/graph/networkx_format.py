@@ -1,13 +1,16 @@
 """NetworkX graphs to Dags and back."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph.attributes import Attribute, Attributes
+from dagnn.graph.attributes import Attribute, Attributes, check_choice, plain
+from dagnn.graph.name_forms import canonical_names
+from dagnn.graph.parts import has_own_ends
 
 if TYPE_CHECKING:
     import networkx
@@ -15,26 +18,37 @@ if TYPE_CHECKING:
     from dagnn.graph.dag import Dag
 
 
-def arguments_from(graph: "networkx.DiGraph[Any]") -> dict[str, Any]:
+def arguments_from(
+    graph: "networkx.DiGraph[Any]", node_attributes: Iterable[str] | None, edge_attributes: Iterable[str] | None
+) -> dict[str, Any]:
     """Arguments of ``Dag(...)`` from a NetworkX graph; see `Dag.from_networkx`."""
     if not hasattr(graph, "is_directed") or not hasattr(graph, "nodes"):
         raise DtypeError(f"from_networkx needs a networkx.DiGraph, got {type(graph).__name__}.")
     if not graph.is_directed():
         raise GraphError("the NetworkX graph is undirected: give its edges a direction, as a networkx.DiGraph.")
-    names = tuple(graph.nodes)
-    number = {name: i for i, name in enumerate(names)}
+    nodes = tuple(graph.nodes)
+    number = {name: i for i, name in enumerate(nodes)}
     edges = [(number[u], number[v]) for u, v in graph.edges()]
+    names = canonical_names(nodes)
     unnamed = all(type(name) is int and name == i for i, name in enumerate(names))
-    inputs, outputs = (graph.graph.get(key) for key in ("inputs", "outputs"))
+    marks = [mark for mark in (graph.graph.get("inputs"), graph.graph.get("outputs")) if isinstance(mark, str)]
     return {
         "edges": torch.tensor(edges, dtype=torch.int64).reshape(-1, 2),
         "num_nodes": len(names),
         "names": None if unnamed else names,
-        "inputs": inputs,
-        "outputs": outputs,
-        "node_attributes": _collected((graph.nodes[name] for name in names), [str(name) for name in names], "node"),
+        "inputs": _ends(graph, "inputs"),
+        "outputs": _ends(graph, "outputs"),
+        "node_attributes": _collected(
+            [{key: value for key, value in graph.nodes[name].items() if key not in marks} for name in nodes],
+            [str(name) for name in nodes],
+            "node",
+            node_attributes,
+        ),
         "edge_attributes": _collected(
-            (data for _, _, data in graph.edges(data=True)), [f"{u} -> {v}" for u, v in graph.edges()], "edge"
+            [data for _, _, data in graph.edges(data=True)],
+            [f"{u} -> {v}" for u, v in graph.edges()],
+            "edge",
+            edge_attributes,
         ),
     }
 
@@ -52,9 +66,29 @@ def to_networkx(dag: "Dag") -> "networkx.DiGraph[Any]":
         (names[u], names[v], data)
         for (u, v), data in zip(edges, _data_of_each(dag.edge_attributes, len(edges)), strict=True)
     )
-    graph.graph["inputs"] = [names[node] for node in dag.inputs.tolist()]
-    graph.graph["outputs"] = [names[node] for node in dag.outputs.tolist()]
+    if has_own_ends(dag):
+        for ends, mark, chosen in (("inputs", "input", dag.inputs), ("outputs", "output", dag.outputs)):
+            while mark in dag.node_attributes:
+                mark += "_"
+            graph.graph[ends] = mark
+            for place, node in enumerate(chosen.tolist()):
+                graph.nodes[names[node]][mark] = place
     return graph
+
+
+def _ends(graph: "networkx.DiGraph[Any]", ends: str) -> Iterable[Hashable] | None:
+    """The inputs or outputs, as the graph's own data say; None if they say nothing."""
+    listed = graph.graph.get(ends)
+    if not isinstance(listed, str):
+        return listed  # type: ignore[no-any-return]
+    place_of = {name: plain(data[listed]) for name, data in graph.nodes(data=True) if listed in data}
+    for name, place in place_of.items():
+        if not isinstance(place, int):
+            raise GraphError(
+                f"graph[{ends!r}] says that the node data {listed!r} hold the place of a node among the {ends}, but "
+                f"node {name} has {place!r}: number them 0, 1, 2, ..., or drop graph[{ends!r}]."
+            )
+    return sorted(place_of, key=place_of.__getitem__)
 
 
 def _data_of_each(attributes: Attributes, count: int) -> list[dict[str, Any]]:
@@ -65,29 +99,39 @@ def _data_of_each(attributes: Attributes, count: int) -> list[dict[str, Any]]:
     return data
 
 
-def _collected(data: Iterable[dict[str, Any]], owners: list[str], of: str) -> dict[str, Attribute]:
-    """One attribute per key of the data, which all nodes or all edges must have."""
-    rows = list(data)
-    columns = {key: [row[key] for row in rows if key in row] for key in dict.fromkeys(k for row in rows for k in row)}
-    for key, values in columns.items():
-        if len(values) < len(rows):
+def _collected(
+    rows: list[dict[str, Any]], owners: list[str], of: str, chosen: Iterable[str] | None
+) -> dict[str, Attribute]:
+    """One attribute per key of the data that is ``chosen`` (None: per key), which all nodes or all edges must have."""
+    known = dict.fromkeys(key for row in rows for key in row)
+    for key in (keys := check_choice(known, of, chosen, bool(rows))):
+        lacking = next((owner for row, owner in zip(rows, owners, strict=True) if key not in row), None)
+        if lacking is not None:
             has = next(owner for row, owner in zip(rows, owners, strict=True) if key in row)
-            lacks = next(owner for row, owner in zip(rows, owners, strict=True) if key not in row)
-            raise GraphError(f"{of} {has} has the data {key!r} but {of} {lacks} has not: give it to all, or to none.")
-    return {key: _column(values) for key, values in columns.items()}
+            complete = [other for other in known if all(other in row for row in rows)]
+            raise GraphError(
+                f"{of} {has} has the data {key!r} but {of} {lacking} has not: give it to all, or choose what to read, "
+                f"as in {of}_attributes={complete!r}."
+            )
+    return {key: _column([row[key] for row in rows]) for key in keys}
 
 
 def _column(values: list[Any]) -> Attribute:
-    """A tensor if every value is a number, or a list of as many numbers; else the values themselves."""
-    if all(_is_numeric(value) for value in values):
-        try:
-            return torch.tensor(values)
-        except (ValueError, TypeError, RuntimeError, OverflowError):
-            pass  # lists of different lengths, or an int beyond int64
-    return tuple(values)
+    """A tensor if every value is a number, or a list of as many numbers, or an array of one form; else the values."""
+    try:
+        if all(isinstance(value, Tensor | np.ndarray) for value in values):
+            tensors = [torch.as_tensor(value).detach().cpu() for value in values]
+            return torch.stack(tensors) if len({tensor.dtype for tensor in tensors}) == 1 else tuple(values)
+        numbers = list(map(_numbers, values))
+        return torch.tensor(numbers) if all(number is not None for number in numbers) else tuple(values)
+    except (ValueError, TypeError, RuntimeError, OverflowError):
+        return tuple(values)  # of different lengths, or an int beyond int64
 
 
-def _is_numeric(value: object) -> bool:
+def _numbers(value: Any) -> Any:
+    """A number of Python, or nested lists of them; None for anything else."""
     if isinstance(value, list):
-        return all(_is_numeric(item) for item in value)
-    return isinstance(value, bool | int | float)
+        numbers = list(map(_numbers, value))
+        return None if any(number is None for number in numbers) else numbers
+    number = plain(value)
+    return number if isinstance(number, bool | int | float | complex) else None

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from dagnn.errors import DagnnError, DtypeError, GraphError
+from dagnn.graph.parts import has_own_ends
 
 if TYPE_CHECKING:
     from dagnn.graph.dag import Dag
@@ -87,12 +87,6 @@ def to_batch(dags: Sequence["Dag"]) -> Any:
         raise GraphError("a Batch of PyTorch Geometric needs at least one graph, got none.")
     with_ends = any(has_own_ends(dag) for dag in dags)
     return module.Batch.from_data_list([to_data(dag, with_ends=with_ends) for dag in dags])
-
-
-def has_own_ends(dag: "Dag") -> bool:
-    """Are the inputs or outputs others than the sources and sinks, or in another order?"""
-    sources, sinks = (dag.levels == 0).nonzero().flatten(), (dag.out_degree == 0).nonzero().flatten()
-    return not (torch.equal(dag.inputs, sources) and torch.equal(dag.outputs, sinks))
 
 
 def _imported() -> Any:

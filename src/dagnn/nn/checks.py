@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.graph import Dag
 
 
 def check_size(argument: str, value: int) -> int:
@@ -15,6 +16,12 @@ def check_size(argument: str, value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{argument} must be a whole number of at least 1, got {value!r}.")
     return value
+
+
+def check_dag(dag: object) -> None:
+    """Raise DtypeError unless ``dag`` is one `Dag`; a `DagBatch` would pass for one large graph."""
+    if not isinstance(dag, Dag):
+        raise DtypeError(f"dag must be a Dag, got {type(dag).__name__}: build one with Dag(edges), or take batch[i].")
 
 
 def check_rows(argument: str, x: Tensor, rows: int, width: int, like: torch.dtype) -> None:

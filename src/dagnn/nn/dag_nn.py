@@ -15,6 +15,7 @@ from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.kernels.activations import check_activation
 from dagnn.nn import dag_nn_edit, dag_nn_file
+from dagnn.nn.checks import check_dag
 from dagnn.nn.dag_nn_edit import StructureChange
 from dagnn.nn.dag_nn_init import initial_bounds, node_activations
 from dagnn.nn.learnable import LearnableModule
@@ -42,7 +43,7 @@ class DagNN(LearnableModule):
     Raises:
         ConfigError: an unknown activation, a list of another length, a dict without a hidden node.
         GraphError: no outputs, an edge into an input, an edge twice, an unknown name in the dict.
-        DtypeError: another dtype.
+        DtypeError: another dtype, or no `Dag`.
 
     Shapes: x ``[..., inputs]`` -> y ``[..., outputs]``, any batch shape, also empty.
 
@@ -62,6 +63,7 @@ class DagNN(LearnableModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_dag(dag)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")

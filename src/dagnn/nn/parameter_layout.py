@@ -1,7 +1,8 @@
 """`ParameterLayout`: which entry of a parameter vector belongs to which edge or node of a DAG.
 
 The layout follows the *names* of the nodes, never the order in which they were declared: a state
-dict loads into the same DAG written down in another order, in another process and hash seed.
+dict loads into the same DAG written down in another order, in another process and hash seed. Every
+name has one form and a place in one order, see `dagnn.graph.name_forms`.
 """
 
 from collections.abc import Hashable
@@ -12,6 +13,7 @@ from torch import Tensor
 from dagnn.errors import GraphError
 from dagnn.graph import Dag
 from dagnn.graph.csr import stable_order
+from dagnn.graph.name_forms import sort_key
 
 
 class ParameterLayout:
@@ -122,11 +124,5 @@ def _by_name(dag: Dag) -> Tensor:
     """Nodes sorted by name, or by index where nodes have no names."""
     if dag.names is None:
         return torch.arange(dag.num_nodes)
-    # Not the hash and not `<` between unlike types: str and int sort as themselves, the rest by text.
-    keys = [_sort_key(name) for name in dag.names]
+    keys = [sort_key(name) for name in dag.names]
     return torch.tensor(sorted(range(dag.num_nodes), key=keys.__getitem__), dtype=torch.int64)
-
-
-def _sort_key(name: Hashable) -> tuple[str, int, str]:
-    kind = type(name).__name__
-    return (kind, name, "") if type(name) is int else (kind, 0, name if isinstance(name, str) else repr(name))
