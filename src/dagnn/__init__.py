@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dagnn.errors import ExpressionError as ExpressionError
     from dagnn.errors import GraphError as GraphError
     from dagnn.errors import RunError as RunError
+    from dagnn.errors import StateDictError as StateDictError
     from dagnn.ged import EditCosts as EditCosts
     from dagnn.ged import GedLoss as GedLoss
     from dagnn.ged import GedMetric as GedMetric
@@ -68,6 +69,7 @@ _MODULE_OF = {
     "Learnable": "dagnn.nn",
     "MessagePassing": "dagnn.nn",
     "RunError": "dagnn.errors",
+    "StateDictError": "dagnn.errors",
     "Trainer": "dagnn.training",
     "TrainingConfig": "dagnn.training",
     "accumulate": "dagnn.accumulation",

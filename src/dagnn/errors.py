@@ -8,6 +8,7 @@ DagnnError
 ├── ConfigError (ValueError)        a setting that is unknown or out of range
 ├── DataError (ValueError)          a dataset that cannot be read; names file and line
 ├── CheckpointError (ValueError)    a checkpoint that is damaged, foreign or newer than this version
+│   └── StateDictError (RuntimeError) a state dict of a network with other edges; the message names them
 ├── RunError (RuntimeError)         a run directory that cannot be used or written
 └── AccumulationError (RuntimeError) a window used out of order, or weights left undeclared
 """
@@ -43,6 +44,10 @@ class DataError(DagnnError, ValueError):
 
 class CheckpointError(DagnnError, ValueError):
     """A checkpoint that is damaged, foreign or written by a newer version."""
+
+
+class StateDictError(CheckpointError, RuntimeError):
+    """A state dict of a network with other edges or biases. A RuntimeError too: ``load_state_dict`` raises those."""
 
 
 class RunError(DagnnError, RuntimeError):

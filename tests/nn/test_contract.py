@@ -332,12 +332,12 @@ def test_eval_mode_does_not_stop_autograd(case):
 
 
 @every(CASES)
-def test_state_dict_holds_parameters_only_and_never_a_gradient(case):
+def test_state_dict_holds_parameters_and_structure_only_and_never_a_gradient(case):
     module = made(case)
     if case in LEARNING:
         loss_of(case, module).backward()
     state = module.state_dict()
-    assert set(state) == {name for name, _ in module.named_parameters()}
+    assert set(state) - {"_extra_state"} == {name for name, _ in module.named_parameters()}
     assert all(not value.requires_grad and value.grad is None for value in state.values())
 
     file = io.BytesIO()

@@ -16,7 +16,7 @@ from strategies import dags
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from dagnn.errors import ConfigError, CycleError, DtypeError, GraphError
+from dagnn.errors import CycleError, DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 
@@ -126,9 +126,7 @@ def test_activation(name):
 def test_value_worked_by_hand():
     net = DagNN(Dag(DIAMOND), activation="relu", bias=False)
     weights = {("x", "a"): 2.0, ("x", "b"): -1.0, ("a", "y"): 3.0, ("b", "y"): 5.0, ("x", "y"): 0.5}
-    net.load_state_dict(
-        {"edge_weight": torch.tensor([weights[e] for e in net._layout.edge_names()]), "bias": torch.empty(0)}
-    )
+    net.load_state_dict({"edge_weight": torch.tensor([weights[e] for e in net.edge_names()]), "bias": torch.empty(0)})
     assert {e: net.weight_of(*e) for e in weights} == weights
     # x=2: a=4, b=relu(-2)=0, y=12+0+1; x=-2: a=0, b=2, y=0+10-1
     assert net(torch.tensor([[2.0], [-2.0]])).tolist() == [[13.0], [9.0]]
@@ -138,7 +136,7 @@ def test_outputs_may_be_inputs_and_inner_nodes_in_any_order():
     dag = Dag(DIAMOND, outputs=["a", "x", "y"])
     net = DagNN(dag, activation="tanh", output_activation="identity", bias=False)
     x = torch.tensor([[0.5]])
-    a = net.weight_of("x", "a") * 0.5
+    a = math.tanh(net.weight_of("x", "a") * 0.5)
     b = math.tanh(net.weight_of("x", "b") * 0.5)
     y = net.weight_of("a", "y") * a + net.weight_of("b", "y") * b + net.weight_of("x", "y") * 0.5
     assert net(x).tolist() == [pytest.approx([a, 0.5, y])]
@@ -284,7 +282,8 @@ from dagnn.nn import DagNN
 names = ["p10", "p9", "λ", ("t", 1), 3, 20, None]
 torch.manual_seed(0)
 net = DagNN(Dag([(u, "out") for u in names] + [(3, 20)]))
-result = ascii([(u, v, round(net.weight_of(u, v), 6)) for u, v in net._layout.edge_names()])
+record = net.state_dict()["_extra_state"].tolist()  # a state dict loads in another process
+result = ascii(([(u, v, round(net.weight_of(u, v), 6)) for u, v in net.edge_names()], record))
 """
 
 
@@ -369,34 +368,6 @@ def test_an_edge_twice_is_named():
 def test_a_cycle_is_named():
     with pytest.raises(CycleError, match="a -> b -> a"):
         DagNN(Dag([("a", "b"), ("b", "a")]))
-
-
-@pytest.mark.parametrize("argument", ["activation", "output_activation"])
-def test_an_unknown_activation(argument):
-    with pytest.raises(ConfigError, match=f"{argument} must be one of identity, relu.*got 'swish'"):
-        DagNN(Dag(DIAMOND), **{argument: "swish"})
-
-
-def test_activations_by_name():
-    net = DagNN(Dag(DIAMOND), activation={"a": "relu", "b": "gelu"}, output_activation="sigmoid")
-    assert dict(zip(net.dag.names, net.activations, strict=True)) == {
-        "x": "identity",
-        "a": "relu",
-        "b": "gelu",
-        "y": "sigmoid",
-    }
-    assert DagNN(Dag(DIAMOND), activation={"a": "relu", "b": "gelu", "y": "elu"}).activations[2:] == ["gelu", "elu"]
-
-
-def test_activations_that_do_not_fit_the_nodes():
-    with pytest.raises(ConfigError, match=r"without the hidden node 'b' \(1 missing in all\)"):
-        DagNN(Dag(DIAMOND), activation={"a": "relu"})
-    with pytest.raises(GraphError, match="'q'"):
-        DagNN(Dag(DIAMOND), activation={"a": "relu", "b": "relu", "q": "relu"})
-    with pytest.raises(ConfigError, match="activation lists 2 names, expected one for each of 4 nodes"):
-        DagNN(Dag(DIAMOND), activation=["relu", "relu"])
-    with pytest.raises(ConfigError, match=r"activation\[1\] must be one of"):
-        DagNN(Dag(DIAMOND), activation=["relu", 3, "relu", "relu"])
 
 
 def test_an_edge_that_is_not_there():

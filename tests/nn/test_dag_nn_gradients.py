@@ -1,5 +1,6 @@
 """Gradients of a `DagNN` by name and by hand: accumulate, read, step; and nothing of it in eval mode."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -89,7 +90,7 @@ def test_nothing_of_a_gradient_is_saved(tmp_path):
     net = network()
     net(X).sum().backward()
     net.save(tmp_path / "net")
-    assert set(net.state_dict()) == {"edge_weight", "bias"}
+    assert set(net.state_dict()) == {"edge_weight", "bias", "_extra_state"}
     loaded = DagNN.load(tmp_path / "net")
     assert not loaded.has_gradients()
 
@@ -196,3 +197,16 @@ def test_backward_accumulate_of_another_shape_or_dtype():
 def test_a_gradient_for_an_edge_that_is_not_there():
     with pytest.raises(GraphError, match="there is no edge 'a' -> 'b'"):
         network().accumulate_edge_grad("a", "b", 1.0)
+
+
+@pytest.mark.fault("graphs_and_networks", 27)
+def test_integrated_gradients_are_complete():
+    """What attributions of gradients alone rest on: they sum to F(x) - F(baseline)."""
+    net = network()
+    x, baseline, steps = X, torch.zeros_like(X), 64
+    nodes, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(steps))
+    path = (baseline + (nodes.reshape(-1, 1, 1) + 1) / 2 * (x - baseline)).requires_grad_()
+    gradient = torch.autograd.grad(net(path).sum(), path)[0]
+    attribution = (x - baseline) * (weights.reshape(-1, 1, 1) / 2 * gradient).sum(0)
+    difference = (net(x) - net(baseline)).sum(-1)
+    torch.testing.assert_close(attribution.sum(-1), difference, rtol=1e-10, atol=1e-10)

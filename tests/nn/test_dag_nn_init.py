@@ -1,9 +1,17 @@
-"""How a `DagNN` starts: sums of unit variance, whatever the in-degree and the activations."""
+"""How a `DagNN` starts: which activations its nodes have, and sums of unit variance whatever those are."""
 
+import re
+
+import networkx
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import dags
 
+from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.graph import Dag
+from dagnn.kernels import ACTIVATIONS
 from dagnn.nn import DagNN
 
 
@@ -46,3 +54,119 @@ def test_reset_parameters_draws_anew_and_repeats_with_a_generator():
     again = net.edge_weight.tolist()
     net.reset_parameters(torch.Generator().manual_seed(3))
     assert net.edge_weight.tolist() == again
+
+
+# ---- which activation ----
+
+DIAMOND = [("x", "a"), ("x", "b"), ("a", "y"), ("b", "y"), ("x", "y")]
+
+
+@pytest.mark.fault("graphs_and_networks", 4)
+def test_reading_a_hidden_node_keeps_its_activation():
+    torch.manual_seed(0)
+    edges = [("x", "h"), ("h", "o"), ("x", "o")]
+    net, reading = DagNN(Dag(edges, outputs=["o"])), DagNN(Dag(edges, outputs=["o", "h"]))
+    reading.load_state_dict(net.state_dict())
+    x = torch.randn(5, 1)
+    y = reading(x)
+    assert torch.equal(y[:, :1], net(x))
+    torch.testing.assert_close(y[:, 1:], torch.tanh(net.weight_of("x", "h") * x))
+
+
+@given(dags(min_nodes=1, max_nodes=9, named=None), st.data())
+def test_more_outputs_never_change_the_others(dag, data):
+    """Whether activations are one name for all, a list or a dict."""
+    nodes = range(dag.num_nodes)
+    names = [dag.name_of(v) for v in nodes]
+    fed = sorted(set(dag.edges[:, 0].tolist()))  # nodes that edges leave
+    first = data.draw(st.lists(st.sampled_from(nodes), unique=True, min_size=1))
+    more = [v for v in data.draw(st.lists(st.sampled_from(fed), unique=True) if fed else st.just([])) if v not in first]
+    hidden, last = data.draw(st.sampled_from(sorted(ACTIVATIONS))), data.draw(st.sampled_from(sorted(ACTIVATIONS)))
+    listed = data.draw(st.lists(st.sampled_from(sorted(ACTIVATIONS)), min_size=len(nodes), max_size=len(nodes)))
+    inputs = set(dag.inputs.tolist())
+    by_name = {names[v]: data.draw(st.sampled_from(sorted(ACTIVATIONS))) for v in fed if v not in inputs}
+    by_name |= {names[v]: "gelu" for v in nodes if v not in fed and v not in first}
+    for activation in (hidden, listed, by_name):
+        few, many = (
+            DagNN(
+                Dag(dag.edges, dag.num_nodes, names=dag.names, inputs=dag.inputs, outputs=torch.tensor(outputs)),
+                activation=activation,
+                output_activation=last,
+                dtype=torch.float64,
+            )
+            for outputs in (first, [*more, *first])
+        )
+        torch.nn.init.normal_(few.bias)
+        many.load_state_dict(few.state_dict())
+        x = torch.randn(3, len(dag.inputs), dtype=torch.float64)
+        torch.testing.assert_close(many(x)[:, len(more) :], few(x), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("argument", ["activation", "output_activation"])
+def test_an_unknown_activation(argument):
+    with pytest.raises(ConfigError, match=f"{argument} must be one of identity, relu.*got 'swish'"):
+        DagNN(Dag(DIAMOND), **{argument: "swish"})
+
+
+@pytest.mark.fault("graphs_and_networks", 13)
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        (torch.tanh, "write activation='tanh'"),
+        (torch.nn.functional.leaky_relu, "write activation='leaky_relu'"),
+        (torch.nn.SiLU, "write activation='silu'"),
+        (torch.nn.LeakyReLU(), "write activation='leaky_relu'"),
+        ("ReLU", "write activation='relu'"),
+        (None, "write activation='identity'"),
+        (torch.sin, "got <built-in method sin"),
+        (torch.nn.Sequential(torch.nn.Tanh()), "got Sequential"),
+        ({"tanh"}, "got {'tanh'}"),
+        (3, "got 3"),
+        (b"tanh", "got b'tanh'"),
+    ],
+)
+def test_an_activation_that_is_no_name_gets_the_names(wrong, hint):
+    for construct in (
+        lambda: DagNN(Dag(DIAMOND), activation=wrong),
+        lambda: DagNN(Dag(DIAMOND), output_activation=wrong),
+        lambda: DagNN(Dag(DIAMOND)).grow([("a", "b")], activation=wrong),
+        lambda: DagNN(Dag(DIAMOND), activation=[wrong] * 4),
+        lambda: DagNN(Dag(DIAMOND), activation={"a": wrong, "b": wrong}),
+    ):
+        with pytest.raises(ConfigError, match="must be one of identity, relu, leaky_relu, ") as raised:
+            construct()
+        assert hint.partition("activation=")[2] in str(raised.value)
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        DagNN(Dag(DIAMOND), activation=wrong)
+
+
+def test_a_bias_that_names_no_nodes_and_a_graph_that_is_no_dag():
+    for bias in (None, "a", 1, {"a": True}):
+        with pytest.raises(ConfigError, match="bias must be True, False, or the nodes to give one"):
+            DagNN(Dag(DIAMOND), bias=bias)
+    with pytest.raises(GraphError, match="bias: unknown node 'q'"):
+        DagNN(Dag(DIAMOND), bias=["q"])
+    with pytest.raises(DtypeError, match=r"dag must be a Dag, got DiGraph: .*Dag\.from_networkx"):
+        DagNN(networkx.DiGraph(DIAMOND))
+
+
+def test_activations_by_name():
+    net = DagNN(Dag(DIAMOND), activation={"a": "relu", "b": "gelu"}, output_activation="sigmoid")
+    assert dict(zip(net.dag.names, net.activations, strict=True)) == {
+        "x": "identity",
+        "a": "relu",
+        "b": "gelu",
+        "y": "sigmoid",
+    }
+    assert DagNN(Dag(DIAMOND), activation={"a": "relu", "b": "gelu", "y": "elu"}).activations[2:] == ["gelu", "elu"]
+
+
+def test_activations_that_do_not_fit_the_nodes():
+    with pytest.raises(ConfigError, match=r"without the hidden node 'b' \(1 missing in all\)"):
+        DagNN(Dag(DIAMOND), activation={"a": "relu"})
+    with pytest.raises(GraphError, match="'q'"):
+        DagNN(Dag(DIAMOND), activation={"a": "relu", "b": "relu", "q": "relu"})
+    with pytest.raises(ConfigError, match="activation lists 2 names, expected one for each of 4 nodes"):
+        DagNN(Dag(DIAMOND), activation=["relu", "relu"])
+    with pytest.raises(ConfigError, match=r"activation\[1\] must be one of"):
+        DagNN(Dag(DIAMOND), activation=["relu", 3, "relu", "relu"])

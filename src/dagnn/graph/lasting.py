@@ -16,19 +16,26 @@ def lasting() -> AbstractContextManager[None]:
     """Code whose tensors outlive the call, such as the plan of a graph.
 
     What inference mode makes could never be trained with or written to; what is made within a transform of
-    ``torch.func`` or under somebody's dispatch mode belongs to it, and is no tensor any more when that ends.
+    ``torch.func`` or under somebody's dispatch mode belongs to it, and is no tensor any more when that ends. A default
+    device is such a mode too: plans are made on the CPU.
     """
     is_ordinary = (
         not torch.is_inference_mode_enabled()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
     )
     return nullcontext() if is_ordinary else _outside()
 
 
 @contextmanager
 def _outside() -> Iterator[None]:
-    with torch.inference_mode(False), temporarily_clear_interpreter_stack(), _disable_current_modes():
+    with (
+        torch.inference_mode(False),
+        temporarily_clear_interpreter_stack(),
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+    ):
         yield
 
 

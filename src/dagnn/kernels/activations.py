@@ -40,12 +40,25 @@ SECOND_MOMENT: dict[str, float] = {
 }
 
 
-def check_activation(name: object, argument: str = "activation") -> str:
+def check_activation(name: object, argument: str = "activation", or_else: str = "") -> str:
     """``name``, if it is one of `ACTIVATIONS`.
 
+    Args:
+        argument: what an error calls it.
+        or_else: what else the argument may be.
+
     Raises:
-        ConfigError: it is not; the message lists the names.
+        ConfigError: it is not; the message lists the names, and says which one a function or module of PyTorch has.
     """
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ConfigError(f"{argument} must be one of {', '.join(ACTIVATIONS)}, got {name!r}.")
-    return name
+    if isinstance(name, str) and name in ACTIVATIONS:
+        return str(name)
+    raise ConfigError(
+        f"{argument} must be one of {', '.join(ACTIVATIONS)}{or_else}, got {name!r}{_hint(name, argument)}."
+    )
+
+
+def _hint(given: object, argument: str) -> str:
+    called = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    plain = "identity" if given is None else str(called).replace("_", "").lower()
+    close = [name for name in ACTIVATIONS if name.replace("_", "") == plain]
+    return f": write {argument}={close[0]!r}" if close else ""

@@ -21,7 +21,10 @@ def check_size(argument: str, value: int) -> int:
 def check_dag(dag: object) -> None:
     """Raise DtypeError unless ``dag`` is one `Dag`; a `DagBatch` would pass for one large graph."""
     if not isinstance(dag, Dag):
-        raise DtypeError(f"dag must be a Dag, got {type(dag).__name__}: build one with Dag(edges), or take batch[i].")
+        raise DtypeError(
+            f"dag must be a Dag, got {type(dag).__name__}: build one with Dag(edges) or Dag.from_networkx(graph), "
+            "or take batch[i]."
+        )
 
 
 def check_rows(argument: str, x: Tensor, rows: int, width: int, like: torch.dtype) -> None:

@@ -13,32 +13,51 @@ from torch import Tensor, nn
 from dagnn import kernels
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.graph import Dag
+from dagnn.graph.lasting import lasting
 from dagnn.kernels.activations import check_activation
 from dagnn.nn import dag_nn_edit, dag_nn_file
 from dagnn.nn.checks import check_dag
 from dagnn.nn.dag_nn_edit import StructureChange
-from dagnn.nn.dag_nn_init import initial_bounds, node_activations
-from dagnn.nn.learnable import LearnableModule
+from dagnn.nn.dag_nn_init import bias_mask, initial_bounds, node_activations
+from dagnn.nn.dag_nn_names import NamedParameters
+from dagnn.nn.named_inputs import as_input
 from dagnn.nn.parameter_layout import ParameterLayout
+from dagnn.nn.reparametrised import check_own, value_of
+from dagnn.nn.state_record import check_record, record_of
+
+_PARAMETERS = ("edge_weight", "bias")
 
 
 @final
-class DagNN(LearnableModule):
+class DagNN(NamedParameters):
     """``value[v] = act_v(sum over edges u -> v of w_uv * value[u] + b_v)``; inputs take their value from x.
 
+    **Columns.** Column i of x is the node ``net.input_names[i]``, column j of y is ``net.output_names[j]``: the order
+    of ``Dag(inputs=..., outputs=...)``; without those, that of the sources and sinks among ``dag.names``, which is the
+    order in which the edges first name them. A data frame or a mapping as x is aligned by name (see `input_from`),
+    whatever the order of its columns.
+
     Sources that are not inputs hold a trainable bias: their value is ``act_v(b_v)``. Outputs may be
-    any nodes, inner ones and inputs too. Parameters follow the *names* of the nodes (see
-    `ParameterLayout`): the same DAG declared in another order loads the same state dict to the same
-    function.
+    any nodes, inner ones and inputs too; to read another node changes no other output. Parameters follow the *names* of
+    the nodes (see `ParameterLayout`): the same DAG declared in another order loads the same state dict to the same
+    function. A state dict says to which edges it belongs: a network with others refuses it and names them.
 
     Args:
         dag: a `Dag` with at least one output and no edge into an input.
         activation: one of `dagnn.kernels.ACTIVATIONS` for all hidden nodes; or one per node, as a
             list in the order of the Dag's nodes or a dict by node name. What a list or dict says of
             an output node wins over ``output_activation``; what it says of an input is ignored.
-        output_activation: of the output nodes.
+        output_activation: of the outputs that no edge leaves. An output that feeds other nodes is a hidden node: it
+            has ``activation``.
         bias: give every node that is not an input a bias; or the nodes to give one, by name.
         dtype: ``torch.float32`` or ``torch.float64``; by default torch's default dtype.
+        device: of the parameters; by default torch's default device. On "meta" the weights have no values until
+            ``to_empty(device=...)`` and `reset_parameters`, or ``load_state_dict(..., assign=True)``.
+
+    Attributes:
+        edge_weight: one entry per edge, in an order of its own, which is not that of ``dag.edges`` or of any file:
+            `edge_names` gives it. Read and write weights by name: `edge_weights`, `set_weights`, `weight_of`.
+        bias: one entry per node that has a bias, as `bias_names` says; by name: `biases`, `set_biases`.
 
     Raises:
         ConfigError: an unknown activation, a list of another length, a dict without a hidden node.
@@ -48,9 +67,11 @@ class DagNN(LearnableModule):
     Shapes: x ``[..., inputs]`` -> y ``[..., outputs]``, any batch shape, also empty.
 
     >>> net = DagNN(Dag([("a", "c"), ("b", "c")]), bias=False)
-    >>> _ = net.load_state_dict({"edge_weight": torch.tensor([2.0, 3.0]), "bias": torch.empty(0)})
-    >>> net.weight_of("b", "c"), net(torch.tensor([[1.0, 10.0]])).tolist()
-    (3.0, [[32.0]])
+    >>> net.set_weights({("a", "c"): 2.0, ("b", "c"): 3.0})
+    >>> net.input_names, net(torch.tensor([[1.0, 10.0]])).tolist()
+    (('a', 'b'), [[32.0]])
+    >>> net({"b": [10.0], "a": [1.0]}).tolist()
+    [[32.0]]
     """
 
     def __init__(
@@ -59,8 +80,9 @@ class DagNN(LearnableModule):
         *,
         activation: str | Sequence[str] | Mapping[Hashable, str] = "tanh",
         output_activation: str = "identity",
-        bias: bool | Collection[Hashable] = True,
+        bias: bool | Collection[Hashable] | Tensor = True,
         dtype: torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
     ) -> None:
         super().__init__()
         check_dag(dag)
@@ -68,12 +90,13 @@ class DagNN(LearnableModule):
         if dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
         self.dag = dag
-        self.activations = node_activations(dag, activation, output_activation)
-        self.bias_nodes = bias if isinstance(bias, bool) else _mask(dag, bias)
-        self._layout = ParameterLayout(dag, self.bias_nodes)
-        self.edge_weight = nn.Parameter(torch.empty(dag.num_edges, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(self._layout.num_biases, dtype=dtype))
-        self._plan_on = {torch.device("cpu"): self._planned()}
+        with lasting():  # the structure is on the CPU, with values, whatever device the weights are made on
+            self.activations = node_activations(dag, activation, output_activation)
+            self.bias_nodes = bias_mask(dag, bias)
+            self._layout = ParameterLayout(dag, self.bias_nodes)
+            self._plan_on = {torch.device("cpu"): self._planned()}
+        self.edge_weight = nn.Parameter(torch.empty(dag.num_edges, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(self._layout.num_biases, dtype=dtype, device=device))
         self._last_input: Tensor | None = None
         self.reset_parameters()
 
@@ -101,18 +124,55 @@ class DagNN(LearnableModule):
 
         Args:
             generator: on the device of the parameters; by default torch's global one.
-        """
-        weight_bound, bias_bound = initial_bounds(self._layout, self.activations)
-        for parameter, bound in ((self.edge_weight, weight_bound), (self.bias, bias_bound)):
-            parameter.uniform_(-1, 1, generator=generator).mul_(bound.to(parameter))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``[..., outputs]`` for ``x [..., inputs]``, in the Dag's order of inputs and outputs.
 
         Raises:
-            DtypeError: ``x`` has another dtype than the parameters.
-            GraphError: the last dimension of ``x`` is not the number of inputs.
+            ConfigError: a parameter is computed from others, as by ``torch.nn.utils.parametrize``.
         """
+        check_own(self, _PARAMETERS, "reset_parameters")
+        weight_bound, bias_bound = initial_bounds(self._layout, self.activations)
+        for parameter, bound in ((self.edge_weight, weight_bound), (self.bias, bias_bound)):
+            parameter.uniform_(-1, 1, generator=generator).mul_(torch.from_numpy(bound).to(parameter))
+
+    @property
+    def input_names(self) -> tuple[Hashable, ...]:
+        """The node of every column of x; its index where nodes have no names."""
+        return tuple(map(self.dag.name_of, self.dag.inputs.tolist()))
+
+    @property
+    def output_names(self) -> tuple[Hashable, ...]:
+        """The node of every column of y; its index where nodes have no names."""
+        return tuple(map(self.dag.name_of, self.dag.outputs.tolist()))
+
+    def input_from(self, table: Any) -> Tensor:
+        """``x [..., inputs]`` from columns by name, of the dtype and on the device of the parameters.
+
+        ``net(table)`` does this for every call; convert a table once where it is used often.
+
+        Args:
+            table: a data frame (of pandas, polars, pyarrow ...), one row of pandas, or a mapping from name to column (a
+                tensor, an array, a list or a number; all of one shape). Their order does not matter and columns that
+                are no inputs are ignored. A NumPy array ``[..., inputs]`` has no names: its columns are taken in the
+                order of `input_names`. Missing values become NaN.
+
+        Raises:
+            GraphError: an input without a column (all are listed), a name with two columns, columns of different shapes
+                or row labels.
+            DtypeError: a column that holds no real numbers; something without columns.
+        """
+        return as_input(table, self.input_names, self.edge_weight)
+
+    def forward(self, x: Any) -> Tensor:
+        """Outputs ``[..., outputs]`` for ``x [..., inputs]``, columns as `input_names` and `output_names` say.
+
+        Args:
+            x: a tensor of the dtype of the parameters; or columns by name or an array, as `input_from` takes them.
+
+        Raises:
+            DtypeError: ``x`` has another dtype than the parameters, or is sparse.
+            GraphError: the last dimension of ``x`` is not the number of inputs; names are missing.
+        """
+        if type(x) is not Tensor and not isinstance(x, Tensor):
+            x = self.input_from(x)
         # Past nn.Module, which looks for them elsewhere first: that took as long as all of the checks.
         held = self._parameters
         weight, bias = held.get("edge_weight"), held.get("bias")
@@ -137,51 +197,7 @@ class DagNN(LearnableModule):
             plan = self._plan_on.setdefault(x.device, self._plan_on[torch.device("cpu")].to(x.device))
         return plan
 
-    # ---- weights and gradients by name ----
-
-    def weight_of(self, u: Hashable, v: Hashable) -> float:
-        """The weight of the edge u -> v. Raises GraphError if there is none."""
-        return float(self.edge_weight.detach()[self._layout.slot_of(u, v)])
-
-    def grad_of(self, u: Hashable, v: Hashable) -> float:
-        """The gradient accumulated for the edge u -> v; 0.0 when there is none yet.
-
-        Raises:
-            GraphError: an unknown node, or no such edge.
-        """
-        slot = self._layout.slot_of(u, v)
-        return 0.0 if self.edge_weight.grad is None else float(self.edge_weight.grad[slot])
-
-    def get_edge_grad(self, u: Hashable, v: Hashable) -> float:
-        """The same as `grad_of`: the reading twin of `accumulate_edge_grad`."""
-        return self.grad_of(u, v)
-
-    def edge_grads(self) -> dict[tuple[Hashable, Hashable], float]:
-        """(u, v) -> accumulated gradient, for every edge; 0.0 where nothing is accumulated."""
-        grad = self.edge_weight.grad
-        values = [0.0] * self.dag.num_edges if grad is None else grad.tolist()
-        return dict(zip(self._layout.edge_names(), values, strict=True))
-
-    def bias_names(self) -> list[Hashable]:
-        """The node that each entry of ``bias`` belongs to."""
-        return [self.dag.name_of(node) for node in self._layout.node_at[self._layout.has_bias].tolist()]
-
-    @torch.no_grad()
-    def accumulate_edge_grad(self, u: Hashable, v: Hashable, g: float | Tensor) -> None:
-        """Add ``g`` to the accumulated gradient of the edge u -> v. In eval mode: nothing.
-
-        Args:
-            g: a number, or a tensor with one element.
-
-        Raises:
-            GraphError: an unknown node, or no such edge.
-        """
-        slot = self._layout.slot_of(u, v)
-        if not (self.training and self.edge_weight.requires_grad):
-            return
-        if self.edge_weight.grad is None:
-            self.edge_weight.grad = torch.zeros_like(self.edge_weight)
-        self.edge_weight.grad[slot] += g.item() if isinstance(g, Tensor) else g
+    # ---- gradients by hand ----
 
     def backward_accumulate(self, grad_output: Tensor) -> None:
         """Backward from an output gradient given by hand; gradients sum. In eval mode: nothing.
@@ -224,14 +240,15 @@ class DagNN(LearnableModule):
             raise GraphError(
                 f"grad_output must have the shape of the last output, {expected}, got {list(grad_output.shape)}."
             )
-        if grad_output.dtype != self.edge_weight.dtype:
-            raise DtypeError(f"grad_output must be {self.edge_weight.dtype}, the dtype of y, got {grad_output.dtype}.")
+        weight, bias = value_of(self, "edge_weight"), value_of(self, "bias")
+        if grad_output.dtype != weight.dtype:
+            raise DtypeError(f"grad_output must be {weight.dtype}, the dtype of y, got {grad_output.dtype}.")
 
         rows = grad_output.reshape(x.shape[:-1].numel(), len(self.dag.outputs))
-        if kernels.accumulate_network(self._plan_for(x), _rows(x), self.edge_weight, self.bias, rows, lr):
+        if kernels.accumulate_network(self._plan_for(x), _rows(x), weight, bias, rows, lr):
             return lr is not None
         with torch.enable_grad():
-            y = self._run(x, self.edge_weight, self.bias)
+            y = self._run(x, weight, bias)
         if y.requires_grad:
             # retain_graph keeps what lies before x; our own part of the graph dies with y.
             torch.autograd.backward(y, grad_output, retain_graph=True)
@@ -254,8 +271,10 @@ class DagNN(LearnableModule):
 
         Raises:
             ConfigError: not exactly one of the two, or out of range.
-            GraphError: an output would lose its last path from an input. Nothing has changed then.
+            GraphError: an output would lose its last path from an input. Nothing has changed then, as with every error.
+            ConfigError: a parameter is computed from others, as by ``torch.nn.utils.prune`` or ``parametrize``.
         """
+        check_own(self, _PARAMETERS, "prune")
         kept = dag_nn_edit.kept_by_prune(self, threshold, fraction)
         if not allow_disconnected:
             dag_nn_edit.check_outputs_stay_connected(self, kept)
@@ -282,7 +301,9 @@ class DagNN(LearnableModule):
         Raises:
             GraphError: an unknown node, an edge that is there already, an edge into an input, a Dag with attributes.
             CycleError: the new edges close a cycle. Nothing has changed then, as with every error.
+            ConfigError: a parameter is computed from others, as by ``torch.nn.utils.prune`` or ``parametrize``.
         """
+        check_own(self, _PARAMETERS, "grow")
         check_activation(activation)
         dag, new = dag_nn_edit.with_more(self, edges, nodes)
         values = torch.as_tensor(weight, dtype=self.edge_weight.dtype, device=self.edge_weight.device)
@@ -347,9 +368,33 @@ class DagNN(LearnableModule):
         net.load_state_dict(weights)
         return net
 
+    def get_extra_state(self) -> Tensor:
+        """What the state dict says of the edges and nodes that the weights belong to: see `dagnn.nn.state_record`."""
+        return record_of(self._layout)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Nothing: `load_state_dict` compares it with the structure of this network, which it does not change."""
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        *lists: list[str],
+    ) -> None:
+        key = f"{prefix}_extra_state"
+        if key in state_dict:  # before anything is copied
+            check_record(state_dict[key], self._layout, prefix[:-1])
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
+        if key in missing:  # of an earlier version, or plain vectors: they are taken in their order
+            missing.remove(key)
+
     def __getstate__(self) -> dict[str, Any]:
         # A tensor inside an autograd graph can be neither pickled nor deep-copied.
-        return {**self.__dict__, "_last_input": None}
+        computed = {name: self.__dict__[name].detach() for name in _PARAMETERS if name in self.__dict__}
+        return {**self.__dict__, **computed, "_last_input": None}
 
     def extra_repr(self) -> str:
         return (
@@ -362,6 +407,8 @@ def _checked(x: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
     """``x`` of the right shape and dtype; under autocast other floating dtypes are converted."""
     if x.dim() == 0 or x.shape[-1] != inputs:
         raise GraphError(f"x must have the shape [..., inputs] = [..., {inputs}], got {list(x.shape)}.")
+    if x.layout is not torch.strided:
+        raise DtypeError(f"x must be dense, got a tensor with the layout {x.layout}: convert it with x.to_dense().")
     if x.dtype != dtype:
         if not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
             raise DtypeError(
@@ -382,10 +429,3 @@ def _may_be_kept(x: Tensor) -> bool:
 def _rows(x: Tensor) -> Tensor:
     """``x [..., inputs]`` as ``[B, inputs]``."""
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])  # not -1: ambiguous when there are no inputs
-
-
-def _mask(dag: Dag, nodes: Collection[Hashable]) -> Tensor:
-    """bool ``[num_nodes]``: which nodes are named."""
-    mask = torch.zeros(dag.num_nodes, dtype=torch.bool)
-    mask[[dag.index_of(node) for node in nodes]] = True
-    return mask

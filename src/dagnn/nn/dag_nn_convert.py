@@ -1,13 +1,17 @@
 """`from_sequential`: an MLP of PyTorch as a `DagNN` that computes the same."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from dagnn.errors import ConfigError
 from dagnn.graph import Dag
 from dagnn.nn.dag_nn import DagNN
+from dagnn.nn.reparametrised import value_of
 
 # Module -> name of the activation, and whether its settings are those of ours.
 _ACTIVATIONS: dict[type[nn.Module], tuple[str, Callable[..., bool]]] = {
@@ -24,7 +28,7 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[str, Callable[..., bool]]] = {
 
 
 def from_sequential(model: nn.Sequential) -> DagNN:
-    """The same function as a DAG, one node per unit, one edge per weight; weights are copied.
+    """The same function as a DAG, one node per unit, one edge per weight; weights are copied, on the model's device.
 
     Nodes have no names: features come first, then the units layer by layer. Two linear layers in a row have the
     identity between them.
@@ -43,26 +47,22 @@ def from_sequential(model: nn.Sequential) -> DagNN:
     """
     layers = _layers(model)
     sizes = [layers[0][0].in_features, *(linear.out_features for linear, _ in layers)]
-    first = [sum(sizes[:layer]) for layer in range(len(sizes) + 1)]
-    edges = torch.cat(
-        [
-            torch.cartesian_prod(torch.arange(first[i], first[i + 1]), torch.arange(first[i + 1], first[i + 2]))
-            for i in range(len(layers))
-        ]
-    )
+    first = np.cumsum([0, *sizes])
+    nodes = [np.arange(start, stop) for start, stop in pairwise(first)]
+    edges = [np.stack(np.meshgrid(u, v, indexing="ij"), axis=-1).reshape(-1, 2) for u, v in pairwise(nodes)]
     activations = ["identity"] * sizes[0]
     biased: list[int] = []
-    for i, (linear, activation) in enumerate(layers):
+    for (linear, activation), units in zip(layers, nodes[1:], strict=True):
         activations += [activation] * linear.out_features
         if linear.bias is not None:
-            biased += range(first[i + 1], first[i + 2])
-    outputs = torch.arange(first[-2], first[-1])
-    dag = Dag(edges, first[-1], inputs=torch.arange(sizes[0]), outputs=outputs)
-    net = DagNN(dag, activation=activations, bias=biased, dtype=layers[0][0].weight.dtype)
+            biased += units.tolist()
+    dag = Dag(np.concatenate(edges), int(first[-1]), inputs=nodes[0], outputs=nodes[-1])
+    weights = [value_of(linear, "weight") for linear, _ in layers]
+    net = DagNN(dag, activation=activations, bias=biased, dtype=weights[0].dtype, device=weights[0].device)
     with torch.no_grad():
         # By (target, source), as `edge_weight` is: a weight matrix [out, in] is its own slots.
-        net.edge_weight.copy_(torch.cat([linear.weight.flatten() for linear, _ in layers]))
-        biases: list[Tensor] = [linear.bias for linear, _ in layers if linear.bias is not None]
+        net.edge_weight.copy_(torch.cat([weight.flatten() for weight in weights]))
+        biases = [value_of(linear, "bias") for linear, _ in layers if linear.bias is not None]
         if biases:
             net.bias.copy_(torch.cat(biases))
     net.train(model.training)
@@ -74,7 +74,8 @@ def _layers(model: nn.Sequential) -> list[tuple[nn.Linear, str]]:
     layers: list[tuple[nn.Linear, str]] = []
     is_open = False  # the last layer has no activation yet
     for place, module in enumerate(model):
-        if type(module) is nn.Linear:
+        if type_before_parametrizations(module) is nn.Linear:
+            assert isinstance(module, nn.Linear)
             layers.append((module, "identity"))
             is_open = True
             continue

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dagnn.errors import CheckpointError, DagnnError
 from dagnn.graph import Dag
+from dagnn.nn.reparametrised import value_of
 
 if TYPE_CHECKING:
     from dagnn.nn.dag_nn import DagNN
@@ -48,7 +49,8 @@ def write(path: Path, net: "DagNN") -> None:
             "bias": net.bias_nodes if isinstance(net.bias_nodes, bool) else _indices(net.bias_nodes),
         }
     )
-    tensors = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
+    # What they are computed to be, if some tool of PyTorch does that: the file holds a plain network.
+    tensors = {name: value_of(net, name).detach().cpu().contiguous() for name in ("edge_weight", "bias")}
     content = safetensors.torch.save(tensors, {"dagnn": document, "sha256": _digest(document, tensors)})
 
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")

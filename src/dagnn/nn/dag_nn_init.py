@@ -1,49 +1,56 @@
 """Which activation every node of a `DagNN` has, and how large its weights start."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from typing import TypeGuard
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from dagnn.errors import ConfigError
 from dagnn.graph import Dag
+from dagnn.graph.lasting import lasting
 from dagnn.kernels.activations import SECOND_MOMENT, check_activation
 from dagnn.nn.parameter_layout import ParameterLayout
 
 
-def node_activations(
-    dag: Dag, activation: str | Sequence[str] | Mapping[Hashable, str], output_activation: str
-) -> list[str]:
+def node_activations(dag: Dag, activation: object, output_activation: object) -> list[str]:
     """The activation of every node, in node order; inputs have "identity".
+
+    An output that feeds other nodes is a hidden node that is also read: to read it must not change the function.
 
     Raises:
         ConfigError: an unknown activation, a list of another length, a dict without a hidden node.
         GraphError: the dict names an unknown node.
     """
-    check_activation(output_activation, "output_activation")
-    inputs, outputs = set(dag.inputs.tolist()), set(dag.outputs.tolist())
-    if isinstance(activation, str):
-        check_activation(activation)
-        chosen = [output_activation if v in outputs else activation for v in range(dag.num_nodes)]
-    elif isinstance(activation, Mapping):
-        chosen = _from_mapping(dag, activation, output_activation)
+    last = check_activation(output_activation, "output_activation")
+    inputs = set(dag.inputs.tolist())
+    final = set(dag.outputs[dag.out_degree[dag.outputs] == 0].tolist())
+    if isinstance(activation, Mapping):
+        chosen = _from_mapping(dag, activation, inputs, dict.fromkeys(final, last))
+    elif isinstance(activation, str) or not _is_list(activation):
+        hidden = check_activation(activation, "activation", ", a list with one for every node, or a dict by node name")
+        chosen = [last if v in final else hidden for v in range(dag.num_nodes)]
     else:
-        chosen = list(activation)
-        if len(chosen) != dag.num_nodes:
-            raise ConfigError(f"activation lists {len(chosen)} names, expected one for each of {dag.num_nodes} nodes.")
-        for v, name in enumerate(chosen):
-            check_activation(name, f"activation[{v}]")
+        listed = list(activation)
+        if len(listed) != dag.num_nodes:
+            raise ConfigError(f"activation lists {len(listed)} names, expected one for each of {dag.num_nodes} nodes.")
+        chosen = [check_activation(name, f"activation[{v}]") for v, name in enumerate(listed)]
     return ["identity" if v in inputs else name for v, name in enumerate(chosen)]
 
 
-def _from_mapping(dag: Dag, activation: Mapping[Hashable, str], output_activation: str) -> list[str]:
-    name_at = {}
+def _is_list(given: object) -> TypeGuard[Iterable[object]]:
+    """Whether it holds something for every node in an order: not a set, a text, or a container of modules."""
+    return isinstance(given, Iterable) and not isinstance(given, Set | str | bytes | nn.Module | Tensor)
+
+
+def _from_mapping(
+    dag: Dag, activation: Mapping[Hashable, object], inputs: set[int], name_at: dict[int, str]
+) -> list[str]:
+    name_at |= dict.fromkeys(inputs, "identity")
     for node, name in activation.items():
         name_at[dag.index_of(node)] = check_activation(name, f"activation[{node!r}]")
-    for v in dag.outputs.tolist():
-        name_at.setdefault(v, output_activation)
-    for v in dag.inputs.tolist():
-        name_at.setdefault(v, "identity")
     missing = [dag.name_of(v) for v in range(dag.num_nodes) if v not in name_at]
     if missing:
         raise ConfigError(
@@ -53,14 +60,33 @@ def _from_mapping(dag: Dag, activation: Mapping[Hashable, str], output_activatio
     return [name_at[v] for v in range(dag.num_nodes)]
 
 
-def initial_bounds(layout: ParameterLayout, activations: Sequence[str]) -> tuple[Tensor, Tensor]:
+def bias_mask(dag: Dag, bias: object) -> bool | Tensor:
+    """Whether all nodes have a bias, or none; or which do, bool ``[num_nodes]``.
+
+    Raises:
+        ConfigError: neither a truth value nor nodes.
+        GraphError: an unknown node, or one twice.
+    """
+    if isinstance(bias, bool | np.bool_):
+        return bool(bias)
+    if isinstance(bias, str | bytes | Mapping) or not isinstance(bias, Iterable):
+        raise ConfigError(f"bias must be True, False, or the nodes to give one, as a list of names, got {bias!r}.")
+    mask = torch.zeros(dag.num_nodes, dtype=torch.bool)
+    mask[torch.from_numpy(dag._nodes.indices_of(bias, "bias"))] = True
+    return mask
+
+
+def initial_bounds(
+    layout: ParameterLayout, activations: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Largest absolute value at the start: of every weight ``[num_edges]``, of every bias ``[num_biases]``.
 
     Float64, by slot. See `DagNN.reset_parameters` for the rule and its source.
     """
-    moment = torch.tensor([SECOND_MOMENT[name] for name in activations], dtype=torch.float64)[layout.node_at]
-    source, target = layout.edges.unbind(1)
-    variance = 1 / (layout.in_degree[target] * moment[source])
-    is_source = (layout.in_degree == 0)[layout.has_bias]
-    # A uniform variable in +-b has the variance b^2 / 3.
-    return (3 * variance).sqrt(), 3**0.5 * is_source.double()
+    with lasting():
+        moment = torch.tensor([SECOND_MOMENT[name] for name in activations], dtype=torch.float64)[layout.node_at]
+        source, target = layout.edges.unbind(1)
+        variance = 1 / (layout.in_degree[target] * moment[source])
+        is_source = (layout.in_degree == 0)[layout.has_bias]
+        # A uniform variable in +-b has the variance b^2 / 3.
+        return (3 * variance).sqrt().numpy(), (3**0.5 * is_source.double()).numpy()

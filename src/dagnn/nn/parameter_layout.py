@@ -81,6 +81,24 @@ class ParameterLayout:
             raise GraphError(f"there is no edge {u!r} -> {v!r}{hint}: give the source first, then the target.")
         return slot
 
+    def slot_of_edge(self, edge: Hashable) -> int:
+        """The same for a pair of names."""
+        if not isinstance(edge, tuple | list) or len(edge) != 2:
+            raise GraphError(f"an edge is a pair of names (source, target), got {edge!r}.")
+        return self.slot_of(*edge)
+
+    def bias_slot_of(self, node: Hashable) -> int:
+        """Entry of ``bias`` for the node with this name.
+
+        Raises:
+            GraphError: an unknown node, or one without a bias.
+        """
+        place = int(self.place_of[self.dag.index_of(node)])
+        if not self.has_bias[place]:
+            why = "is an input" if place in self.inputs.tolist() else "was made without one"
+            raise GraphError(f"the node {node!r} has no bias: it {why}.")
+        return int(self.has_bias[:place].sum())
+
     def slots_of(self, edges: Tensor) -> Tensor:
         """Slots int64 ``[n]`` of edges that exist, int64 ``[n, 2]`` rows (source, target) as nodes of the Dag."""
         ends = self.place_of[edges]
@@ -90,6 +108,10 @@ class ParameterLayout:
         """(source name, target name) of every edge, by slot."""
         names = [self.dag.name_of(node) for node in self.node_at.tolist()]
         return [(names[u], names[v]) for u, v in self.edges.tolist()]
+
+    def bias_names(self) -> list[Hashable]:
+        """The name of the node of every bias, by slot."""
+        return [self.dag.name_of(node) for node in self.node_at[self.has_bias].tolist()]
 
     def _check(self) -> None:
         repeated = (self._key[1:] == self._key[:-1]).nonzero()
@@ -126,3 +148,8 @@ def _by_name(dag: Dag) -> Tensor:
         return torch.arange(dag.num_nodes)
     keys = [sort_key(name) for name in dag.names]
     return torch.tensor(sorted(range(dag.num_nodes), key=keys.__getitem__), dtype=torch.int64)
+
+
+def stable_text(name: Hashable) -> str:
+    """The name and its type in a text that is the same in every process."""
+    return repr(sort_key(name))
