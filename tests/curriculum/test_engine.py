@@ -23,8 +23,9 @@ def wrong_answers(level, count, **options):
     """Samples whose normal form the judge refuses, in words."""
     samples = [make_sample(level, index=index, **options) for index in range(count)]
     machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
-    results = machine.run([to_term(sample.input, level)[0] for sample in samples])
-    answers = [from_term(result.tokens) for result in results]
+    terms = [to_term(sample.input, level) for sample in samples]
+    results = machine.run([term for term, _ in terms])
+    answers = [from_term(result.tokens, names) for result, (_, names) in zip(results, terms, strict=True)]
     return [
         f"{to_text(sample.input)} -> {to_text(found)}"
         for sample, found in zip(samples, answers, strict=True)

@@ -81,10 +81,10 @@ def test_known_samples_never_move():
 
 KNOWN = [
     ("(- 22 53)", "-31"),
-    ("(+ -11 (+ (/ -7 7) (* -6 -6)))", "24"),
-    ("(subst (subst (subst (* (/ x y) (^ z 3)) x -9) y 3) z 12)", "-5184"),
-    ("(sqrt (cos 11))", "0.0665"),
-    ("(derive (+ x (+ x 7)) x)", "2"),
+    ("(* (- 2 (+ 2 12)) (- 10 (+ 9 -17)))", "-216"),
+    ("(subst (subst (* (* y 1) x) x -1) y -11)", "11"),
+    ("(sin (sin (/ -4 16)))", "-0.245"),
+    ("(derive (/ (* 6 x) -9) x)", "(/ -2 3)"),
     ("(integrate (+ (+ (* 2 (^ x 4)) (* -4 (^ x 3))) -5) x -4 1)", "640"),
     ("(solve (= (+ (* 8 x) 42) (+ (+ (* -5 x) -1) 160)) x)", "9"),
 ]
@@ -310,3 +310,20 @@ def test_stream_refuses_before_the_first_sample():
         stream(9)
     with pytest.raises(ConfigError, match="size must be"):
         dataset(1, -1)
+
+
+@pytest.mark.fault("curriculum", 5, 8)
+def test_the_levels_draw_what_is_rare_by_chance():
+    """Repeated operands of every kind, negative powers, other symbols and constants, often enough to be learned."""
+
+    def share(level, holds):
+        inputs = [s.input for s in first(level, 400, seed=2)]
+        return sum(any(holds(item) for item in walk(expr) if isinstance(item, tuple)) for expr in inputs) / 400
+
+    def repeats(item):
+        return len(item) == 3 and isinstance(item[1], tuple) and item[1] == item[2]
+
+    assert all(share(level, repeats) > 0.005 for level in (2, 3, 4, 5))
+    assert all(share(level, lambda item: item[0] == "^" and item[2] in (-1, -2, -3)) > 0.01 for level in (3, 4, 5))
+    assert all(share(level, lambda item: "e" in item or "pi" in item) > 0.03 for level in (4, 5))
+    assert share(5, lambda item: "y" in item or "z" in item) > 0.05

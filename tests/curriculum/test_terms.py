@@ -74,16 +74,29 @@ def test_long_numbers_read_back(value):
 
 def test_strange_symbols_are_renamed_and_named_back():
     term, names = to_term(parse("(+ speed (* alpha_2 x))"))
-    assert names == {"y": "alpha_2", "z": "speed"}
-    assert [SIGNATURE.labels[token].name for token in term] == ["+", "z", "*", "y", "x"]
+    assert names == {"x": "alpha_2", "y": "speed", "z": "x"}
+    assert [SIGNATURE.labels[token].name for token in term] == ["+", "y", "*", "x", "z"]
     assert from_term(term, names) == parse("(+ speed (* alpha_2 x))")
 
 
-def test_letters_are_renamed_in_a_fixed_order():
-    # x, y and z keep their names; every other symbol gets the first free letter, even if it is one itself.
-    assert to_term(parse("(+ (* q b) y)"))[1] == {"x": "b", "z": "q"}
-    assert to_term(parse("(+ z x)"))[1] == {}
-    assert to_term(parse("(+ x y z c)"))[1] == {"a": "c"}
+def test_letters_are_given_in_the_order_of_binding_then_of_the_alphabet():
+    assert to_term(parse("(+ (* q b) y)"))[1] == {"x": "b", "y": "q", "z": "y"}
+    assert to_term(parse("(+ x y z)"))[1] == {}
+    assert to_term(parse("(+ x y z c)"))[1] == {"x": "c", "y": "x", "z": "y", "a": "z"}
+
+
+@pytest.mark.fault("curriculum", 8)
+@pytest.mark.parametrize(
+    ("given", "drawn"),
+    [
+        ("(derive (* alpha beta) beta)", "(derive (* y x) x)"),
+        ("(derive (^ y 2) y)", "(derive (^ x 2) x)"),
+        ("(solve (= (+ t 2) 5) t)", "(solve (= (+ x 2) 5) x)"),
+        ("(subst (subst (+ p q) q 1) p 2)", "(subst (subst (+ x y) y 1) x 2)"),
+    ],
+)
+def test_the_symbol_that_is_bound_is_the_x_of_the_drawn_expressions(given, drawn):
+    assert to_term(parse(given))[0] == to_term(parse(drawn))[0]
 
 
 def test_symbols_named_as_labels_are_symbols():

@@ -4,13 +4,15 @@ import time
 
 import pytest
 
-from dagnn.curriculum import parse
+from dagnn.curriculum import make_sample, parse
 from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.judge import is_worked_out
 from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.terms import to_term
 from dagnn.errors import ConfigError, ExpressionError
-from dagnn.graph.rewriting import LEAVE, encode_replacement, read_window
+from dagnn.graph.rewriting import LEAVE, RewritingMachine, encode_replacement, read_window
 from dagnn.nn.rewriter import Proposal
-from dagnn.training.solving import Solution, solve, solve_with
+from dagnn.training.solving import Solution, _doubt, _read, solve, solve_with
 
 
 class Almost:
@@ -28,6 +30,13 @@ class Almost:
             else:
                 proposals.append(Proposal(other if other == LEAVE else encode_replacement(other, SIGNATURE), 0.875))
         return proposals
+
+
+class Sure:
+    """The exact engine, as sure as 0.9."""
+
+    def propose(self, windows):
+        return [Proposal(right, 0.9) for right in RuleEngine().rewrite(windows)]
 
 
 def solved(text: str, instead=lambda window: None, **options) -> Solution:
@@ -217,3 +226,62 @@ def test_bad_input_is_refused_in_words(learned):
         solve(path, "(+ 2 3)", budget=0)
     with pytest.raises(ConfigError, match="seconds must be above 0, got nan"):
         solve(path, "(+ 2 3)", seconds=float("nan"))
+
+
+@pytest.mark.fault("curriculum", 10)
+@pytest.mark.parametrize(
+    ("infix", "polish"),
+    [
+        ("2*x + 5 = 13", "(solve (= (+ (* 2 x) 5) 13) x)"),
+        ("d/dx x^2", "(derive (^ x 2) x)"),
+        ("2 + 3", "(+ 2 3)"),
+        ("(x + 1)^2 = 4", "(solve (= (^ (+ x 1) 2) 4) x)"),
+        ("sin(3)", "(sin 3)"),
+    ],
+)
+def test_infix_text_is_understood(infix, polish):
+    assert _read(infix) == _read(polish) == parse(polish)
+
+
+def test_a_text_of_neither_notation_is_refused_as_the_one_it_looks_like():
+    with pytest.raises(ExpressionError, match="expected an operator"):
+        _read("(plus 2 3)")
+    with pytest.raises(ExpressionError, match="two ways"):
+        _read("1/2x")
+
+
+@pytest.mark.fault("curriculum", 8)
+def test_a_window_never_shown_in_training_is_believed_half_at_most():
+    expression = parse("(+ 2 34)")
+    machine = RewritingMachine(SIGNATURE, RuleEngine())
+    machine.run([to_term(expression)[0]])
+    shown = {machine.window(w) for w in range(machine.num_windows)}
+    found = solve_with(Sure(), expression, trained=shown)
+    assert (found.confidence, found.unseen) == (0.9, 0)
+    last = machine.window(machine.num_windows - 1)
+    found = solve_with(Sure(), expression, trained=shown - {last})
+    assert (found.confidence, found.unseen) == (0.5, 1)
+    assert found.lines[-2] == "unseen      1 of its windows, never shown in training"
+    assert solve_with(Sure(), expression).unseen is None
+
+
+@pytest.mark.fault("curriculum", 8)
+@pytest.mark.parametrize("text", ["(tan (/ pi 2))", "(approx (exp -30))", "(* (sin 3) (- (^ 10 12) (^ 10 12)))"])
+def test_digits_that_ten_decimals_may_not_give_are_doubted(text):
+    found = solve_with(Sure(), parse(text))
+    assert found.doubt
+    assert found.confidence <= 0.5
+    assert any(line.startswith("doubt") for line in found.lines)
+
+
+def test_drawn_digits_are_not_doubted():
+    for index in range(30):
+        expression = make_sample(4, seed=5, index=index).input
+        assert _doubt(expression, 4) == ""
+
+
+@pytest.mark.parametrize(
+    ("level", "text"), [(3, "(^ 2 (/ 1 2))"), (7, "(/ 3 0)"), (7, "(roots 1 (/ 2 0))"), (4, "(sin 3)")]
+)
+def test_an_answer_without_a_number_is_none(level, text):
+    assert not is_worked_out(parse(text), level)

@@ -5,15 +5,24 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dagnn.curriculum.decimals import decimal_leaf
-from dagnn.curriculum.expression import ARITY, CONSTANTS, MAX_DIGITS, Expr, from_fraction, is_decimal, symbols_of
+from dagnn.curriculum.expression import (
+    ARITY,
+    BINDERS,
+    CONSTANTS,
+    MAX_DIGITS,
+    Expr,
+    from_fraction,
+    is_decimal,
+    symbols_of,
+    walk,
+)
 from dagnn.curriculum.levels import level_spec
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.fixed_point import DECIMALS
 from dagnn.errors import ExpressionError
 
-# Symbols that the generator draws; others are renamed to these, so that `(derive (^ speed 2) speed)` is no news.
-_FAMILIAR = ("x", "y", "z")
-_LETTERS = (*_FAMILIAR, *"abcdfghijklmnopqrstuvw")
+# First those that the generator draws, so that `(derive (^ speed 2) speed)` is no news.
+_LETTERS = tuple("xyzabcdfghijklmnopqrstuvw")
 
 _ID = SIGNATURE.id_of
 _POSITIVE, _NEGATIVE, _END = _ID["positive"], _ID["negative"], _ID["end"]
@@ -75,17 +84,17 @@ class _Part(NamedTuple):
 
 
 def _letters_for(expression: Expr) -> dict[str, str]:
-    """Symbol -> letter, the identity for symbols that are familiar."""
-    symbols = symbols_of(expression)
-    letters = {name: name for name in symbols if name in _FAMILIAR}
-    free = [letter for letter in _LETTERS if letter not in letters]
-    strangers = sorted(symbols - set(letters))
-    if len(strangers) > len(free):
+    """Symbol -> letter: x for the one that the outermost operator binds, as the generator draws it; then the others."""
+    bound = dict.fromkeys(
+        item[BINDERS[item[0]]] for item in walk(expression) if isinstance(item, tuple) and item[0] in BINDERS
+    )
+    symbols = list(bound | dict.fromkeys(sorted(symbols_of(expression))))
+    if len(symbols) > len(_LETTERS):
         raise ExpressionError(
             f"the expression has {len(symbols)} symbols, the rewriting system takes {len(_LETTERS)}: "
             "give some of them values first."
         )
-    return letters | dict(zip(strangers, free, strict=False))
+    return dict(zip(symbols, _LETTERS, strict=False))
 
 
 def _write(expression: Expr, letters: Mapping[str, str], tokens: list[int]) -> None:

@@ -30,6 +30,9 @@ PRIME = (1 << 61) - 1
 # Off the real axis, where log and sqrt have no edge; on both sides of the imaginary one, where a power may vanish.
 _POINTS = (0.83 + 0.21j, 1.37 - 0.29j, -0.71 + 0.33j, 2.3 + 0.4j, 0.31 - 0.17j, -1.9 - 0.6j)
 _STEP = 1e-5
+# Of the other symbols of an expression: any values will do.
+_OTHERS = {"y": "1.37", "z": "0.71"}
+_OTHERS_AT = {name: complex(float(value)) for name, value in _OTHERS.items()}
 _AGREEING_POINTS = 2
 _REAL_POINTS = ("0.83", "-0.71", "1.37", "2.3", "-1.9", "5.1", "0.31", "-4.3")
 _PRECISE_STEP = Decimal("1e-12")
@@ -102,8 +105,9 @@ def _is_slope(whole: Expr, slope: Expr, symbol: str) -> bool:
     agree = doubtful = 0
     for point in _POINTS:
         try:
-            after, before = complex_value(whole, {symbol: point + _STEP}), complex_value(whole, {symbol: point - _STEP})
-            expected = complex_value(slope, {symbol: point})
+            after = complex_value(whole, {**_OTHERS_AT, symbol: point + _STEP})
+            before = complex_value(whole, {**_OTHERS_AT, symbol: point - _STEP})
+            expected = complex_value(slope, {**_OTHERS_AT, symbol: point})
         except (ArithmeticError, ValueError):
             continue
         measured = (after - before) / (2 * _STEP)
@@ -121,6 +125,9 @@ def _is_slope(whole: Expr, slope: Expr, symbol: str) -> bool:
 def _is_slope_precisely(whole: Expr, slope: Expr, symbol: str) -> bool:
     """As ``_is_slope``, in decimal arithmetic at real points."""
     agree = 0
+    for name, value in _OTHERS.items():
+        if name != symbol:
+            whole, slope = substitute(whole, name, value), substitute(slope, name, value)
     for text in _REAL_POINTS:
         point = Decimal(text)
         try:

@@ -89,9 +89,7 @@ def evaluate(
     if traced is not None:
         share = config.curriculum.held_out_windows
         held_out = _held_out_counts(model, traced[0], share)
-        trained = {window for window in traced[0].windows if not is_held_out(window, share)}
-        trained |= {each.window for each in mistakes_of(checkpoint.state["data"])}
-        counts = replace(_window_counts(machine, trained), held_out=held_out)
+        counts = replace(_window_counts(machine, trained_windows(traced[0], share, checkpoint)), held_out=held_out)
     cost = traced[1] if traced else Cost(0.0, 0.0)
     return Evaluation(
         results,
@@ -189,6 +187,12 @@ def model_of(checkpoint: Checkpoint) -> GraphRewriter:
         raise CheckpointError(f"the checkpoint of step {checkpoint.step} holds no GraphRewriter: {error!r}.") from error
     load_weights(model, checkpoint.tensors)
     return model.eval()
+
+
+def trained_windows(traced: WindowSet, held_out: float, checkpoint: Checkpoint) -> set[WindowTokens]:
+    """The windows that a network was trained on: those traced but for the share held out, and those of own runs."""
+    trained = {window for window in traced.windows if not is_held_out(window, held_out)}
+    return trained | {each.window for each in mistakes_of(checkpoint.state["data"])}
 
 
 def labels_of(signature: Signature) -> list[list[str | int | None]]:

@@ -1,15 +1,17 @@
 """One expression answered by a network: its steps, how sure it was of each, and where it left the engine's path."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from dagnn.curriculum import judge, level_of, parse, to_text
+from dagnn.curriculum import from_infix, judge, level_of, level_spec, parse, to_text
 from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.evaluate import place
-from dagnn.curriculum.expression import Expr
+from dagnn.curriculum.exact.numeric import is_well_rounded, well_conditioned_value
+from dagnn.curriculum.expression import Expr, to_binary, walk
 from dagnn.curriculum.judge import is_worked_out
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.terms import from_term, to_term
@@ -26,11 +28,16 @@ from dagnn.graph.rewriting import (
     window_nodes,
 )
 from dagnn.nn.rewriter import Proposal
-from dagnn.training.evaluate import STEP_BUDGET, engine_replacement, model_of, opened_run
+from dagnn.training.evaluate import STEP_BUDGET, engine_replacement, model_of, opened_run, trained_windows
 from dagnn.training.threads import torch_threads
+from dagnn.training.window_file import read_windows
 
 LARGEST_BUDGET = 10_000_000
 SECONDS = 60.0
+# A network that was right at every window of its training may still be sure of nonsense elsewhere: of 1,062 odd
+# expressions it got 64 wrong, ten of them at a confidence of 0.99.
+DOUBTFUL_CONFIDENCE = 0.5
+_ROUNDING = "rounded"
 # Of a sub-expression that is written out; the input of level 4 at depth 8 is shorter.
 _SHOWN_TOKENS = 1_000
 
@@ -42,7 +49,8 @@ class SolvedStep(NamedTuple):
         number: among all steps, those that left a window as it was counted too.
         before, after: text of the sub-expression that was rewritten, and of what it became; a number whose digits are
             being worked on is written ``#23``.
-        confidence: the probability that the network gave to this replacement, the product over its nodes.
+        confidence: the probability that the network gave to this replacement, the product over its nodes; at most 0.5
+            for a window that its training never showed, and where ten decimals may not give three digits.
     """
 
     number: int
@@ -85,6 +93,8 @@ class Solution:
         engine_fails: how the engine's own steps fail at it too; empty where they reach the answer, and where nobody
             asked them, since the network's answer is right or there is none.
         least_certain: the step of the least confidence; None without steps.
+        unseen: different windows that it met and its training never showed; None where nobody knows.
+        doubt: why ten decimals may not give three digits; empty where they do, and where there is nothing to round.
         departure: where the network first left the engine's path; None where it never did.
         trace: the steps that changed something and the one of the departure; empty unless they were asked for.
     """
@@ -98,6 +108,8 @@ class Solution:
     finished: bool = True
     engine_fails: str = ""
     least_certain: SolvedStep | None = None
+    unseen: int | None = None
+    doubt: str = ""
     departure: Departure | None = None
     trace: tuple[SolvedStep, ...] = ()
 
@@ -112,6 +124,11 @@ class Solution:
         if self.right:
             return f"right, {self.reason}"
         return f"wrong, {self.reason}{too}" if self.finished else f"no answer was reached ({self.reason}){too}"
+
+    @property
+    def confidence(self) -> float:
+        """That of the least certain step; 1 without steps."""
+        return 1.0 if self.least_certain is None else self.least_certain.confidence
 
     @property
     def _shown_answer(self) -> str:
@@ -130,6 +147,10 @@ class Solution:
         if self.least_certain is not None:
             least = self.least_certain
             shown.append(f"confidence  {least.confidence:.4f} or more, least at step {least.number}: {least}")
+        if self.unseen:
+            shown.append(f"unseen      {self.unseen:,} of its windows, never shown in training")
+        if self.doubt:
+            shown.append(f"doubt       ten decimals may not give three digits: {self.doubt}")
         return [*shown, f"seconds     {self.seconds:.3f} for {self.steps:,} step{'' if self.steps == 1 else 's'}"]
 
 
@@ -140,7 +161,8 @@ def solve(
 
     Args:
         run: a run directory, or one of its checkpoints.
-        text: the expression; a function such as ``(sin 3)`` alone is level 4 and is answered with three digits.
+        text: the expression, in Polish or infix notation; a function such as ``(sin 3)`` alone is level 4 and is
+            answered with three digits.
         budget: rewrite steps, after which the network is stopped.
         seconds: time, after which it is stopped.
         trace: keep every step that changes something.
@@ -154,8 +176,29 @@ def solve(
         raise ConfigError(f"budget must be a number of steps from 1 to {LARGEST_BUDGET:,}, got {budget}.")
     if not seconds > 0:
         raise ConfigError(f"seconds must be above 0, got {seconds}.")
-    expression = parse(text)
-    return solve_with(model_of(opened_run(run)[2]), expression, budget=budget, seconds=seconds, trace=trace)
+    expression = _read(text)
+    directory, config, checkpoint = opened_run(run)
+    traced = read_windows(directory.path)
+    held_out = config.curriculum.held_out_windows
+    return solve_with(
+        model_of(checkpoint),
+        expression,
+        trained=None if traced is None else trained_windows(traced[0], held_out, checkpoint),
+        budget=budget,
+        seconds=seconds,
+        trace=trace,
+    )
+
+
+def _read(text: str) -> Expr:
+    """The expression of a Polish or an infix text; what is neither is refused as the one that it looks like."""
+    try:
+        return parse(text)
+    except ExpressionError as no_polish:
+        try:
+            return from_infix(text)
+        except ExpressionError as no_infix:
+            raise (no_polish if text.lstrip().startswith("(") else no_infix) from None
 
 
 class Proposer(Protocol):
@@ -168,14 +211,16 @@ def solve_with(
     model: Proposer,
     expression: Expr,
     *,
+    trained: Container[WindowTokens] | None = None,
     budget: int = STEP_BUDGET,
     seconds: float = SECONDS,
     trace: bool = False,
 ) -> Solution:
-    """As `solve`, with a network at hand."""
+    """As `solve`, with a network at hand, and the windows that it was trained on where they are known."""
     level = level_of(expression)
     term, names = to_term(expression, level)
-    rewriter = _Remembering(model)
+    doubt = _doubt(expression, level)
+    rewriter = _Remembering(model, trained, doubts_digits=bool(doubt))
     RewritingMachine(SIGNATURE, RuleEngine(), eager=True).run([to_term(0)[0]])  # what is compiled at first use, now is
     start = time.perf_counter()
     with torch_threads(1):
@@ -196,6 +241,8 @@ def solve_with(
         seconds=spent,
         steps=result.steps,
         least_certain=None if least is None else told(least),
+        unseen=None if trained is None else sum(window not in trained for window in rewriter.confidence_of),
+        doubt=doubt,
         departure=None if departed is None else Departure(told(departed), _engine_text(steps[departed], names)),
         trace=tuple(told(i) for i in range(len(steps)) if trace and (steps.changed(i) or i == departed)),
     )
@@ -204,15 +251,32 @@ def solve_with(
     try:
         verdict = judge(level, expression, answer)
     except ExpressionError as error:
-        return replace(solution, answer=text, reason=str(error), has_answer=False)
+        finished = answer is not None and is_worked_out(answer, level)
+        return replace(solution, answer=text, reason=str(error), has_answer=False, finished=finished)
     return replace(
         solution,
         answer=text,
         right=verdict.right,
-        finished=answer is not None and is_worked_out(answer),
+        finished=answer is not None and is_worked_out(answer, level),
         reason=solution.reason or verdict.reason,
         engine_fails="" if verdict.right else _engine_failure(level, expression, text, seconds),
     )
+
+
+def _doubt(expression: Expr, level: int) -> str:
+    """Why three digits may not come out of ten decimals, in words; the levels draw nothing of the kind."""
+    rounded = [expression] if level_spec(level).numeric else []
+    rounded += [item[1] for item in walk(expression) if isinstance(item, tuple) and item[0] == "approx"]
+    try:
+        for item in rounded:
+            value = well_conditioned_value(resolve(to_binary(item)))
+            if not is_well_rounded(value):
+                return "its digits are near a rounding tie, or it is out of the range 0.01 .. 9999."
+    except ExpressionError as error:
+        return str(error)
+    except (OverflowError, RecursionError):
+        return "too large."
+    return ""
 
 
 def _engine_failure(level: int, expression: Expr, answer: str, seconds: float) -> str:
@@ -233,13 +297,17 @@ def _engine_failure(level: int, expression: Expr, answer: str, seconds: float) -
 class _Remembering:
     """A network as a `Rewriter` that keeps how sure it was of every window."""
 
-    def __init__(self, model: Proposer) -> None:
-        self._model = model
+    def __init__(self, model: Proposer, trained: Container[WindowTokens] | None, *, doubts_digits: bool) -> None:
+        self._model, self._trained = model, trained
+        self._doubted = _ROUNDING if doubts_digits else None
         self.confidence_of: dict[WindowTokens, float] = {}
 
     def rewrite(self, windows: Sequence[WindowTokens]) -> list[ReplacementTokens]:
         proposals = self._model.propose(windows)
-        self.confidence_of |= {window: each.confidence for window, each in zip(windows, proposals, strict=True)}
+        for window, each in zip(windows, proposals, strict=True):
+            known = self._trained is None or window in self._trained
+            certain = known and SIGNATURE.shown[window[0]].kind != self._doubted
+            self.confidence_of[window] = each.confidence if certain else min(each.confidence, DOUBTFUL_CONFIDENCE)
         return [each.replacement for each in proposals]
 
 

@@ -3,16 +3,22 @@
 from functools import lru_cache
 from math import gcd
 
+from dagnn.curriculum.draw.arithmetic import REPEATED_CHANCE, part_of
 from dagnn.curriculum.draw.draws import OFF_LEVEL, Draws, Dropped, Preset
 from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.simplify import add, as_number, collect_terms, multiply, raise_to, subtract
 from dagnn.curriculum.expression import FUNCTIONS, Expr, symbols_of
 
 _SYMBOL = "x"
+_OTHER_LEAVES = ("y", "y", "z", "e", "pi")
+_OTHER_LEAF_CHANCE = 0.1
 
 
 def draw_level_5(draws: Draws, preset: Preset, depth: int | None) -> tuple[Expr, None]:
-    """``(derive E x)`` with every operator and function; one path of E reaches the drawn depth."""
+    """``(derive E x)`` with every operator and function; one path of E reaches the drawn depth.
+
+    Some leaves are another symbol or a constant, some operands stand in the other one too, or are it.
+    """
     expr = _term(draws, depth or draws.choice(preset.depths[5]), preset.constant_limit)
     if _SYMBOL not in symbols_of(expr):
         raise Dropped(OFF_LEVEL)
@@ -26,14 +32,18 @@ def draw_level_6(draws: Draws, preset: Preset, depth: int | None) -> tuple[Expr,
 
 def _term(draws: Draws, depth: int, limit: int) -> Expr:
     if depth == 0:
+        if draws.chance(_OTHER_LEAF_CHANCE):
+            return draws.choice(_OTHER_LEAVES)
         return _SYMBOL if draws.chance(0.6) else draws.within(limit)
     kind = draws.integer(0, 99)
     if kind < 25:
         return (draws.choice(FUNCTIONS), _term(draws, depth - 1, limit))
     if kind < 40:
-        return ("^", _term(draws, depth - 1, limit), draws.choice((2, 2, 3, 3, 4, 5, -1)))
+        return ("^", _term(draws, depth - 1, limit), draws.choice((2, 2, 3, 3, 4, 5, -1, -1, -2, -3)))
     operator = draws.choice(("+", "-", "*", "*", "/"))
-    spine, other = _term(draws, depth - 1, limit), _term(draws, draws.integer(0, depth - 1), limit)
+    spine = _term(draws, depth - 1, limit)
+    repeated = draws.chance(REPEATED_CHANCE)
+    other = part_of(draws, spine) if repeated else _term(draws, draws.integer(0, depth - 1), limit)
     return (operator, spine, other) if draws.chance(0.5) else (operator, other, spine)
 
 

@@ -2,18 +2,21 @@
 
 from dagnn.curriculum.draw.arithmetic import OPERATORS, with_depth
 from dagnn.curriculum.draw.draws import OFF_LEVEL, Draws, Dropped, Preset
-from dagnn.curriculum.expression import FUNCTIONS, Expr, walk
+from dagnn.curriculum.expression import CONSTANTS, FUNCTIONS, Expr, walk
 
 # sin and cos twice: every angle has a value, while most draws under log, sqrt and exp leave their domain.
+_CONSTANT_CHANCE = 0.06
 _OPERATORS = (*OPERATORS, "^", *FUNCTIONS, "sin", "cos")
 
 
 def draw_level_4(draws: Draws, preset: Preset, depth: int | None) -> tuple[Expr, None]:
-    """``sin cos tan log exp sqrt`` mixed with ``+ - * / ^``; leaves are whole numbers or fractions."""
+    """``sin cos tan log exp sqrt`` mixed with ``+ - * / ^``; leaves are numbers, ``e`` and ``pi``."""
     depth = depth or draws.choice(preset.depths[4])
     limit = preset.leaf_limit
 
     def leaf() -> Expr:
+        if draws.chance(_CONSTANT_CHANCE):
+            return draws.choice(CONSTANTS)
         if draws.chance(0.8):
             return draws.within(limit)
         return ("/", draws.within(limit), draws.integer(2, limit))

@@ -32,7 +32,7 @@ def well_conditioned_value(expr: Expr) -> float:
     """The value of a level-4 expression, if every step keeps far from the edges of its domain.
 
     Args:
-        expr: ``+ - * / ^`` with two operands, functions and integers.
+        expr: ``+ - * / ^`` with two operands, functions, numbers, ``e`` and ``pi``.
 
     Raises:
         ExpressionError: outside the bounds above; the message names the bound.
@@ -40,7 +40,11 @@ def well_conditioned_value(expr: Expr) -> float:
     if isinstance(expr, int):
         return float(expr)
     if isinstance(expr, str):
-        raise ExpressionError(f"{expr} has no value here: level 4 has numbers only.")
+        if is_decimal(expr):
+            return float(expr)
+        if expr not in _CONSTANTS:
+            raise ExpressionError(f"{expr} has no value here: level 4 has numbers only.")
+        return _CONSTANTS[expr]
     head = expr[0]
     a = well_conditioned_value(expr[1])
     if len(expr) == 2:
