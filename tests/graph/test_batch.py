@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -233,3 +234,27 @@ def test_a_graph_out_of_range_is_an_index_error():
     for i in (1, -2):
         with pytest.raises(IndexError, match="is out of range: the batch has 1 graphs"):
             batch[i]
+
+
+@pytest.mark.fault("graphs_and_networks", 24)
+@given(MANY, st.data())
+def test_a_slice_is_a_batch_of_those_graphs(graphs, data):
+    part = data.draw(st.slices(len(graphs)))
+    batch = DagBatch.from_dags(graphs)[part]
+    assert isinstance(batch, DagBatch)
+    assert batch.to_dags() == graphs[part]
+    assert torch.equal(batch.graph_of_node, DagBatch.from_dags(graphs[part]).graph_of_node)
+
+
+@pytest.mark.fault("graphs_and_networks", 24)
+def test_a_batch_is_indexed_by_numbers_of_any_type():
+    graphs = [Dag([(0, 1)]), Dag([(1, 0)])]
+    batch = DagBatch.from_dags(graphs)
+    for one in (1, -1, np.int64(1), torch.tensor(1), True):
+        assert batch[one] == graphs[1]
+    for other in ("a", None, 1.0, [0, 1], torch.tensor([0, 1]), (0, 1)):
+        with pytest.raises(DtypeError, match="a batch is indexed by a number or a slice, got"):
+            batch[other]
+    for far in (2, -3, 2**70):
+        with pytest.raises(IndexError, match=f"graph {far} is out of range: the batch has 2 graphs"):
+            batch[far]

@@ -3,6 +3,7 @@
 import sys
 import warnings
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -78,6 +79,50 @@ def test_what_pyg_made_is_read_in_any_order_of_edges():
     assert batch.to_dags() == [dag, dag]
 
 
+class Shifted(geometric.Data):
+    """Shifts and joins some entries in its own way, as PyG lets users say."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        return 100 if key == "ids" else super().__inc__(key, value, *args, **kwargs)
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return None if key == "whole" else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+def molecule(nodes):
+    """A chain of ``nodes`` nodes with entries of every kind."""
+    return Shifted(
+        edge_index=torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)]),
+        x=torch.rand(nodes, 2),
+        z=numpy.arange(nodes),
+        ids=torch.arange(nodes),
+        image_index=torch.arange(5, 5 + nodes),
+        pair_index=torch.arange(2 * nodes).view(2, nodes),
+        my_batch=torch.arange(nodes),
+        symbols=["C"] * nodes,
+        smiles="C" * nodes,
+        y=torch.rand(1),
+        targets=torch.rand(3),
+        whole=torch.rand(4),
+        mask=torch.ones(nodes, dtype=torch.bool),
+        edge_attr=torch.rand(nodes - 1, 3),
+        edge_type_index=torch.arange(nodes - 1),
+        note=[1, "a"],
+    )
+
+
+@pytest.mark.parametrize("sizes", [[2], [2, 5], [5, 6, 5], [1, 1], [7, 1, 2]])
+def test_a_batch_is_read_as_its_graphs_are(sizes):
+    torch.manual_seed(0)
+    batch = geometric.Batch.from_data_list([molecule(nodes) for nodes in sizes], follow_batch=["x"])
+    names = ["x", "z", "ids", "image_index", "my_batch", "symbols", "mask"]
+    one_by_one = [Dag.from_pyg(graph, node_attributes=names) for graph in batch.to_data_list()]
+    assert DagBatch.from_pyg(batch, node_attributes=names).to_dags() == one_by_one
+    if min(sizes) > 1 and 3 not in sizes and 4 not in sizes and sizes != [2]:
+        assert sorted(DagBatch.from_pyg(batch).node_attributes) == sorted(names)
+    assert DagBatch.from_pyg(batch)[0].edge_attributes.keys() == {"attr", "type_index"}
+
+
 def test_the_graphs_do_not_share_memory():
     dag = Dag([(0, 2), (1, 2)], node_attributes=NODE)
     data = dag.to_pyg()
@@ -116,7 +161,8 @@ def test_a_batch_with_an_edge_between_graphs_is_refused():
                 geometric.Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, edge_ids=torch.ones(5))
             ),
             GraphError,
-            "edge_ids must have one entry for each of the 1 edges, got 5: rename what does not belong to edges.",
+            "edge_ids must have one entry for each of the 1 edges, got 5: rename what does not belong to edges, or "
+            "list what does in edge_attributes=[...].",
         ),
         (
             lambda: Dag([], 1, node_attributes={"parent_index": torch.zeros(1)}).to_pyg(),

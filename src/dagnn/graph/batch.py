@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
+from operator import index
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, final, overload
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from dagnn.graph.csr import Csr
 from dagnn.graph.dag import Dag
 from dagnn.graph.joining import check_alike, join, join_attributes, parts_of
 from dagnn.graph.lasting import lasting_property
+from dagnn.graph.names import checked_names
 
 if TYPE_CHECKING:
     import networkx
@@ -125,15 +127,23 @@ class DagBatch:
         return cls.from_dags(Dag.from_networkx(graph, **chosen) for graph in graphs)
 
     @classmethod
-    def from_pyg(cls, batch: Any) -> "DagBatch":
+    def from_pyg(
+        cls,
+        batch: Any,
+        *,
+        node_attributes: Iterable[str] | None = None,
+        edge_attributes: Iterable[str] | None = None,
+    ) -> "DagBatch":
         """The graphs of a ``torch_geometric.data.Batch``, on its device; read as by `Dag.from_pyg`, all in one pass.
+
+        What PyTorch Geometric adds to numbers when it joins graphs, such as to ``image_index``, is taken off again.
 
         Raises:
             DtypeError: no ``Batch``; a single ``Data`` is for `Dag.from_pyg`.
             GraphError: an edge from one graph to another, or a ``ptr`` that does not share out the nodes.
             CycleError: the edges form a cycle; nodes are numbered as in the batch.
         """
-        arguments = pyg_format.arguments_from(batch)
+        arguments = pyg_format.arguments_from(batch, node_attributes, edge_attributes)
         offsets = getattr(batch, "ptr", None)
         if not isinstance(offsets, Tensor):
             raise DtypeError("DagBatch.from_pyg needs a Batch, got a single graph: use Dag.from_pyg for it.")
@@ -168,11 +178,34 @@ class DagBatch:
     def __iter__(self) -> Iterator[Dag]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, graph: int) -> Dag:
-        """Graph number ``graph``, equal to the Dag that was put in; negative counts from the end."""
-        if not -len(self) <= graph < len(self):
-            raise IndexError(f"graph {graph} is out of range: the batch has {len(self)} graphs.")
-        i = range(len(self))[graph]
+    @overload
+    def __getitem__(self, graph: SupportsIndex) -> Dag: ...
+
+    @overload
+    def __getitem__(self, graph: slice) -> "DagBatch": ...
+
+    def __getitem__(self, graph: SupportsIndex | slice) -> "Dag | DagBatch":
+        """Graph number ``graph``, equal to the Dag that was put in; negative counts from the end. Of a slice, a batch.
+
+        Raises:
+            IndexError: there is no such graph.
+            DtypeError: neither a number nor a slice.
+        """
+        if isinstance(graph, slice):
+            first, end, step = graph.indices(len(self))
+            if step == 1:
+                return self._between(first, max(first, end))
+            return DagBatch.from_dags([self[i] for i in range(first, end, step)]).to(self.device)
+        try:
+            number = index(graph)
+        except TypeError:
+            raise DtypeError(
+                f"a batch is indexed by a number or a slice, got {graph!r}: of several graphs make a batch, "
+                "DagBatch.from_dags([batch[i] for i in ...])."
+            ) from None
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"graph {number} is out of range: the batch has {len(self)} graphs.")
+        i = range(len(self))[number]
         part = self._between(i, i + 1).to("cpu")
         dag = Dag._trusted(
             part.edges.numpy(),
@@ -331,6 +364,7 @@ def _parted(union: Dag, offsets: Tensor, names: Sequence[Hashable] | None) -> Da
         offsets: int64 ``[num_graphs + 1]``.
         names: of all nodes, or None.
     """
+    known = None if names is None else _checked_names(names, offsets)
     owner = torch.arange(len(offsets) - 1).repeat_interleave(offsets.diff())
     crossing = (owner[union.edges[:, 0]] != owner[union.edges[:, 1]]).nonzero().flatten()
     if len(crossing):
@@ -350,11 +384,19 @@ def _parted(union: Dag, offsets: Tensor, names: Sequence[Hashable] | None) -> Da
         node_offsets=offsets,
         edge_offsets=torch.searchsorted(union.edges[:, 1].contiguous(), offsets),
         graph_of_node=owner,
-        names=None if names is None else tuple(names),
+        names=known,
         node_attributes=union.node_attributes,
         edge_attributes=union.edge_attributes,
         **ends,
     )
+
+
+def _checked_names(names: Sequence[Hashable], offsets: Tensor) -> tuple[Hashable, ...]:
+    """The names of all nodes, each in its one form, those of a graph all different."""
+    bounds = offsets.tolist()
+    if len(names) != bounds[-1]:
+        raise GraphError(f"there are {len(names)} names, but the batch has {bounds[-1]} nodes: name all, or none.")
+    return tuple(chain.from_iterable(checked_names(names[first:end]) for first, end in pairwise(bounds)))
 
 
 def _changed(attributes: Attributes, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:

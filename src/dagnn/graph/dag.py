@@ -196,18 +196,29 @@ class Dag(Content):
         return cls(**networkx_format.arguments_from(graph, node_attributes, edge_attributes))
 
     @classmethod
-    def from_pyg(cls, data: Any) -> Self:
+    def from_pyg(
+        cls,
+        data: Any,
+        *,
+        node_attributes: Iterable[str] | None = None,
+        edge_attributes: Iterable[str] | None = None,
+    ) -> Self:
         """A Dag from a ``torch_geometric.data.Data``.
 
         ``edge_type`` becomes the edge attribute "type", and so for all names that begin with ``edge_``; other entries
-        with one value per node become node attributes. What belongs to the whole graph, such as ``y``, is left out.
-        ``names``, ``input_index`` and ``output_index`` are read if there.
+        with one value per node become node attributes. What belongs to the whole graph is left out, and so is ``y``
+        where it could be the graph's: of a single node. ``names``, ``input_index`` and ``output_index`` are read if
+        there.
+
+        Args:
+            node_attributes, edge_attributes: which of them to read, by the name here; by default all.
 
         Raises:
             DtypeError: something without an ``edge_index`` of its own, such as ``HeteroData``.
+            GraphError: an attribute that is not there, or an ``edge_...`` without one value per edge.
             CycleError: the edges form a cycle.
         """
-        return cls(**pyg_format.arguments_from(data))
+        return cls(**pyg_format.arguments_from(data, node_attributes, edge_attributes))
 
     @classmethod
     def from_json(cls, document: str | bytes) -> Self:

@@ -1,16 +1,20 @@
 """PyTorch Geometric's `Data` and `Batch` to Dags and back.
 
 Its ``edge_attr``, ``edge_type``, ... are the edge attributes "attr", "type", ... here; every other entry with one value
-per node is a node attribute of the same name. What belongs to a whole graph, such as ``y``, has no place in a Dag.
+per node is a node attribute of the same name. What belongs to a whole graph, such as ``y``, has no place in a Dag; of a
+graph with a single node ``y`` is the graph's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from dagnn.errors import DagnnError, DtypeError, GraphError
+from dagnn.graph.attributes import check_choice
 from dagnn.graph.parts import has_own_ends
 
 if TYPE_CHECKING:
@@ -19,7 +23,9 @@ if TYPE_CHECKING:
 _OWN_KEYS = ("edge_index", "num_nodes", "names", "input_index", "output_index", "batch", "ptr")
 
 
-def arguments_from(data: Any) -> dict[str, Any]:
+def arguments_from(
+    data: Any, node_attributes: Iterable[str] | None = None, edge_attributes: Iterable[str] | None = None
+) -> dict[str, Any]:
     """Arguments of ``Dag(...)`` from a `Data`, or from all graphs of a `Batch` together; see `Dag.from_pyg`."""
     edge_index = getattr(data, "edge_index", None)
     if not isinstance(edge_index, Tensor) or not hasattr(data, "to_dict"):
@@ -28,33 +34,100 @@ def arguments_from(data: Any) -> dict[str, Any]:
         )
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise GraphError(f"edge_index must have the shape [2, num_edges], got {list(edge_index.shape)}.")
-    entries = {name: _flat(value, data) for name, value in data.to_dict().items()}
     num_nodes, num_edges = int(data.num_nodes), edge_index.shape[1]
-    node_attributes = {
+    entries = _Entries(data)
+    of_nodes = {
         name: value
-        for name, value in entries.items()
-        if name not in _OWN_KEYS and not name.startswith(("edge_", "_")) and _count(value) == num_nodes
+        for name, value in entries.others.items()
+        if not name.startswith(("edge_", "_")) and entries.has_one_per_node(name)
     }
-    edge_attributes = {
-        name.removeprefix("edge_"): value
-        for name, value in entries.items()
-        if name not in _OWN_KEYS and name.startswith("edge_")
-    }
-    for name, value in edge_attributes.items():
+    of_edges = {name.removeprefix("edge_"): value for name, value in entries.others.items() if name.startswith("edge_")}
+    if node_attributes is None and set(entries.sizes) <= {0, 1}:
+        of_nodes.pop("y", None)  # one value for one node: a graph's, as PyG uses the name
+    of_nodes = {name: of_nodes[name] for name in check_choice(of_nodes, "node", node_attributes)}
+    of_edges = {name: of_edges[name] for name in check_choice(of_edges, "edge", edge_attributes)}
+    for name, value in of_edges.items():
         if _count(value) != num_edges:
             raise GraphError(
                 f"edge_{name} must have one entry for each of the {num_edges} edges, got {_count(value)}: rename what "
-                "does not belong to edges."
+                "does not belong to edges, or list what does in edge_attributes=[...]."
             )
     return {
         "edges": edge_index.T,
         "num_nodes": num_nodes,
-        "names": entries.get("names"),
-        "inputs": entries.get("input_index"),
-        "outputs": entries.get("output_index"),
-        "node_attributes": node_attributes,
-        "edge_attributes": edge_attributes,
+        "names": entries.names,
+        "inputs": entries.own.get("input_index"),
+        "outputs": entries.own.get("output_index"),
+        "node_attributes": of_nodes,
+        "edge_attributes": of_edges,
     }
+
+
+class _Entries:
+    """The entries of a `Data` or `Batch`, as they were before PyG joined them.
+
+    Attributes:
+        sizes: how many nodes each graph has; of a `Data`, one number.
+        own: those that we write ourselves, as they are.
+        others: all others. Of a `Batch`, lists are joined and what PyG added to a graph's numbers is taken off again.
+        names: of the nodes, or None.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        ptr: Any = getattr(data, "ptr", None)
+        self.is_batch = isinstance(ptr, Tensor) and ptr.ndim == 1 and len(ptr) > 0
+        self.sizes: list[int] = ptr.diff().tolist() if self.is_batch else [int(data.num_nodes)]
+        # Private to PyG, but what its own ``to_data_list`` reads, and nothing else says it.
+        self.slices: Mapping[str, Any] = getattr(data, "_slice_dict", None) or {}
+        self.shifts: Mapping[str, Any] = getattr(data, "_inc_dict", None) or {}
+        entries: dict[str, Any] = data.to_dict()
+        followed = {name for name in entries if name.endswith("_batch") and f"{name[:-5]}ptr" in entries}
+        self.own = {name: value for name, value in entries.items() if name in _OWN_KEYS}
+        self.others = {
+            name: self._unshifted(name, self._joined(value))
+            for name, value in entries.items()
+            if name not in _OWN_KEYS and name not in followed
+        }
+        names = self._joined(self.own.get("names"))
+        self.names = names if isinstance(names, list | tuple) else None
+
+    def has_one_per_node(self, name: str) -> bool:
+        """Has every node a value of this entry?"""
+        value = self.others[name]
+        if _count(value) != sum(self.sizes):
+            return False
+        if not isinstance(value, Tensor):
+            return True
+        slices: Any = self.slices.get(name)
+        is_sliced = isinstance(slices, Tensor) and len(slices) == len(self.sizes) + 1
+        return self._dim(name, value) == 0 and (not is_sliced or slices.diff().tolist() == self.sizes)
+
+    def _joined(self, value: Any) -> Any:
+        """A batch holds a list of every graph's, where a graph holds a list with one for each node, or an array."""
+        if not self.is_batch or not isinstance(value, list | tuple):
+            return value
+        if [len(part) if isinstance(part, list | tuple | np.ndarray) else None for part in value] != self.sizes:
+            return None
+        if all(isinstance(part, np.ndarray) for part in value):
+            return np.concatenate(value)
+        return list(chain.from_iterable(value))
+
+    def _unshifted(self, name: str, value: Any) -> Any:
+        """PyG adds the nodes before a graph to what has "index" in its name, and what a user's ``__inc__`` says."""
+        slices, shifts = self.slices.get(name), self.shifts.get(name)
+        if not (isinstance(value, Tensor) and isinstance(slices, Tensor) and isinstance(shifts, Tensor)):
+            return value
+        dim = self._dim(name, value)
+        if not shifts.any() or dim is None or value.shape[dim] != slices[-1]:
+            return value
+        parts = value.tensor_split(slices[1:-1].cpu(), dim)
+        return torch.cat([part - shift.to(part.device) for part, shift in zip(parts, shifts, strict=True)], dim)
+
+    def _dim(self, name: str, value: Tensor) -> int | None:
+        """Along which dimension PyG joins the entry; None for a new one."""
+        dim = self.data.__cat_dim__(name, value) if value.ndim else None
+        return dim % value.ndim if isinstance(dim, int) else None
 
 
 def to_data(dag: "Dag", *, with_ends: bool | None = None) -> Any:
@@ -107,18 +180,11 @@ def _check_name(name: str, values: Any) -> None:
         )
 
 
-def _flat(value: Any, data: Any) -> Any:
-    """A batch holds a list per graph where a graph holds a list."""
-    if getattr(data, "ptr", None) is None or not isinstance(value, list | tuple):
-        return value
-    return list(chain.from_iterable(part if isinstance(part, Iterable) else [part] for part in value))
-
-
 def _copied(values: Any) -> Any:
     return values.clone() if isinstance(values, Tensor) else list(values)
 
 
 def _count(value: Any) -> int | None:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | np.ndarray):
         return value.shape[0] if value.ndim else None
     return len(value) if isinstance(value, list | tuple) else None
