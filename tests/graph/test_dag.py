@@ -255,7 +255,11 @@ def test_subgraph_takes_a_mask_in_node_order():
     [
         (["a", "q"], "nodes: unknown node 'q': the names are 'a', 'b', 'c'."),
         (["a", "a"], "nodes lists the node a twice: list every node once."),
-        (torch.tensor([3]), "nodes: unknown node 3: num_nodes=3 allows 0 .. 2."),
+        (
+            torch.tensor([3]),
+            "nodes: unknown node 3: num_nodes=3 allows 0 .. 2. A tensor or array of ints holds indices: for names give "
+            "nodes.tolist().",
+        ),
         (torch.tensor([[1]]), "nodes must have the shape [count], got [1, 1]."),
         ("ab", "nodes must be a list of nodes, got 'ab'."),
         ([["a"]], "nodes: unknown node ['a']: the names are 'a', 'b', 'c'."),

@@ -186,6 +186,20 @@ class Frame:
 @pytest.mark.fault("graphs_and_networks", 12)
 def test_a_frame_is_its_rows():
     assert Dag(Frame([["a", "b"], ["b", "c"]])) == Dag([("a", "b"), ("b", "c")])
+    assert Dag(Frame([[10, 20]]), names=[20, 10]) == Dag([(10, 20)], names=[20, 10])
+
+
+@pytest.mark.fault("graphs_and_networks", 12)
+def test_arrays_of_ints_are_indices():
+    names = [2, 0, 1]
+    dag = Dag(np.array([[0, 1]]), names=names, inputs=np.array([2]))
+    assert dag == Dag([(2, 0)], names=names, inputs=[1])
+    with pytest.raises(GraphError, match=r"unknown node 7: .* holds indices: for names give inputs.tolist\(\)"):
+        Dag([(2, 0)], names=names, inputs=np.array([7]))
+    with pytest.raises(GraphError, match=r"edge 0 is 7 -> 0, .* holds indices, for names give edges.tolist\(\)"):
+        Dag(np.array([[7, 0]]), names=names)
+    with pytest.raises(GraphError, match="edges has masked entries"):
+        Dag(np.ma.array([["a", "b"]], mask=[[False, True]]))
 
 
 @pytest.mark.fault("graphs_and_networks", 26)

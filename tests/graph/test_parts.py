@@ -130,7 +130,12 @@ def test_remove_takes_numpy_names():
         ),
         ({"edges": ("a", "b")}, GraphError, "edges must be pairs (source, target), got 'a' at edge 0."),
         ({"edges": "ab"}, DtypeError, "edges must be a tensor, an array or a list of pairs, got 'ab'."),
-        ({"edges": torch.tensor([[0, 7]])}, GraphError, "edges: unknown node 7: num_nodes=3 allows 0 .. 2."),
+        (
+            {"edges": torch.tensor([[0, 7]])},
+            GraphError,
+            "edges: unknown node 7: num_nodes=3 allows 0 .. 2. A tensor or array of ints holds indices: for names give "
+            "edges.tolist().",
+        ),
         (
             {"edges": torch.tensor([[0.0, 1.0]])},
             DtypeError,

@@ -114,7 +114,7 @@ def _checked(values: Any, where: str) -> Attribute:
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "biufc":
             return torch.tensor(values)
-        return tuple(values.tolist())
+        return tuple(values) if values.dtype.kind in "mM" else tuple(values.tolist())  # else ints, of nanoseconds
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise DtypeError(f"{where} must be a tensor or a list, got {values!r}.")
     items = tuple(values)

@@ -22,8 +22,11 @@ def check_num_nodes(num_nodes: object) -> int:
     return int(num_nodes)
 
 
-def check_edges(edges: Tensor | NDArray[np.int64], num_nodes: int | None) -> None:
+def check_edges(edges: Tensor | NDArray[np.int64], num_nodes: int | None, *, named: bool = False) -> None:
     """Dtype, shape and range of ``edges``; ``num_nodes=None`` allows any end that is not negative.
+
+    Args:
+        named: the nodes have names, of which there may be ints.
 
     Raises:
         DtypeError: not int64.
@@ -49,10 +52,10 @@ def check_edges(edges: Tensor | NDArray[np.int64], num_nodes: int | None) -> Non
     if num_nodes is not None and highest >= num_nodes:
         bad = first_true((edges >= num_nodes).any(1))
         allowed = f"allows nodes 0 .. {num_nodes - 1}" if num_nodes else "allows none"
-        raise GraphError(
-            f"edge {bad} is {_arrow(edges, bad)}, but num_nodes={num_nodes} {allowed}: raise num_nodes to "
-            f"{highest + 1}, or drop the edge."
-        )
+        advice = f"raise num_nodes to {highest + 1}, or drop the edge."
+        if named:
+            advice = "a tensor or array of ints holds indices, for names give edges.tolist()."
+        raise GraphError(f"edge {bad} is {_arrow(edges, bad)}, but num_nodes={num_nodes} {allowed}: {advice}")
 
 
 def node_count(edges: Tensor | NDArray[np.int64], num_nodes: int | None, names: tuple[Hashable, ...] | None) -> int:

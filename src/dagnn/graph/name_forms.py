@@ -63,10 +63,16 @@ def _reader(kind: type) -> Callable[[Any], Hashable]:
         (int, int.__index__),  # bool too
         (float, _number),
         (bytes, bytes),
-        (tuple, lambda name: tuple(map(canonical, name))),
+        (tuple, _tuple),
         (frozenset, lambda name: frozenset(map(canonical, name))),
     )
     return next((read for base, read in readers if issubclass(kind, base)), _refuse)
+
+
+def _tuple(name: tuple[Any, ...]) -> tuple[Hashable, ...]:
+    if type(name) is tuple and _PLAIN.issuperset(map(type, name)):
+        return name
+    return tuple(map(canonical, name))
 
 
 def _number(name: float) -> int | float:

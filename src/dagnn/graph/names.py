@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ class NodeNames:
             indices = np.array(nodes.cpu().numpy() if isinstance(nodes, Tensor) else nodes)
             if indices.size and (indices.min() < 0 or indices.max() >= self.num_nodes):
                 bad = next(i for i in indices.tolist() if not 0 <= i < self.num_nodes)
-                NodeNames(self.num_nodes).index_of(bad, argument)
+                self._refuse_index(bad, argument)
         elif isinstance(nodes, str | bytes) or not isinstance(nodes, Iterable):
             raise GraphError(f"{argument} must be a list of nodes, got {nodes!r}.")
         else:
@@ -82,12 +82,18 @@ class NodeNames:
             check_edges(edges, None)
             indices = np.array(edges.cpu().numpy() if isinstance(edges, Tensor) else edges)
             if indices.size and indices.max() >= self.num_nodes:
-                NodeNames(self.num_nodes).index_of(int(indices.max()), argument)
+                self._refuse_index(int(indices.max()), argument)
             return indices
         if isinstance(edges, str | bytes) or not isinstance(edges, Iterable):
             raise DtypeError(f"{argument} must be a tensor, an array or a list of pairs, got {edges!r}.")
         ends = _flattened(list(edges), argument)
         return np.array([self.index_of(end, argument) for end in ends], dtype=np.int64).reshape(-1, 2)
+
+    def _refuse_index(self, index: int, argument: str) -> Never:
+        """Raise GraphError for an entry of a tensor or array of indices."""
+        allowed = f"0 .. {self.num_nodes - 1}" if self.num_nodes else "none"
+        hint = f" A tensor or array of ints holds indices: for names give {argument}.tolist()." if self.names else ""
+        raise GraphError(f"{argument}: unknown node {index}: num_nodes={self.num_nodes} allows {allowed}.{hint}")
 
     @cached_property
     def has_numbers(self) -> bool:
@@ -139,12 +145,14 @@ def read_edges(
         An array int64 ``[num_edges, 2]`` of our own, in C order, and the names or None.
     """
     if len(getattr(edges, "shape", ())) == 2 and hasattr(edges, "to_numpy"):  # a frame: it iterates over its columns
-        edges = edges.to_numpy()
+        edges = edges.to_numpy().tolist()
+    if np.ma.is_masked(edges):
+        raise GraphError("edges has masked entries, which are no nodes: drop those rows.")
     if isinstance(edges, Tensor | np.ndarray) and is_numeric(edges):
         rows, known = edges, names
     else:
         rows, known = _read_pairs(edges, names)
-    check_edges(rows, node_count(rows, num_nodes, known))
+    check_edges(rows, node_count(rows, num_nodes, known), named=known is not None)
     # A copy: the user may write to theirs later. In C order: a transposed edge_index would keep its own layout.
     return np.array(rows.cpu().numpy() if isinstance(rows, Tensor) else rows, order="C"), known
 
