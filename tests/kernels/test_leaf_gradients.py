@@ -291,3 +291,15 @@ def test_a_child_that_is_forked_in_the_middle_of_an_addition():
     child.join(60)
     assert_equal([torch.tensor(g, dtype=torch.float64) for g in found], expected)
     assert child.exitcode == 0
+
+
+@pytest.mark.fault("graphs_and_networks", 29)
+def test_threads_that_compiled_code_runs_on_are_no_other_writers(monkeypatch):
+    parameter = torch.nn.Parameter(torch.ones(1))
+    started = list(range(3))
+    monkeypatch.setattr(leaf_gradients.threading, "active_count", lambda: 1 + len(started))
+    monkeypatch.setattr(leaf_gradients.workers, "_started", started)
+    assert leaf_gradients.are_first(parameter)
+    started.pop()
+    monkeypatch.setattr(leaf_gradients.threading, "active_count", lambda: 4)
+    assert not leaf_gradients.are_first(parameter)

@@ -3,6 +3,7 @@
 import copy
 import gc
 import resource
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -353,8 +354,58 @@ def test_dense_blocks_used_in_inference_mode_first_can_be_trained(batch):
 def test_the_operator_keeps_the_rules_of_torch_library():
     net = network()
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    number = net._plan_on[torch.device("cpu")].number
-    torch.library.opcheck(torch.ops.dagnn.network.default, (x, net.edge_weight, net.bias, number))
+    fingerprint = net._plan_on[torch.device("cpu")].fingerprint
+    torch.library.opcheck(torch.ops.dagnn.network.default, (x, net.edge_weight, net.bias, fingerprint))
+
+
+@pytest.mark.fault("graphs_and_networks", 9)
+@pytest.mark.parametrize("second", ["backward", "backward_accumulate", "backward_and_update"])
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.filterwarnings("ignore:backward_and_update is deprecated:DeprecationWarning")
+def test_a_gradient_that_a_graph_has_saved_is_not_written_to_unseen(second, batch):
+    net, x = network(), torch.randn(batch, 2, dtype=torch.float64)
+    net(x).sum().backward()
+    factor = torch.ones(net.edge_weight.shape, dtype=torch.float64, requires_grad=True)
+    saved = (factor * net.edge_weight.grad).sum()
+    y = net(x)
+    match second:
+        case "backward":
+            y.sum().backward()
+        case "backward_accumulate":
+            net.backward_accumulate(torch.ones_like(y))
+        case _:
+            net.backward_and_update(torch.ones_like(y), 0.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+
+
+@pytest.mark.fault("graphs_and_networks", 9)
+def test_networks_that_share_parameters_lose_no_gradient_to_each_others_threads():
+    """One edge and bias in networks of two plans: what is locked is the parameter, not the plan."""
+    nets = [DagNN(Dag([("a", "b")]), output_activation=name).double() for name in ("identity", "tanh")]
+    nets[1].edge_weight, nets[1].bias = nets[0].edge_weight, nets[0].bias
+    x = torch.ones(64, 1, dtype=torch.float64)
+
+    def passes(net: DagNN) -> None:
+        for _ in range(200):
+            net(x).sum().backward()
+
+    for net in nets:
+        passes(net)
+    expected = nets[0].edge_weight.grad.clone()
+    nets[0].zero_grad()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(passes, nets))
+    torch.testing.assert_close(nets[0].edge_weight.grad, expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_gradient_made_in_inference_mode_is_left_to_pytorch():
+    net = network()
+    with torch.inference_mode():
+        net.edge_weight.grad = torch.zeros_like(net.edge_weight)
+    with pytest.raises(RuntimeError, match="inference tensor"):
+        net(torch.ones(3, 2, dtype=torch.float64)).sum().backward()
 
 
 def test_weights_that_lie_within_other_memory():

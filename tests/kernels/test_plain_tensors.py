@@ -205,7 +205,7 @@ def test_rows_of_a_table_changed_after_the_pass_do_not_count():
 
 def test_the_operator_checks_what_it_is_given():
     net, x, _ = given("network")
-    run, number = torch.ops.dagnn.network, net._plan_on[x.device].number
+    run, number = torch.ops.dagnn.network, net._plan_on[x.device].fingerprint
     with pytest.raises(GraphError, match=r"x must have the shape \[4, 2\], got \[4, 1\]"):
         run(x[:, :1], net.edge_weight, net.bias, number)
     with pytest.raises(DtypeError, match=r"all of one, got torch.float32, torch.float64"):

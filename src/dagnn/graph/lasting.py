@@ -10,6 +10,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 Made = TypeVar("Made")
+Fact = TypeVar("Fact", bound=Callable[..., Any])
 
 
 def lasting() -> AbstractContextManager[None]:
@@ -17,26 +18,33 @@ def lasting() -> AbstractContextManager[None]:
 
     What inference mode makes could never be trained with or written to; what is made within a transform of
     ``torch.func`` or under somebody's dispatch mode belongs to it, and is no tensor any more when that ends. A default
-    device is such a mode too: plans are made on the CPU.
+    device is such a mode too: plans are made on the CPU. What
+    ``torch.jit.trace`` sees becomes a part of its program.
     """
     is_ordinary = (
         not torch.is_inference_mode_enabled()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
+        and torch._C._get_tracing_state() is None
     )
     return nullcontext() if is_ordinary else _outside()
 
 
 @contextmanager
 def _outside() -> Iterator[None]:
+    tracing = torch._C._get_tracing_state()
     with (
         torch.inference_mode(False),
         temporarily_clear_interpreter_stack(),
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),
     ):
-        yield
+        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
 
 
 def lasting_property(make: Callable[[Any], Made]) -> cached_property[Made]:
@@ -48,3 +56,10 @@ def lasting_property(make: Callable[[Any], Made]) -> cached_property[Made]:
 
     made.__doc__ = make.__doc__
     return cached_property(made)
+
+
+def constant(fact: Fact) -> Fact:
+    """`torch.compile` and `torch.export` call this function and take what comes back for a constant."""
+    # As torch.compiler.assume_constant_result, which imports all of torch.compile for it: more than a second.
+    fact._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return fact

@@ -73,9 +73,11 @@ def _is_unset() -> bool:
 def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
     """Outputs ``[B, outputs]`` of a network for ``x [B, inputs]``; see `reference.run_network`."""
     if torch.compiler.is_compiling():
-        if _becomes_operator(x, edge_weight, bias):
+        # An exported program outlives this process: it gets operators of PyTorch's alone.
+        if not torch.compiler.is_exporting() and _becomes_operator(x, edge_weight, bias):
             return network_op.run_network(plan, x, edge_weight, bias)
-    elif _is_compiled(x, edge_weight, bias):
+        return reference.run_network(plan.levels_as_constant(), x, edge_weight, bias)
+    if _is_compiled(x, edge_weight, bias):
         y: Tensor = _network_function().run_network(plan, x, edge_weight, bias)
         return y
     return reference.run_network(plan.levels, x, edge_weight, bias)

@@ -115,6 +115,8 @@ def _product(rows: Tensor, weight: Tensor, operator: Tensor | None) -> Tensor:
     """``rows @ weight``, or ``rows[v] @ weight[operator[v]]``: one product for every operator that occurs."""
     if operator is None or not len(rows):
         return rows @ (weight if operator is None else weight[0])
+    if torch.compiler.is_compiling():  # how many nodes an operator has is not known there
+        return torch.bmm(rows.unsqueeze(1), weight.index_select(0, operator)).squeeze(1)
     order = operator.argsort(stable=True)
     counts = torch.bincount(operator, minlength=len(weight)).tolist()
     parts = torch.split(rows.index_select(0, order), counts)

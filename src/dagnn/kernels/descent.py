@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dagnn.kernels.leaf_gradients import added_to, is_plain_leaf, may_be_written, only_adds
+from dagnn.kernels.leaf_gradients import added_to, is_plain_leaf, only_adds, written
 
 if TYPE_CHECKING:
     from dagnn.kernels.sweep_calls import Work
@@ -54,7 +54,7 @@ class Descent:
             return set()
         from dagnn.kernels.sweep_calls import joined, run  # here: it needs llvmlite
 
-        direct = [weight for weight in self._waiting if is_plain_leaf(weight) and may_be_written(weight.grad)]
+        direct = [weight for weight in self._waiting if is_plain_leaf(weight)]
         with added_to(direct) as grads:
             memory = {tensor.untyped_storage().data_ptr() for tensor in [*direct, *grads]}
             # Where two weights or their gradients share memory, all must be complete before any weight moves.
@@ -71,7 +71,7 @@ class Descent:
                 weight.grad = gradient if weight.grad is None else gradient + weight.grad
         if not is_apart:
             return set()
-        torch.autograd.graph.increment_version(direct)
+        written(*direct)
         return {id(weight) for weight in direct}
 
 

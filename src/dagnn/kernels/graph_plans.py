@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag, DagBatch
-from dagnn.graph.lasting import lasting
+from dagnn.graph.lasting import constant, lasting
 from dagnn.kernels.compiled_sweep_plan import SweepPlan, plan_sweep
 from dagnn.kernels.levels import LevelPlan, plan_levels
 
@@ -26,6 +26,7 @@ def check_direction(direction: str) -> None:
         )
 
 
+@constant
 def sweep_plan(graph: Graph, direction: Literal["up", "down"], device: torch.device) -> LevelPlan:
     """The sweep along the edges (``"up"``: operands before operators), or against them."""
 
@@ -64,6 +65,7 @@ def compiled_plan(graph: Graph, direction: Literal["up", "down"], *, by_position
     return result
 
 
+@constant
 def node_operators(graph: Graph, device: torch.device) -> Tensor:
     """int64 ``[num_nodes]``: the node attribute "operator".
 
@@ -96,6 +98,7 @@ def node_operators(graph: Graph, device: torch.device) -> Tensor:
     return result
 
 
+@constant
 def operator_bounds(graph: Graph) -> tuple[int, int]:
     """The lowest and the highest of `node_operators`; (0, 0) without nodes."""
     bounds: tuple[int, int] = _remembered(
@@ -104,6 +107,7 @@ def operator_bounds(graph: Graph) -> tuple[int, int]:
     return bounds
 
 
+@constant
 def position_bounds(graph: Graph) -> tuple[int, int] | None:
     """The lowest and the highest of `edge_positions`, (0, 0) without edges; None where they are no whole numbers."""
 
@@ -115,6 +119,7 @@ def position_bounds(graph: Graph) -> tuple[int, int] | None:
     return result
 
 
+@constant
 def edge_ends(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor]:
     """Sources and targets: two contiguous int64 ``[num_edges]``, in the order of ``graph.edges``."""
 
@@ -126,6 +131,7 @@ def edge_ends(graph: Graph, device: torch.device) -> tuple[Tensor, Tensor]:
     return result
 
 
+@constant
 def edge_positions(graph: Graph, device: torch.device) -> Tensor:
     """int64 ``[num_edges]``: which operand of its target the source of an edge is.
 
@@ -143,6 +149,7 @@ def edge_positions(graph: Graph, device: torch.device) -> Tensor:
     return result
 
 
+@constant
 def graph_of_node(graph: Graph, device: torch.device) -> Tensor:
     """int64 ``[num_nodes]``: the graph of the batch that a node belongs to; zeros for a single `Dag`."""
 
@@ -155,6 +162,7 @@ def graph_of_node(graph: Graph, device: torch.device) -> Tensor:
     return result
 
 
+@constant
 def dense_places(graph: Graph, device: torch.device) -> tuple[Tensor, int]:
     """Where the nodes lie when every graph gets a row of equal width.
 

@@ -8,12 +8,13 @@ are told None.
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dagnn.kernels import workers
 from dagnn.kernels.plain_tensors import is_plain
 
 _NUM_LOCKS = 64
@@ -34,12 +35,15 @@ def are_first(*parameters: Tensor) -> bool:
     """Whether these get their first gradients, which are left to autograd.
 
     It keeps a first gradient without a copy, and asking it whether it would costs 0.1 ms when it says no by an
-    exception. With other threads we keep it ourselves: theirs may be adding, under our lock.
+    exception. With other threads we keep it ourselves: theirs may be adding, under our lock. Those that compiled code
+    runs on add nothing of their own.
     """
     for parameter in parameters:  # a loop: this is asked in every step
+        if not parameter.is_leaf:  # computed for this step; its .grad, whose question warns, is nobody's
+            return True
         if parameter.grad is not None:
             return False
-    return threading.active_count() == 1
+    return threading.active_count() == 1 + workers.num_python_threads()
 
 
 def only_adds(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
@@ -69,32 +73,43 @@ def is_plain_leaf(parameter: Tensor) -> bool:
     grad = parameter.grad
     return grad is None or (
         type(grad) is Tensor
-        and grad.layout == torch.strided
+        and is_plain(grad)  # memory and nothing else: PyTorch itself says what is wrong with another
         and (grad.dtype, grad.shape) == (parameter.dtype, parameter.shape)
         and grad.is_contiguous()
         and not grad.requires_grad
+        and not grad.is_inference()
     )
 
 
-def may_be_written(grad: Tensor | None) -> bool:
-    """Whether a ``.grad`` is memory and nothing else, or not there yet; PyTorch itself says what is wrong with it."""
-    return grad is None or (is_plain(grad) and not grad.is_inference())
-
-
 @contextmanager
-def added_to(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The ``.grad`` of each, zeros where there was none, for as long as nobody else who asks here adds to them.
+def turn(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Nobody else who asks here adds to the gradients of these parameters meanwhile.
 
     Two threads that go backward through the same parameters at once take turns, and no sum is lost.
     """
     # In order, so that no two threads wait for each other; parameters that share a lock share it also here.
-    numbers = sorted({id(parameter) // 16 % _NUM_LOCKS for parameter in parameters})
-    with ExitStack() as held:
-        for number in numbers:
-            held.enter_context(_locks[number])
+    locks = [_locks[number] for number in sorted({id(parameter) // 16 % _NUM_LOCKS for parameter in parameters})]
+    for lock in locks:
+        lock.acquire()
+    try:
+        yield
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def written(*tensors: Tensor) -> None:
+    """Compiled code has written to these. A graph that saved one of them must not be differentiated any more."""
+    torch.autograd.graph.increment_version(tensors)
+
+
+@contextmanager
+def added_to(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The ``.grad`` of each, zeros where there was none, to be added to in their `turn`."""
+    with turn(parameters):
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         grads = [parameter.grad for parameter in parameters]
         yield grads  # type: ignore[misc]  # none of them is None any more
-        torch.autograd.graph.increment_version(grads)  # type: ignore[arg-type]
+        written(*grads)  # type: ignore[arg-type]

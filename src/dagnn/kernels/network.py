@@ -1,7 +1,6 @@
 """`NetworkPlan`: one DAG prepared as a network with a weight per edge, in the form that each path needs."""
 
-import itertools
-import threading
+import hashlib
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dagnn.graph.lasting import lasting_property
+from dagnn.errors import GraphError
+from dagnn.graph.lasting import constant, lasting_property
 from dagnn.kernels.network_levels import NetworkLevels, plan_network_levels
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class NetworkPlan:
         has_bias: bool ``[num_nodes]``.
         activation: name for every node.
         device: where the reference runs; all of the above is on the CPU.
-        accumulating: held while gradients are added in place: threads that share a network share its buffers.
-        number: of this plan among all of the process; see `plan_of_number`.
+        fingerprint: of all of the above but the device: equal networks have one, in every process; see `plan_of`.
     """
 
     def __init__(
@@ -47,9 +46,9 @@ class NetworkPlan:
         self.edges, self.node_levels, self.inputs, self.outputs = edges, node_levels, inputs, outputs
         self.has_bias, self.activation = has_bias, tuple(activation)
         self.device = torch.device("cpu") if device is None else device
-        self.accumulating = threading.Lock()
-        self.number = next(_numbers)
-        _plans[self.number] = self
+        self.fingerprint = _fingerprint(self._parts())
+        _alive.add(self)
+        _plans[self.fingerprint] = self
 
     @property
     def num_nodes(self) -> int:
@@ -75,6 +74,11 @@ class NetworkPlan:
             self.edges, self.node_levels, self.inputs, self.outputs, self.bias_slot, self.activation
         ).to(self.device)
 
+    @constant
+    def levels_as_constant(self) -> NetworkLevels:
+        """`levels`, for `torch.compile` and `torch.export`, which cannot follow how they are worked out."""
+        return self.levels
+
     @lasting_property
     def compiled(self) -> "CompiledPlan":
         """For the compiled path."""
@@ -97,14 +101,38 @@ class NetworkPlan:
         return self.edges, self.node_levels, self.inputs, self.outputs, self.has_bias, self.activation
 
 
-# An operator of torch.library takes numbers, not objects of ours.
-_numbers = itertools.count()
-_plans: "weakref.WeakValueDictionary[int, NetworkPlan]" = weakref.WeakValueDictionary()
+def _fingerprint(parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...]]) -> str:
+    *tensors, activation = parts
+    found = hashlib.sha256(",".join(activation).encode())
+    for tensor in tensors:
+        found.update(f"{list(tensor.shape)}".encode())
+        found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
-def plan_of_number(number: int) -> NetworkPlan:
-    """The plan with this number, while it lives."""
-    return _plans[number]
+# An operator of torch.library takes numbers and words, not objects of ours. A word, for what `torch.compile` keeps on
+# disk for other processes: a number would there be that of another network.
+_alive: "weakref.WeakSet[NetworkPlan]" = weakref.WeakSet()
+_plans: "weakref.WeakValueDictionary[str, NetworkPlan]" = weakref.WeakValueDictionary()
+
+
+def plan_of(fingerprint: str) -> NetworkPlan:
+    """A plan with this fingerprint, while one lives in this process.
+
+    Raises:
+        GraphError: none does.
+    """
+    plan = _plans.get(fingerprint)
+    if plan is None:  # the one that came last is gone: another of its kind may be there
+        plan = next((other for other in list(_alive) if other.fingerprint == fingerprint), None)
+    if plan is not None:
+        _plans[fingerprint] = plan
+        return plan
+    raise GraphError(
+        f"a compiled program computes with a DagNN that this process does not hold (fingerprint {fingerprint[:12]}): "
+        "make the same network here before running it and keep it, or give away a program of torch.export, which "
+        "needs none."
+    )
 
 
 def plan_network(

@@ -14,7 +14,7 @@ from torch import Tensor
 from dagnn.errors import DtypeError, GraphError
 from dagnn.kernels import compiled_network, reference
 from dagnn.kernels.compiled_network import Gradients, Saved
-from dagnn.kernels.leaf_gradients import are_first, is_plain_leaf, only_adds
+from dagnn.kernels.leaf_gradients import are_first, is_plain_leaf, only_adds, turn, written
 from dagnn.kernels.network import NetworkPlan
 from dagnn.kernels.plain_tensors import is_plain, with_memory
 
@@ -45,13 +45,10 @@ def accumulate(
     if not (is_plain_leaf(edge_weight) and is_plain_leaf(bias)):
         return False
     if x.shape[0]:
-        with torch.no_grad(), plan.accumulating:
-            _, saved = compiled_network.forward(plan.compiled, x.contiguous(), edge_weight, bias)
-            into = _gradients_of(edge_weight, bias)._replace(lr=lr)
-            compiled_network.backward(plan.compiled, grad_y.contiguous(), saved, edge_weight, bias, into, needs_x=False)
-            edge_weight.grad, bias.grad = into.weight, into.bias
-            if lr is not None:
-                torch.autograd.graph.increment_version((edge_weight, bias))
+        x, grad_y = x.contiguous(), grad_y.contiguous()
+        with torch.no_grad(), turn((edge_weight, bias)):
+            _, saved = compiled_network.forward(plan.compiled, x, edge_weight, bias)
+            _add(plan, grad_y, saved, edge_weight, bias, lr=lr, needs_x=False)
     return True
 
 
@@ -93,16 +90,32 @@ def _compiled_backward(
     if not are_first(edge_weight, bias) and only_adds(
         (edge_weight, bias), [node for node, _ in ctx.next_functions[1:3]]
     ):
-        with ctx.plan.accumulating:
-            into = _gradients_of(edge_weight, bias)
-            grad_x = compiled_network.backward(
-                ctx.plan.compiled, grad_y, saved, weight, own_bias, into, needs_x=needs_x
-            )
-            edge_weight.grad, bias.grad = into.weight, into.bias
-        return grad_x, None, None, None
+        with turn((edge_weight, bias)):
+            return _add(ctx.plan, grad_y, saved, edge_weight, bias, lr=None, needs_x=needs_x), None, None, None
     into = _new_gradients(weight, own_bias)
     grad_x = compiled_network.backward(ctx.plan.compiled, grad_y, saved, weight, own_bias, into, needs_x=needs_x)
     return grad_x, into.weight if needs_weight else None, into.bias if needs_bias else None, None
+
+
+def _add(
+    plan: NetworkPlan,
+    grad_y: Tensor,
+    saved: Saved,
+    edge_weight: Tensor,
+    bias: Tensor,
+    *,
+    lr: float | None,
+    needs_x: bool,
+) -> Tensor | None:
+    """Adds to the ``.grad`` of contiguous parameters, with ``lr`` also steps, in their `turn`; the gradient of x."""
+    into = _gradients_of(edge_weight, bias)._replace(lr=lr)
+    grad_x = compiled_network.backward(plan.compiled, grad_y, saved, edge_weight, bias, into, needs_x=needs_x)
+    edge_weight.grad, bias.grad = into.weight, into.bias
+    if into.accumulate:
+        written(into.weight, into.bias)
+    if lr is not None:
+        written(edge_weight, bias)
+    return grad_x
 
 
 def check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:

@@ -9,30 +9,28 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.kernels.network import NetworkPlan, plan_of_number
+from dagnn.kernels.network import NetworkPlan, plan_of
 
 
 @torch.library.custom_op("dagnn::network", mutates_args=())
-def _forward(x: Tensor, edge_weight: Tensor, bias: Tensor, plan: int) -> Tensor:
+def _forward(x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str) -> Tensor:
     from dagnn.kernels import compiled_network  # here: it needs llvmlite
 
     if not len(x):
-        return x.new_empty(0, len(plan_of_number(plan).outputs))
-    _check(plan_of_number(plan), x, edge_weight, bias)
-    y, _ = compiled_network.forward(
-        plan_of_number(plan).compiled, x.contiguous(), edge_weight.contiguous(), bias.contiguous()
-    )
+        return x.new_empty(0, len(plan_of(plan).outputs))
+    _check(plan_of(plan), x, edge_weight, bias)
+    y, _ = compiled_network.forward(plan_of(plan).compiled, x.contiguous(), edge_weight.contiguous(), bias.contiguous())
     return y
 
 
 @torch.library.custom_op("dagnn::network_backward", mutates_args=())
-def _backward(grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: int) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str) -> tuple[Tensor, Tensor, Tensor]:
     from dagnn.kernels import compiled_network
 
     if not len(x):
         return torch.zeros_like(x), torch.zeros_like(edge_weight), torch.zeros_like(bias)
-    _check(plan_of_number(plan), x, edge_weight, bias, grad_y)
-    compiled, weight, own_bias = plan_of_number(plan).compiled, edge_weight.contiguous(), bias.contiguous()
+    _check(plan_of(plan), x, edge_weight, bias, grad_y)
+    compiled, weight, own_bias = plan_of(plan).compiled, edge_weight.contiguous(), bias.contiguous()
     _, saved = compiled_network.forward(compiled, x.contiguous(), weight, own_bias)
     into = compiled_network.Gradients(torch.empty_like(weight), torch.empty_like(own_bias), accumulate=False)
     grad_x = compiled_network.backward(compiled, grad_y.contiguous(), saved, weight, own_bias, into, needs_x=True)
@@ -56,21 +54,21 @@ def _check(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, grad
 
 def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
     """The same as `reference.run_network`, as one operator."""
-    y: Tensor = _forward(x, edge_weight, bias, plan.number)
+    y: Tensor = _forward(x, edge_weight, bias, plan.fingerprint)
     return y
 
 
-def _fake_forward(x: Tensor, edge_weight: Tensor, bias: Tensor, plan: int) -> Tensor:
-    return x.new_empty(x.shape[0], len(plan_of_number(plan).outputs))
+def _fake_forward(x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str) -> Tensor:
+    return x.new_empty(x.shape[0], len(plan_of(plan).outputs))
 
 
 def _fake_backward(
-    grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: int
+    grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), edge_weight.new_empty(edge_weight.shape), bias.new_empty(bias.shape)
 
 
-def _remember(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
+def _remember(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor, str], output: Tensor) -> None:
     *tensors, plan = inputs
     ctx.save_for_backward(*tensors)
     ctx.plan = plan  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tenso
     Returns:
         ``[B, outputs]``, contiguous.
     """
-    levels, batch = plan.levels, len(x)
+    levels, batch = plan.levels, x.shape[0]  # not len(x), which torch.export and torch.jit.trace take for a constant
     weights = torch.split(edge_weight.index_select(0, levels.edge_order).unsqueeze(1), levels.edges_per_level)
     source_rows = torch.split(levels.source_in_level, levels.edges_per_level)
     target_rows = torch.split(levels.target_in_level, levels.edges_per_level)

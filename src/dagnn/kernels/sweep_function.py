@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dagnn.kernels import cell_steps, compiled_sweep, descent, reference, workers
 from dagnn.kernels.compiled_sweep import Sweep
-from dagnn.kernels.leaf_gradients import added_to, are_first, may_be_written, only_adds
+from dagnn.kernels.leaf_gradients import added_to, are_first, only_adds
 from dagnn.kernels.plain_tensors import is_plain, with_memory
 from dagnn.kernels.sweep_calls import Work, joined, run
 from dagnn.kernels.sweep_cells import Course, Kind, ProjectedCell
@@ -128,7 +128,7 @@ def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tenso
         for number, weight in enumerate(of_sweep[1:]):
             if needed[1 + number]:
                 node = nodes[1 + number]
-                may_add = weight.is_leaf and sweeps[place].adds_to(number, weight) and may_be_written(weight.grad)
+                may_add = weight.is_leaf and sweeps[place].adds_to(number, weight)
                 if may_add and step is not None:
                     if step.takes(weight, node, partial(sweeps[place].weight_gradient, number)):
                         continue

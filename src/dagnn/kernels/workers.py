@@ -7,6 +7,7 @@ Python's beside it). Where PyTorch came without GNU OpenMP, Python's threads ser
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -65,6 +66,16 @@ def python_team(function: NativeFunction, frame: int, workers: int) -> None:
         other.result()
 
 
+_started: list[int] = []
+
+
+def num_python_threads() -> int:
+    """How many threads of Python's serve here."""
+    return 0 if _is_forked else len(_started)
+
+
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="dagnn")
+    return ThreadPoolExecutor(
+        os.cpu_count(), thread_name_prefix="dagnn", initializer=lambda: _started.append(threading.get_ident())
+    )

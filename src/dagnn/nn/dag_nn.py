@@ -420,12 +420,13 @@ def _checked(x: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
 
 
 def _may_be_kept(x: Tensor) -> bool:
-    """False for a tensor that must not outlive its context: one of ``torch.func`` or of inference mode."""
-    if torch.compiler.is_compiling():  # neither occurs there, and the questions below cannot be traced
-        return True
+    """False for a tensor that must not outlive its context: of an export, of ``torch.func``, of inference mode."""
+    if torch.compiler.is_compiling():  # the others do not occur there, and the questions below cannot be traced
+        return not torch.compiler.is_exporting()
     return not (x.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
 def _rows(x: Tensor) -> Tensor:
     """``x [..., inputs]`` as ``[B, inputs]``."""
-    return x.reshape(x.shape[:-1].numel(), x.shape[-1])  # not -1: ambiguous when there are no inputs
+    # Not by their number, which torch.export and torch.jit.trace would take for a constant.
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)

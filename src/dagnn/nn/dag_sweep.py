@@ -8,7 +8,14 @@ from torch import Tensor, nn
 
 from dagnn import kernels
 from dagnn.errors import ConfigError, DtypeError, GraphError
-from dagnn.kernels.graph_plans import Direction, Graph, check_direction, check_graph, operator_bounds
+from dagnn.kernels.graph_plans import (
+    Direction,
+    Graph,
+    check_direction,
+    check_graph,
+    operator_bounds,
+    position_bounds,
+)
 from dagnn.nn.cells import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 from dagnn.nn.cells.operators import check_operators
 from dagnn.nn.checks import check_rows
@@ -86,6 +93,8 @@ class DagSweep(LearnableModule):
             check_rows("x", x, num_rows, width, like)
             if getattr(cell, "operators", None) is not None:
                 check_operators(*operator_bounds(graph), cell.operators)  # type: ignore[attr-defined]
+            if torch.compiler.is_compiling() and isinstance(cell, TreeLSTMCell):
+                cell.check_positions(*(position_bounds(graph) or (0, 0)))
             cells["up" if way == "up" else "down"] = cell
         by_level = [way for way, module in self.cells.items() if not _is_ours(module)]
         outputs = kernels.run_sweeps(graph, cells, x, rows, by_level=by_level)
@@ -117,7 +126,7 @@ def _check_rows_of_table(rows: Tensor, graph: Graph, length: int) -> None:
         raise DtypeError(f"rows must be torch.int64, got {rows.dtype}: convert it with .long().")
     if rows.shape != (graph.num_nodes,):
         raise GraphError(f"rows must have the shape [num_nodes] = [{graph.num_nodes}], got {list(rows.shape)}.")
-    if rows.device.type == "cpu" and len(rows):
+    if rows.device.type == "cpu" and len(rows) and not torch.compiler.is_compiling():
         low, high = (int(bound) for bound in rows.aminmax())
         if low < 0 or high >= length:
             raise GraphError(

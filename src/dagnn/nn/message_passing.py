@@ -113,7 +113,7 @@ class MessagePassing(LearnableModule):
                 f"edge_type must have the shape [num_edges] = [{graph.num_edges}], got {list(kind.shape)}."
             )
         wrong = (kind < 0) | (kind >= self.edge_types)
-        if wrong.any():
+        if not torch.compiler.is_compiling() and wrong.any():
             edge = int(wrong.nonzero()[0])
             raise GraphError(
                 f"edge_type[{edge}] is {int(kind[edge])}, but edge_types={self.edge_types} allows "

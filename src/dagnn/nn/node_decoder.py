@@ -14,6 +14,7 @@ from dagnn.nn.checks import check_rows, check_size
 from dagnn.nn.edit_scripts import COPY, LABEL, OPERAND, STOP, EditScripts, check_kinds
 from dagnn.nn.heads import GraphPool
 from dagnn.nn.learnable import LearnableModule
+from dagnn.nn.reparametrised import before_call
 
 
 class ScriptLogits(NamedTuple):
@@ -126,6 +127,7 @@ class NodeDecoder(LearnableModule):
             max_nodes: the most nodes per script, at most that of the decoder, which is the default.
         """
         budget = self.max_nodes if max_nodes is None else min(self.max_nodes, check_size("max_nodes", max_nodes))
+        before_call(self, x, graph)
         memory = self._memory(x, graph)
         batch = num_graphs(graph)
         kind = torch.zeros(batch, 0, dtype=torch.int64, device=x.device)

@@ -27,6 +27,20 @@ def value_of(module: nn.Module, name: str) -> Tensor:
     return value
 
 
+def before_call(module: nn.Module, *inputs: Any) -> None:
+    """What a call of ``module`` would run before anything else.
+
+    ``torch.nn.utils.prune``, and the older ``weight_norm`` and ``spectral_norm``, compute its weights there: who reads
+    them without a call would read those of the last one.
+    """
+    with_kwargs = module._forward_pre_hooks_with_kwargs
+    for number, hook in list(module._forward_pre_hooks.items()):
+        if number in with_kwargs:
+            hook(module, inputs, {})
+        else:
+            hook(module, inputs)
+
+
 def check_own(module: nn.Module, names: tuple[str, ...], what: str) -> None:
     """Raise ConfigError unless these are parameters of the module's own; ``what`` cannot be done otherwise."""
     for name in names:

@@ -13,6 +13,7 @@ from dagnn.graph.rewriting.machine import LabelTokens, RewritingMachine, Rewritt
 from dagnn.graph.rewriting.signature import Signature
 from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens
 from dagnn.nn.learnable import LearnableModule
+from dagnn.nn.reparametrised import before_call
 from dagnn.nn.rewriter_alignment import cheapest_order
 from dagnn.nn.rewriter_features import WindowFeatures
 from dagnn.nn.rewriter_graphs import GraphEncoder, WindowGraphs
@@ -294,6 +295,8 @@ class GraphRewriter(LearnableModule):
         for block in self.blocks:
             hidden = hidden + block(hidden)
         units = num_slots * self.slot_width
-        slots = F.linear(self.norm(hidden), self.slots.weight[:units], self.slots.bias[:units])
+        hidden = self.norm(hidden)
+        before_call(self.slots, hidden)
+        slots = F.linear(hidden, self.slots.weight[:units], self.slots.bias[:units])
         # Not by len(rows), which torch.export would take for a constant.
         return (F.gelu(slots) + _LEAK * slots).view(slots.shape[0], num_slots, self.slot_width)

@@ -12,6 +12,7 @@ from dagnn.kernels.segments import Aggregate, aggregate, check_aggregate
 from dagnn.nn.cells.operators import check_operator
 from dagnn.nn.checks import check_size
 from dagnn.nn.learnable import LearnableModule
+from dagnn.nn.reparametrised import before_call
 
 
 class GRUCell(LearnableModule):
@@ -98,6 +99,7 @@ def project_gru(
 ) -> ProjectedCell:
     """A GRU on features: what the state says to r and z has its bias in them already, only n's is kept apart."""
     hidden = gru.hidden_size
+    before_call(gru, features)
     of_state = F.pad(gru.bias_hh[: 2 * hidden], (0, hidden))
     projected = F.linear(features, gru.weight_ih, gru.bias_ih + of_state)
     weight = gru.weight_hh.t() if state_weight is None else state_weight

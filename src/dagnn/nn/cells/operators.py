@@ -1,5 +1,6 @@
 """What every cell with weights for each operator checks: `check_operator` at the cell, `check_operators` of bounds."""
 
+import torch
 from torch import Tensor
 
 from dagnn.errors import ConfigError, GraphError
@@ -9,7 +10,8 @@ def check_operator(operator: Tensor | None, operators: int | None) -> None:
     """Raise ConfigError unless there is an ``operator`` where there are ``operators``, GraphError if out of range."""
     if (operator is None) != (operators is None):
         raise ConfigError(f"operator must be given if and only if operators is, got operators={operators}.")
-    if operator is not None and len(operator):
+    # torch.compile and torch.export do not know what a tensor holds; `DagSweep` has asked its graph.
+    if operator is not None and len(operator) and not torch.compiler.is_compiling():
         check_operators(int(operator.min()), int(operator.max()), operators)
 
 

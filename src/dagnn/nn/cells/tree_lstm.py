@@ -74,8 +74,9 @@ class TreeLSTMCell(LearnableModule):
         operator: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`. ``operator`` int64 ``[n]`` if there are operators."""
-        if len(target):
-            self._check_position(position)
+        if len(target) and not torch.compiler.is_compiling():  # there `DagSweep` has asked its graph
+            low, high = position.aminmax()
+            self.check_positions(int(low), int(high))
         check_operator(operator, self.operators)
         projected = features @ self.feature_weight + self.bias
         return tree_lstm_step(projected, states, target, position, self.state_weight, operator)
@@ -85,13 +86,12 @@ class TreeLSTMCell(LearnableModule):
         projected = torch.addmm(self.bias, features, self.feature_weight)
         return ProjectedCell("tree_lstm", self.hidden, projected, (self.state_weight,))
 
-    def _check_position(self, position: Tensor) -> None:
-        lowest, highest = position.aminmax()
-        if int(lowest) < 0 or int(highest) >= self.max_children:
-            given = int(lowest) if int(lowest) < 0 else int(highest)
+    def check_positions(self, lowest: int, highest: int) -> None:
+        """Raise GraphError unless positions are in ``0 .. max_children - 1``."""
+        if lowest < 0 or highest >= self.max_children:
             raise GraphError(
-                f"an edge has position {given}, but max_children={self.max_children} allows positions "
-                f"0 .. {self.max_children - 1}: raise max_children, or use ChildSumTreeLSTMCell."
+                f"an edge has position {lowest if lowest < 0 else highest}, but max_children={self.max_children} "
+                f"allows positions 0 .. {self.max_children - 1}: raise max_children, or use ChildSumTreeLSTMCell."
             )
 
 
