@@ -5,16 +5,12 @@ A whole number is an ``int``, anything else a decimal leaf without trailing zero
 to it.
 """
 
-from decimal import ROUND_HALF_EVEN, Context, Decimal
+from decimal import Decimal
 from fractions import Fraction
 
 from dagnn.curriculum.expression import Expr, is_decimal
 
 SIGNIFICANT_DIGITS = 3
-
-# Wide enough that neither a float's 17 digits nor a Fraction's quotient meets a rounding tie that is not one.
-_EXACT = Context(prec=1_100, rounding=ROUND_HALF_EVEN)
-_THREE = Context(prec=SIGNIFICANT_DIGITS, rounding=ROUND_HALF_EVEN)
 
 
 def decimal_leaf(value: float | Fraction | Decimal) -> int | str:
@@ -27,11 +23,30 @@ def decimal_leaf(value: float | Fraction | Decimal) -> int | str:
         # Twice as fast as Decimal; both round the exact binary value.
         digits, exponent = f"{value:.2e}".split("e")
         return decimal_of_digits(int(digits.replace(".", "")), int(exponent) - 2)
-    if isinstance(value, Fraction):
-        value = _EXACT.divide(Decimal(value.numerator), Decimal(value.denominator))
-    sign, digits_of, exponent_of = _THREE.plus(value).as_tuple()
-    mantissa = int("".join(map(str, digits_of)))
-    return decimal_of_digits(-mantissa if sign else mantissa, int(exponent_of))
+    return _leaf_of_fraction(Fraction(value))
+
+
+def _leaf_of_fraction(value: Fraction) -> int | str:
+    """In integers: no quotient of finitely many digits tells every tie."""
+    if value == 0:
+        return 0
+    numerator, denominator = abs(value.numerator), value.denominator
+    # The digits before the point, one too many or too few at most.
+    exponent = int((numerator.bit_length() - denominator.bit_length()) * 0.30103) - SIGNIFICANT_DIGITS
+    while True:
+        above, below = (
+            (numerator, denominator * 10**exponent) if exponent >= 0 else (numerator * 10**-exponent, denominator)
+        )
+        mantissa, rest = divmod(above, below)
+        if mantissa >= 1_000:
+            exponent += 1
+        elif mantissa < 100:
+            exponent -= 1
+        else:
+            break
+    if 2 * rest > below or (2 * rest == below and mantissa % 2):
+        mantissa += 1
+    return decimal_of_digits(mantissa if value > 0 else -mantissa, exponent)
 
 
 def decimal_of_digits(mantissa: int, exponent: int) -> int | str:

@@ -20,8 +20,9 @@ The symbols ``e`` and ``pi`` are constants. Nothing here knows what an operator 
 """
 
 import difflib
+import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NoReturn
 
@@ -48,6 +49,7 @@ ARITY: Mapping[str, tuple[int, int | None]] = {
     "roots": (1, None),
     "approx": (1, 1),
 }
+_FOLDED = ("+", "-", "*", "/")
 # operator -> the operand that names the symbol it binds.
 BINDERS: Mapping[str, int] = {"subst": 2, "derive": 2, "integrate": 2, "solve": 2}
 
@@ -239,6 +241,25 @@ def walk(expr: Expr) -> Iterator[Expr]:
             waiting.extend(reversed(item[1:]))
 
 
+def left_spine(expr: Expr, operators: Collection[str]) -> tuple[Expr, list[tuple[Any, ...]]]:
+    """The first operand of the first operand ... below a chain of operators, and the chain, innermost first.
+
+    A sum of 10,000 terms is 10,000 deep there, and nowhere else: who loops over the chain recurses 100 deep at most.
+
+    >>> left_spine(("-", ("+", "x", 1), 2), "+-")
+    ('x', [('+', 'x', 1), ('-', ('+', 'x', 1), 2)])
+    """
+    if not isinstance(expr, tuple) or len(expr) < 3 or expr[0] not in operators:
+        return expr, []
+    chain = [expr]
+    first = expr[1]
+    while isinstance(first, tuple) and len(first) > 2 and first[0] in operators:
+        chain.append(first)
+        first = first[1]
+    chain.reverse()
+    return first, chain
+
+
 def size(expr: Expr) -> int:
     """Number of nodes: operators and leaves."""
     return sum(1 for _ in walk(expr))
@@ -265,19 +286,25 @@ def free_symbols(expr: Expr) -> frozenset[str]:
 
     ``(derive E x)`` and ``(integrate E x)`` leave x free: their answers are functions of it.
     """
-    if isinstance(expr, str):
-        return frozenset() if expr in CONSTANTS or is_decimal(expr) else frozenset((expr,))
-    if isinstance(expr, int):
-        return frozenset()
-    head = expr[0]
-    binds = head in ("subst", "solve") or (head == "integrate" and len(expr) == 5)
-    if not binds:
-        return frozenset().union(*map(free_symbols, expr[1:]))
-    return (free_symbols(expr[1]) - {expr[2]}).union(*map(free_symbols, expr[3:]))
+    found: set[str] = set()
+    waiting: list[tuple[Expr, frozenset[str]]] = [(expr, frozenset())]
+    while waiting:
+        item, bound = waiting.pop()
+        if isinstance(item, tuple):
+            if item[0] in ("subst", "solve") or (item[0] == "integrate" and len(item) == 5):
+                waiting.append((item[1], bound | {item[2]}))
+                waiting += [(operand, bound) for operand in item[3:]]
+            else:
+                waiting += [(operand, bound) for operand in item[1:]]
+        elif isinstance(item, str) and not (item in bound or item in CONSTANTS or is_decimal(item)):
+            found.add(item)
+    return frozenset(found)
 
 
 def bind(expr: Expr, values: Mapping[str, Expr | Fraction]) -> Expr:
     """The expression with values for its symbols, as nested ``(subst E x v)``: the input form of level 3.
+
+    All values are bound at once: ``{"x": "y", "y": "x"}`` exchanges x and y.
 
     Args:
         expr: any expression.
@@ -289,17 +316,34 @@ def bind(expr: Expr, values: Mapping[str, Expr | Fraction]) -> Expr:
     >>> bind(("+", "x", 3), {"x": 2})
     ('subst', ('+', 'x', 3), 'x', 2)
     """
+    check(expr)
     free = free_symbols(expr)
-    for name, value in values.items():
+    for name in values:
         if name not in free:
             known = ", ".join(sorted(free)) or "none"
             raise ExpressionError(
                 f"{name!r} is no free symbol of {shortened(to_text(expr))}: its free symbols are {known}."
             )
-        number = from_fraction(value) if isinstance(value, Fraction) else value
+    numbers = {name: from_fraction(value) if isinstance(value, Fraction) else value for name, value in values.items()}
+    later, taken = set(numbers), set(free).union(*map(symbols_of, [expr, *numbers.values()]))
+    waits: dict[str, str] = {}  # a symbol in a value, and its stand-in until all are bound
+    for name, number in numbers.items():
         check(number)
+        later.discard(name)
+        for other in sorted(free_symbols(number) & later):
+            waits.setdefault(other, fresh_symbol(other, taken))
+            taken.add(waits[other])
+            number = ("subst", number, other, waits[other])
         expr = ("subst", expr, name, number)
+    for other, waiting in waits.items():
+        expr = ("subst", expr, waiting, other)
+    check(expr)
     return expr
+
+
+def fresh_symbol(name: str, taken: Collection[str]) -> str:
+    """A symbol like this one that is none of those taken."""
+    return next(f"{name}_{n}" for n in itertools.count(1) if f"{name}_{n}" not in taken)
 
 
 def to_binary(expr: Expr) -> Expr:
@@ -308,16 +352,13 @@ def to_binary(expr: Expr) -> Expr:
     >>> to_binary(("-", 1, 2, 3))
     ('-', ('-', 1, 2), 3)
     """
-    if not isinstance(expr, tuple):
-        return expr
-    operands = [to_binary(operand) for operand in expr[1:]]
-    if expr[0] == "-" and len(operands) == 1:
-        return ("-", 0, operands[0])
-    if expr[0] not in ("+", "-", "*", "/"):
-        return (expr[0], *operands)
-    folded = operands[0]
-    for operand in operands[1:]:
-        folded = (expr[0], folded, operand)
+    folded, chain = left_spine(expr, _FOLDED)
+    if isinstance(folded, tuple):
+        operands = [to_binary(operand) for operand in folded[1:]]
+        folded = ("-", 0, operands[0]) if folded[0] == "-" else (folded[0], *operands)
+    for item in chain:
+        for operand in item[2:]:
+            folded = (item[0], folded, to_binary(operand))
     return folded
 
 

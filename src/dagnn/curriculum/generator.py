@@ -26,6 +26,7 @@ from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.evaluate import LimitError, evaluate
 from dagnn.curriculum.exact.integral import definite_integral
 from dagnn.curriculum.exact.numeric import is_well_rounded, well_conditioned_value
+from dagnn.curriculum.exact.precise import refuse_undefined
 from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.expression import Expr, from_fraction, size
 from dagnn.curriculum.levels import LevelSpec, check_depth, check_digits, level_spec, preset_of
@@ -244,6 +245,7 @@ def _answer(level: int, expr: Expr, depth: int | None, number_limit: int) -> Exp
 
 def _derivative(expr: Expr, largest: int) -> Expr:
     assert isinstance(expr, tuple)
+    refuse_undefined(expr[1])  # (log -2) beside an x: values are real
     function = simplify(expr[1])
     result = derivative(function, expr[2])
     refuse_large_numbers(function)

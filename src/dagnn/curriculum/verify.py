@@ -4,9 +4,9 @@
 level  the answer comes from                        it is confirmed by
 =====  ===========================================  ==================================================
 1-3    rational arithmetic                          arithmetic modulo the prime 2^61 - 1
-4      floating point, far from every edge          25-digit decimal arithmetic with its own series
+4      floating point, far from every edge          interval arithmetic, which proves the digits
 5      symbolic differentiation                     central differences at complex points; where doubles
-                                                    cannot tell, with 60 digits at real points
+                                                    cannot tell, in intervals at real points
 6      the antiderivative that was drawn;           central differences of the answer;
        antiderivative at the bounds, exact          Boole's rule, exact for these degrees
 7      the roots that were drawn                    both sides evaluated at the roots, exact; their number
@@ -14,14 +14,14 @@ level  the answer comes from                        it is confirmed by
 """
 
 from collections.abc import Callable, Mapping
-from decimal import Decimal, localcontext
 from fractions import Fraction
 from math import gcd
 
+from flint import arb, ctx
+
 from dagnn.curriculum.exact.evaluate import evaluate
 from dagnn.curriculum.exact.numeric import complex_value
-from dagnn.curriculum.exact.precise import approximate_once, precise_value
-from dagnn.curriculum.exact.substitute import substitute
+from dagnn.curriculum.exact.precise import Undecided, approximate_once, enclosure
 from dagnn.curriculum.expression import Expr, number_of
 from dagnn.errors import ExpressionError
 
@@ -31,12 +31,13 @@ PRIME = (1 << 61) - 1
 _POINTS = (0.83 + 0.21j, 1.37 - 0.29j, -0.71 + 0.33j, 2.3 + 0.4j, 0.31 - 0.17j, -1.9 - 0.6j)
 _STEP = 1e-5
 # Of the other symbols of an expression: any values will do.
-_OTHERS = {"y": "1.37", "z": "0.71"}
+_OTHERS = {"y": Fraction(137, 100), "z": Fraction(71, 100)}
 _OTHERS_AT = {name: complex(float(value)) for name, value in _OTHERS.items()}
 _AGREEING_POINTS = 2
-_REAL_POINTS = ("0.83", "-0.71", "1.37", "2.3", "-1.9", "5.1", "0.31", "-4.3")
-_PRECISE_STEP = Decimal("1e-12")
-_DIGITS = 60
+_REAL_POINTS = tuple(Fraction(n, 100) for n in (83, -71, 137, 230, -190, 510, 31, -430))
+_SHORT_STEP = Fraction(1, 10**12)
+_BITS = 256
+_NOTHING = arb("1e-50")  # what cancels at 256 bits, over the step
 
 
 def confirmed(level: int, expr: Expr, answer: Expr) -> bool:
@@ -123,26 +124,24 @@ def _is_slope(whole: Expr, slope: Expr, symbol: str) -> bool:
 
 
 def _is_slope_precisely(whole: Expr, slope: Expr, symbol: str) -> bool:
-    """As ``_is_slope``, in decimal arithmetic at real points."""
+    """As ``_is_slope``, in interval arithmetic at real points."""
     agree = 0
-    for name, value in _OTHERS.items():
-        if name != symbol:
-            whole, slope = substitute(whole, name, value), substitute(slope, name, value)
-    for text in _REAL_POINTS:
-        point = Decimal(text)
-        try:
-            after = precise_value(substitute(whole, symbol, str(point + _PRECISE_STEP)), _DIGITS)
-            before = precise_value(substitute(whole, symbol, str(point - _PRECISE_STEP)), _DIGITS)
-            expected = precise_value(substitute(slope, symbol, text), _DIGITS)
-        except ExpressionError:
-            continue
-        with localcontext(prec=_DIGITS):
-            measured = (after - before) / (2 * _PRECISE_STEP)
-            # The formula errs by the square of the step; the step takes 12 of the 60 digits.
-            error = Decimal("1e-18") * min(abs(measured), abs(expected)) + Decimal("1e-44") * abs(after)
-            agree += abs(measured - expected) <= error
-        if agree == _AGREEING_POINTS:
-            return True
+    with ctx.workprec(_BITS):
+        for point in _REAL_POINTS:
+            try:
+                after = enclosure(whole, _BITS, {**_OTHERS, symbol: point + _SHORT_STEP})
+                before = enclosure(whole, _BITS, {**_OTHERS, symbol: point - _SHORT_STEP})
+                expected = enclosure(slope, _BITS, {**_OTHERS, symbol: point})
+            except (ExpressionError, Undecided):
+                continue
+            measured = (after - before) * (10**12 // 2)
+            # The formula errs by the square of the step.
+            if 0 in measured and 0 in expected:
+                agree += bool(abs(measured) < _NOTHING and abs(expected) < _NOTHING)
+            else:
+                agree += bool(abs(measured - expected) <= arb("1e-18") * abs(expected) + arb("1e-44") * abs(after))
+            if agree == _AGREEING_POINTS:
+                return True
     return False
 
 

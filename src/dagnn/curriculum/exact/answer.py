@@ -1,16 +1,25 @@
 """The answer to any legal input, exact, or a refusal in words."""
 
-from fractions import Fraction
+from typing import Any
 
-from dagnn.curriculum.decimals import decimal_leaf
 from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.equation import solve
 from dagnn.curriculum.exact.evaluate import evaluate, place
 from dagnn.curriculum.exact.integral import antiderivative, definite_integral
-from dagnn.curriculum.exact.precise import approximate, refuse_complex
-from dagnn.curriculum.exact.simplify import as_number, simplify
-from dagnn.curriculum.exact.substitute import check_growth, substitute
-from dagnn.curriculum.expression import Expr, check, free_symbols, from_fraction, to_binary, walk
+from dagnn.curriculum.exact.precise import approximate, refuse_undefined
+from dagnn.curriculum.exact.simplify import simplify
+from dagnn.curriculum.exact.substitute import bind_inside, check_growth, substitute
+from dagnn.curriculum.expression import (
+    CONSTANTS,
+    Expr,
+    check,
+    free_symbols,
+    from_fraction,
+    left_spine,
+    to_binary,
+    to_text,
+    walk,
+)
 from dagnn.errors import ExpressionError
 
 _ARITHMETIC_LEVELS = (1, 2, 3)
@@ -27,8 +36,7 @@ def answer(expr: Expr, level: int | None = None) -> Expr:
 
     Raises:
         ExpressionError: no expression, or one without an answer: division by zero, log of 0, no rational roots ...
-            Numbers are real: ``(log -1)`` is refused too. Where a symbol is free it stays, as the constant that it
-            is: the derivative of ``(* x (log -1))``.
+            Values are real, those of every part: ``(exp (log -2))`` and ``(* x (log -2))`` are refused.
 
     >>> answer(("solve", ("=", ("+", ("*", 2, "x"), 5), 13), "x"))
     4
@@ -38,14 +46,11 @@ def answer(expr: Expr, level: int | None = None) -> Expr:
         if level in _ARITHMETIC_LEVELS or (level is None and _is_arithmetic(expr)):
             return from_fraction(evaluate(expr))
         resolved = resolve(to_binary(expr))
-        if isinstance(expr, tuple) and expr[0] == "approx":
+        if _is_approximation(expr):
             return resolved  # a decimal stays a decimal
         if level == _NUMERIC_LEVEL:
-            return _approximate(resolved)
-        result = simplify(resolved)
-        if not free_symbols(expr):
-            refuse_complex(result)
-        return result
+            return approximate(resolved)
+        return _simplified(resolved)
     except RecursionError:
         raise ExpressionError(f"{place(expr)} grows too deep while it is worked out: solve it in parts.") from None
 
@@ -55,41 +60,73 @@ def resolve(expr: Expr) -> Expr:
 
     Plain operators are left as written, so that ``(subst (/ x x) x 0)`` divides by zero instead of being 1.
     """
-    if not isinstance(expr, tuple):
-        return expr
-    head = expr[0]
+    first, chain = left_spine(expr, ("+", "-", "*", "/"))
+    result = _resolved(first) if isinstance(first, tuple) else first
+    for item in chain:
+        result = (item[0], _one_value(result, item), _one_value(resolve(item[2]), item))
+    if chain:
+        check_growth(result)
+    return result
+
+
+def _resolved(expr: tuple[Any, ...]) -> Expr:
+    head, body = expr[:2]
+    result: Expr
     if head == "subst":
-        return substitute(resolve(expr[1]), expr[2], resolve(expr[3]))
-    if head == "derive":
-        result = derivative(simplify(resolve(expr[1])), expr[2])
+        symbol, value = expr[2], _one_value(resolve(expr[3]), expr)
+        refuse_undefined(value)
+        inside = bind_inside(body, symbol, value)
+        check_growth(inside)
+        if inside != ("subst", body, symbol, value):
+            return resolve(inside)
+        result = substitute(resolve(body), symbol, value)
+    elif head == "derive":
+        result = derivative(_function(body, expr), expr[2])
     elif head == "integrate" and len(expr) == 3:
-        result = antiderivative(simplify(resolve(expr[1])), expr[2])
+        result = antiderivative(_function(body, expr), expr[2])
     elif head == "integrate":
-        bounds = [simplify(resolve(bound)) for bound in expr[3:]]
-        result = definite_integral(simplify(resolve(expr[1])), expr[2], *bounds)
+        lower, upper = (_function(bound, expr) for bound in expr[3:])
+        result = definite_integral(_one_value(resolve(body), expr), expr[2], lower, upper)
     elif head == "solve":
-        _, left, right = expr[1]
-        return solve(resolve(left), resolve(right), expr[2])
+        _, left, right = body
+        return solve(_one_value(resolve(left), expr), _one_value(resolve(right), expr), expr[2])
     elif head == "approx":
-        return _approximate(resolve(expr[1]))
+        return approximate(_one_value(resolve(body), expr))
     elif head == "=":
         raise ExpressionError(f"{place(expr)} is an equation, which has no value: write (solve (= L R) x).")
     else:
-        result = (head, *[resolve(operand) for operand in expr[1:]])
+        result = (head, *[_one_value(resolve(operand), expr) for operand in expr[1:]])
     check_growth(result)
     return result
 
 
-def _approximate(expr: Expr) -> int | str:
-    """Three digits. The canonical form first: what is rational needs no series, and (sin pi) is 0, not 1e-26."""
-    try:
-        exact = as_number(simplify(expr))
-    except ExpressionError:
-        exact = None  # a power of too many digits may still have three; anything else fails again, in words
-    return approximate(expr) if exact is None else decimal_leaf(Fraction(exact))
+def _function(expr: Expr, whole: Expr) -> Expr:
+    return _simplified(_one_value(resolve(expr), whole))
+
+
+def _simplified(expr: Expr) -> Expr:
+    """Canonical; refused before a part without a value is cancelled."""
+    refuse_undefined(expr)
+    return simplify(expr)
+
+
+def _one_value(expr: Expr, whole: Expr) -> Expr:
+    if isinstance(expr, tuple) and expr[0] == "roots":
+        values = " and ".join(map(to_text, expr[1:]))
+        raise ExpressionError(
+            f"{place(whole)} takes one value, and here are the roots {values}: solve that equation alone."
+        )
+    return expr
+
+
+def _is_approximation(expr: Expr) -> bool:
+    while isinstance(expr, tuple) and expr[0] == "subst":
+        expr = expr[1]
+    return isinstance(expr, tuple) and expr[0] == "approx"
 
 
 def _is_arithmetic(expr: Expr) -> bool:
     return not free_symbols(expr) and all(
-        item[0] in ("+", "-", "*", "/", "subst") for item in walk(expr) if isinstance(item, tuple)
+        item[0] in ("+", "-", "*", "/", "subst") if isinstance(item, tuple) else item not in CONSTANTS
+        for item in walk(expr)
     )

@@ -1,10 +1,11 @@
 """Derivatives: one rule per operator and function, simplified as they are built."""
 
 from collections.abc import Callable
+from typing import Any
 
 from dagnn.curriculum.exact.evaluate import place
 from dagnn.curriculum.exact.simplify import add, apply_function, divide, multiply, raise_to, subtract
-from dagnn.curriculum.expression import FUNCTIONS, Expr
+from dagnn.curriculum.expression import FUNCTIONS, Expr, left_spine
 from dagnn.errors import ExpressionError
 
 
@@ -21,20 +22,27 @@ def derivative(expr: Expr, symbol: str) -> Expr:
     >>> derivative(("^", "x", "x"), "x")
     ('*', ('+', ('log', 'x'), 1), ('^', 'x', 'x'))
     """
-    if isinstance(expr, int):
-        return 0
-    if isinstance(expr, str):
+    if not isinstance(expr, tuple):
         return 1 if expr == symbol else 0
-    head, a = expr[0], expr[1]
+    first, chain = left_spine(expr, ("+", "-", "*", "/"))
+    result = _of_function(first, symbol) if isinstance(first, tuple) else derivative(first, symbol)
+    for item in chain:
+        result = _of_operator(item, result, derivative(item[2], symbol))
+    return result
+
+
+def _of_function(expr: tuple[Any, ...], symbol: str) -> Expr:
+    head, a = expr[:2]
     if head in FUNCTIONS:
         inner = derivative(a, symbol)
         return 0 if inner == 0 else multiply(_OUTER[head](a), inner)
-    if head not in ("+", "-", "*", "/", "^"):
+    if head != "^":
         raise ExpressionError(f"{head} has no derivative, at {place(expr)}.")
-    b = expr[2]
-    if head == "^":
-        return _of_power(a, b, symbol)
-    da, db = derivative(a, symbol), derivative(b, symbol)
+    return _of_power(a, expr[2], symbol)
+
+
+def _of_operator(expr: tuple[Any, ...], da: Expr, db: Expr) -> Expr:
+    head, a, b = expr
     if head == "+":
         return add(da, db)
     if head == "-":

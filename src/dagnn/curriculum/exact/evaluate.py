@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from dagnn.curriculum.expression import MAX_BITS, MAX_DIGITS, Expr, is_decimal, shortened, to_text
+from dagnn.curriculum.expression import CONSTANTS, MAX_BITS, MAX_DIGITS, Expr, is_decimal, shortened, to_text
 from dagnn.errors import ExpressionError
+
+
+class DomainError(ExpressionError):
+    """An operand certainly lies outside the domain of its operator: division by zero, log of a negative number ..."""
 
 
 class LimitError(ExpressionError):
@@ -36,7 +40,7 @@ def evaluate(expr: Expr, values: Mapping[str, Fraction] | None = None, *, limit:
             return values[expr]
         if is_decimal(expr):
             return Fraction(expr)
-        raise ExpressionError(f"{expr} has no value: bind it with (subst E {expr} value).")
+        raise ExpressionError(no_rational_value(expr))
     head = expr[0]
     if head == "subst":
         bound = evaluate(expr[3], values, limit=limit)
@@ -59,7 +63,7 @@ def evaluate(expr: Expr, values: Mapping[str, Fraction] | None = None, *, limit:
         elif value:
             result /= value
         else:
-            raise ExpressionError(f"division by zero at {place(expr)}.")
+            raise DomainError(f"division by zero at {place(expr)}.")
     if limit is not None and (result.denominator > limit or not -limit <= result.numerator <= limit):
         raise LimitError(f"an intermediate value exceeds {limit}.")
     return checked_size(result, expr)
@@ -72,7 +76,7 @@ def power(base: Fraction, exponent: Fraction, expr: Expr) -> Fraction:
         ExpressionError: zero to a negative power, an irrational root, or more than 4,000 digits.
     """
     if base == 0 and exponent < 0:
-        raise ExpressionError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
+        raise DomainError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
     if exponent.denominator != 1:
         root = exact_root(base, exponent.denominator)
         if root is None:
@@ -101,6 +105,13 @@ def checked_size(value: Fraction, expr: Expr) -> Fraction:
     if value.numerator.bit_length() > MAX_BITS or value.denominator.bit_length() > MAX_BITS:
         raise ExpressionError(f"the value at {place(expr)} has more than {MAX_DIGITS:,} digits.")
     return value
+
+
+def no_rational_value(symbol: str) -> str:
+    """What to do about a symbol where a rational is needed; no ``subst`` binds a constant."""
+    if symbol in CONSTANTS:
+        return f"{symbol} has no rational value: write (approx ...) around the whole for 3 digits."
+    return f"{symbol} has no value: bind it with (subst E {symbol} value)."
 
 
 def place(expr: Any) -> str:

@@ -4,21 +4,19 @@ Each rule is a function from the integrand to an antiderivative or None; ``antid
 the form. To add a form, write such a function and put it into ``_RULES``.
 """
 
-import cmath
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
+from dagnn.curriculum.exact.continuity import refuse_discontinuous
 from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.evaluate import place
-from dagnn.curriculum.exact.numeric import complex_value
 from dagnn.curriculum.exact.polynomial import (
-    has_root_between,
     polynomial_expression,
     polynomial_of,
     raised,
     value_at,
 )
+from dagnn.curriculum.exact.precise import Undecided, enclosure, refuse_undefined
 from dagnn.curriculum.exact.simplify import (
     add,
     apply_function,
@@ -31,11 +29,10 @@ from dagnn.curriculum.exact.simplify import (
     subtract,
 )
 from dagnn.curriculum.exact.substitute import substitute
-from dagnn.curriculum.expression import FUNCTIONS, Expr, free_symbols, from_fraction, walk
+from dagnn.curriculum.expression import FUNCTIONS, Expr, free_symbols, from_fraction, left_spine
 from dagnn.errors import ExpressionError
 
 _MAX_STEPS = 40  # by parts and by substitution nest; a polynomial factor of degree n takes n steps
-_CHECKED_POINTS = 257  # samples of the interval in the search for poles
 
 
 def antiderivative(expr: Expr, symbol: str) -> Expr:
@@ -63,31 +60,40 @@ def antiderivative(expr: Expr, symbol: str) -> Expr:
 def definite_integral(expr: Expr, symbol: str, lower: Expr, upper: Expr) -> Expr:
     """The integral from ``lower`` to ``upper``, exact: the antiderivative's difference, canonical.
 
+    Args:
+        expr: operators and functions, as written: ``(/ x x)`` has no value at 0.
+        symbol: every other symbol counts as a constant.
+        lower, upper: canonical.
+
     Raises:
-        ExpressionError: none of the supported forms, or the integrand has a pole in the interval.
+        ExpressionError: none of the supported forms, or an integrand that is not proved continuous between the bounds,
+            both included (so improper integrals are refused, those that converge too).
 
     >>> definite_integral(("/", 1, "x"), "x", 1, "e")
     1
     """
     polynomial, start, end = polynomial_of(expr, symbol), as_number(lower), as_number(upper)
+    refuse_discontinuous(expr, symbol, lower, upper)
     if polynomial is not None and start is not None and end is not None:
         primitive = raised(polynomial)
         return from_fraction(value_at(primitive, Fraction(end)) - value_at(primitive, Fraction(start)))
-    _refuse_poles(expr, symbol, lower, upper)
-    whole = _with_real_logs(antiderivative(expr, symbol), symbol, lower)
+    refuse_undefined(expr)
+    whole = _with_real_logs(antiderivative(simplify(expr), symbol), symbol, lower)
+    # The integrand is continuous; where the antiderivative is not, its values at the bounds do not tell the area.
+    refuse_discontinuous(whole, symbol, lower, upper, whole=expr)
     return subtract(simplify(substitute(whole, symbol, upper)), simplify(substitute(whole, symbol, lower)))
 
 
 def _with_real_logs(whole: Expr, symbol: str, lower: Expr) -> Expr:
     """``log(-u)`` for a ``log(u)`` of negative numbers: the same derivative. No u is 0 in the interval."""
-    if not isinstance(whole, tuple):
+    if not isinstance(whole, tuple) or symbol not in free_symbols(whole):
         return whole
     if whole[0] == "log":
         try:
-            at_lower = complex_value(substitute(whole[1], symbol, lower), {})
-        except (ExpressionError, ArithmeticError, ValueError):
+            at_lower = enclosure(substitute(whole[1], symbol, lower), 256)
+        except (ExpressionError, Undecided):
             return whole  # a symbolic bound
-        return apply_function("log", multiply(-1, whole[1])) if at_lower.real < 0 else whole
+        return apply_function("log", multiply(-1, whole[1])) if at_lower < 0 else whole
     return (whole[0], *[_with_real_logs(operand, symbol, lower) for operand in whole[1:]])
 
 
@@ -104,12 +110,16 @@ def _search(expr: Expr, symbol: str, steps: int) -> Expr | None:
 
 
 def _of_sum(expr: Expr, symbol: str, steps: int) -> Expr | None:
-    if not (isinstance(expr, tuple) and expr[0] in ("+", "-")):
+    first, chain = left_spine(expr, ("+", "-"))
+    if not chain:
         return None
-    left, right = _search(expr[1], symbol, steps), _search(expr[2], symbol, steps)
-    if left is None or right is None:
-        return None
-    return add(left, right) if expr[0] == "+" else subtract(left, right)
+    result = _search(first, symbol, steps)
+    for item in chain:
+        term = None if result is None else _search(item[2], symbol, steps)
+        if result is None or term is None:
+            return None
+        result = add(result, term) if item[0] == "+" else subtract(result, term)
+    return result
 
 
 def _constant_factor(expr: Expr, symbol: str, steps: int) -> Expr | None:
@@ -223,9 +233,13 @@ def _outer_and_inner(expr: Expr, symbol: str) -> tuple[Callable[[Expr], Expr | N
             base, exponent = base[1], Fraction(-base[2])
         elif isinstance(base, tuple) and base[0] == "sqrt":
             base, exponent = base[1], Fraction(-1, 2)
+        if isinstance(base, tuple) and base[0] == "cos" and exponent == -2:
+            return lambda u: apply_function("tan", u), base[1]
         return lambda u: _power_rule(u, exponent), base
     if head == "^":
         number = as_number(expr[2])
+        if number == 2 and isinstance(expr[1], tuple) and expr[1][0] == "tan":
+            return lambda u: subtract(apply_function("tan", u), u), expr[1][1]
         if number is not None:
             return lambda u: _power_rule(u, Fraction(number)), expr[1]
         if symbol not in free_symbols(expr[1]):
@@ -274,88 +288,3 @@ def _constant_ratio(a: Expr, b: Expr, symbol: str) -> Expr | None:
         return None
     factor = over[-1] / under[-1]
     return from_fraction(factor) if all(p == factor * q for p, q in zip(over, under, strict=True)) else None
-
-
-def _refuse_poles(expr: Expr, symbol: str, lower: Expr, upper: Expr) -> None:
-    """Refuse an integrand with a zero divisor, or a log or sqrt of a negative number, between numeric bounds.
-
-    Every factor of a divisor is looked at alone, a power by its base. A zero of a polynomial with rational
-    coefficients is always found. Of other factors, and of the arguments of log, sqrt and tan, only the signs at 257
-    points are seen: a zero without a change of sign, as in ``(/ 1 (- 1 (sin x)))``, goes unseen unless a point meets
-    it, and so do two zeros, or a negative stretch, between two neighbouring points.
-    """
-    try:
-        start, end = complex_value(lower, {}).real, complex_value(upper, {}).real
-    except (ExpressionError, ArithmeticError, ValueError):
-        return  # a symbolic bound
-    for item in walk(expr):
-        if not isinstance(item, tuple):
-            continue
-        if item[0] in ("log", "sqrt") and any(v < 0 for v in _values_between(item[1], symbol, start, end)):
-            raise ExpressionError(f"{place(item)} has no real value in all of {place(lower)} to {place(upper)}.")
-        for divisor in _divisors(item):
-            if _has_zero(divisor, symbol, lower, upper, start, end):
-                raise ExpressionError(
-                    f"the integrand {place(expr)} has a pole between {place(lower)} and {place(upper)}: "
-                    f"{place(divisor)} is 0 there."
-                )
-
-
-def _divisors(expr: tuple[Any, ...]) -> list[Expr]:
-    """What must not be 0 for this operator to have a value, in factors without powers and roots."""
-    head = expr[0]
-    if head == "tan":
-        return [("cos", expr[1])]
-    if head == "/":
-        waiting = [expr[2]]
-    elif head == "^" and (as_number(expr[2]) or 0) < 0:
-        waiting = [expr[1]]
-    else:
-        return []
-    factors = []
-    while waiting:
-        factor = waiting.pop()
-        if isinstance(factor, tuple) and factor[0] == "*":
-            waiting += factor[1:]
-        elif isinstance(factor, tuple) and (factor[0] in ("/", "sqrt") or _is_number_power(factor)):
-            waiting.append(factor[1])  # walk meets the divisor of a divisor by itself
-        else:
-            factors.append(factor)
-    return factors
-
-
-def _is_number_power(expr: tuple[Any, ...]) -> bool:
-    return expr[0] == "^" and as_number(expr[2]) is not None
-
-
-def _has_zero(expr: Expr, symbol: str, lower: Expr, upper: Expr, start: float, end: float) -> bool:
-    """Between the bounds, both included; ``start`` and ``end`` are the bounds in doubles."""
-    polynomial = polynomial_of(expr, symbol)
-    if polynomial is not None:
-        # An irrational bound may be a zero itself, as of x^2 - 2: its double lies a little to one side.
-        beside = Fraction(1, 10**12) * Fraction(1 + abs(start) + abs(end))
-        bounds = [
-            (Fraction(number), Fraction(number))
-            if number is not None
-            else (Fraction(at) - beside, Fraction(at) + beside)
-            for number, at in ((as_number(lower), start), (as_number(upper), end))
-        ]
-        return has_root_between(polynomial, min(low for low, _ in bounds), max(high for _, high in bounds))
-    values = _values_between(expr, symbol, start, end)
-    return any(v == 0 for v in values) or min(values, default=1) < 0 < max(values, default=-1)
-
-
-def _values_between(expr: Expr, symbol: str, start: float, end: float) -> list[float]:
-    """The real ones at 257 points; none if another symbol occurs."""
-    if free_symbols(expr) != {symbol}:
-        return []
-    values = []
-    for i in range(_CHECKED_POINTS):
-        x = start + (end - start) * i / (_CHECKED_POINTS - 1)
-        try:
-            value = complex_value(expr, {symbol: complex(x)})
-        except (ArithmeticError, ValueError):
-            continue
-        if cmath.isfinite(value) and abs(value.imag) < 1e-12:
-            values.append(value.real)
-    return values

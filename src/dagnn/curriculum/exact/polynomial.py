@@ -3,9 +3,9 @@
 from fractions import Fraction
 from itertools import pairwise, zip_longest
 
-from dagnn.curriculum.exact.evaluate import checked_size, evaluate, place
+from dagnn.curriculum.exact.evaluate import DomainError, checked_size, evaluate, place
 from dagnn.curriculum.exact.simplify import add, as_number, multiply, raise_to, simplify
-from dagnn.curriculum.expression import Expr, free_symbols, from_fraction, number_of
+from dagnn.curriculum.expression import CONSTANTS, Expr, free_symbols, from_fraction, number_of
 from dagnn.errors import ExpressionError
 
 # Coefficients from the constant up, without trailing zeros: [5, 2] is 2 x + 5, [] is 0.
@@ -40,6 +40,8 @@ def rational_function_of(expr: Expr, symbol: str) -> tuple[Polynomial, Polynomia
         return _trimmed([number]), [Fraction(1)]
     if isinstance(expr, str):
         if expr != symbol:
+            if expr in CONSTANTS:
+                raise ExpressionError(f"{expr} is no rational number: only equations of rational numbers are solved.")
             raise ExpressionError(f"{expr} has no rational value: bind it with (subst E {expr} value).")
         return [Fraction(0), Fraction(1)], [Fraction(1)]
     assert isinstance(expr, tuple)
@@ -60,7 +62,7 @@ def rational_function_of(expr: Expr, symbol: str) -> tuple[Polynomial, Polynomia
             numerator, denominator = times(numerator, top), times(denominator, bottom)
         elif head == "/":
             if not top:
-                raise ExpressionError(f"division by zero at {place(expr)}.")
+                raise DomainError(f"division by zero at {place(expr)}.")
             numerator, denominator = times(numerator, bottom), times(denominator, top)
         elif denominator == bottom:
             numerator = plus(numerator, top, -1 if head == "-" else 1)
@@ -103,6 +105,15 @@ def value_at(polynomial: Polynomial, point: Fraction) -> Fraction:
     for coefficient in reversed(polynomial):
         result = result * point + coefficient
     return result
+
+
+def without_root(polynomial: Polynomial, root: Fraction) -> Polynomial:
+    """Divided by ``x - root``, which must divide it."""
+    quotient, carried = [], Fraction(0)
+    for coefficient in reversed(polynomial):
+        carried = carried * root + coefficient
+        quotient.append(carried)
+    return quotient[-2::-1]
 
 
 def has_root_between(polynomial: Polynomial, lower: Fraction, upper: Fraction) -> bool:
@@ -151,7 +162,7 @@ def _power(expr: tuple[object, Expr, Expr], symbol: str) -> tuple[Polynomial, Po
     numerator, denominator = rational_function_of(expr[1], symbol)
     if exponent < 0:
         if not numerator:
-            raise ExpressionError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
+            raise DomainError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
         numerator, denominator = denominator, numerator
     count = abs(exponent.numerator)
     if expr[1] == symbol and 0 <= exponent <= MAX_DEGREE:

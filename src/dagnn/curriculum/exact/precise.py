@@ -1,233 +1,303 @@
-"""Values to any number of digits, in decimal arithmetic: three correct digits even where floats cancel.
+"""Values with a proof: interval arithmetic (Arb, through python-flint) encloses every value in a ball.
 
-Shares no code with ``numeric``: the standard library's ``decimal`` for exp, log and roots, Taylor series for the
-circular functions. So it is also the second opinion on every level-4 answer.
+A digit is given when the whole ball agrees on it, a sign when the whole ball has it, and nothing otherwise. Shares no
+code with ``numeric``, so it is also the second opinion on every level-4 answer.
+
+Source: Johansson, "Arb: efficient arbitrary-precision midpoint-radius interval arithmetic", IEEE TC 66(8), 2017.
 """
 
-from decimal import Context, Decimal, DecimalException, DivisionByZero, InvalidOperation, Overflow
-from functools import lru_cache
+from collections.abc import Mapping
+from fractions import Fraction
+from threading import RLock
+
+from flint import arb, ctx, fmpq
 
 from dagnn.curriculum.decimals import decimal_leaf
-from dagnn.curriculum.exact.evaluate import place
-from dagnn.curriculum.expression import Expr, is_decimal, number_of, walk
+from dagnn.curriculum.exact.evaluate import DomainError, place
+from dagnn.curriculum.exact.simplify import as_number, simplify
+from dagnn.curriculum.expression import CONSTANTS, FUNCTIONS, Expr, is_decimal, left_spine, number_of, walk
 from dagnn.errors import ExpressionError
 
-# 25 digits settle every generated sample; more only after cancellation. 800 is where we give up and say so.
-_DIGITS = (25, 60, 200, 800)
-_LARGEST_EXPONENT = 10**6  # decimal's exponent: 1e1000000
+# 64 bits settle every generated sample; more only after cancellation. 16,384 is where we give up and say so.
+_BITS = (64, 256, 1024, 4096, 16384)
+# Bits times nodes: a second or two.
+_LARGEST_WORK = 1 << 25
+_SPINE = ("+", "-", "*", "/", "^")
+_TOO_LARGE = arb(2) ** 256  # under exp: the exponent of the value then has 77 digits
+_LARGEST_EXPONENT = 3322  # of 2, of a value that is written out: 10 to the 1,000
+
+# The precision is one setting of the library for all threads. Another thread could only make a ball wider, never wrong,
+# but then the same expression would not always be answered.
+_PRECISION = RLock()
+
+
+class Undecided(Exception):
+    """The ball of an operand meets the edge of a domain: more bits, or a smaller interval, may tell."""
 
 
 def approximate(expr: Expr) -> int | str:
-    """The value rounded to 3 significant digits, as a leaf of ``decimals``; every digit is right.
+    """The value rounded to 3 significant digits, as a leaf of ``decimals``; every digit is proved.
 
-    Computed twice with growing precision until both agree, so cancellation and large angles cost time, not digits.
+    Computed with growing precision until the whole ball rounds alike, so cancellation and large angles cost time, not
+    digits.
 
     Raises:
         ExpressionError: outside a domain (log of 0, sqrt of a negative number, division by zero, a negative base
-            under a fractional exponent), too large, or a symbol without a value.
+            under a fractional exponent); too large or too small to write out; a symbol without a value; or not
+            settled at 16,384 bits, as of a sum that is 0 and whose canonical form does not show it.
 
     >>> approximate(("*", ("log", 9), ("/", 12, ("cos", 19))))
     '26.7'
     """
-    before: int | str | None = None
-    for digits in _DIGITS:
-        value = precise_value(expr, digits)
-        # What cancels to nothing at 800 digits is zero as far as we can tell.
-        tiny = value == 0 or value.adjusted() < -0.7 * digits
-        leaf = 0 if tiny else _leaf(value, expr)
-        if leaf == before or (value == 0 and before == 0):
-            return leaf
-        before = leaf
-    raise ExpressionError(f"the digits of {place(expr)} did not settle within {_DIGITS[-1]} digits.")
-
-
-def approximate_once(expr: Expr) -> int | str:
-    """As ``approximate``, at the first precision only: right unless more than 15 digits cancel. Half the time."""
-    value = precise_value(expr, _DIGITS[0])
-    return 0 if value == 0 or value.adjusted() < -0.7 * _DIGITS[0] else _leaf(value, expr)
-
-
-def precise_value(expr: Expr, digits: int = 25) -> Decimal:
-    """The value in decimal arithmetic of ``digits`` digits; relative error about ``10 ** (2 - digits)`` per step.
-
-    Raises:
-        ExpressionError: as ``approximate``.
-    """
-    context = _context(digits)
-    try:
-        return _value(expr, context)
-    except DivisionByZero:
-        raise ExpressionError(f"division by zero at {place(expr)}.") from None
-    except Overflow:
-        raise ExpressionError(f"the value at {place(expr)} is too large.") from None
-    except InvalidOperation:
-        raise ExpressionError(f"no real value at {place(expr)}.") from None
-
-
-def refuse_complex(expr: Expr) -> None:
-    """Refuse an expression of numbers that has no real value.
-
-    Nothing else is refused: what is too large or too close to 0 to tell passes.
-
-    Raises:
-        ExpressionError: log or sqrt of a negative number, or a negative number to a fractional power.
-
-    >>> refuse_complex(("sqrt", ("+", ("sin", 1), -4)))
-    Traceback (most recent call last):
-    dagnn.errors.ExpressionError: sqrt of a negative number at (sqrt (+ (sin 1) -4)): it has no real value.
-    """
-    for item in walk(expr):
-        if not (isinstance(item, tuple) and item[0] in ("log", "sqrt", "^")):
-            continue
-        exponent, exact = number_of(item[-1]), number_of(item[1])
-        if item[0] == "^" and exponent is not None and exponent.denominator == 1:
-            continue
+    size = sum(1 for _ in walk(expr))
+    reason, looked = "", False
+    for bits in _BITS:
+        if bits > _BITS[0] and bits * size > _LARGEST_WORK:
+            break
         try:
-            inner = precise_value(item[1])
-        except ExpressionError:
-            continue  # of an inner operator, whose turn comes, or for another reason
-        # What cancels to nothing may be 0.
-        if inner < 0 and (exact is not None or inner.adjusted() > -_DIGITS[0] // 2):
-            precise_value(item)
-
-
-def _value(expr: Expr, context: Context) -> Decimal:
-    if isinstance(expr, int):
-        return context.create_decimal(expr)
-    if isinstance(expr, str):
-        if is_decimal(expr):
-            return context.create_decimal(expr)
-        if expr == "e":
-            return context.exp(Decimal(1))
-        if expr == "pi":
-            return _pi(context.prec)
-        raise ExpressionError(f"{expr} has no value: bind it with (subst E {expr} value).")
-    head = expr[0]
-    result = _value(expr[1], context)
-    if len(expr) == 2:
-        return _function(head, result, expr, context)
-    for operand in expr[2:]:
-        value = _value(operand, context)
-        if head == "+":
-            result = context.add(result, value)
-        elif head == "-":
-            result = context.subtract(result, value)
-        elif head == "*":
-            result = context.multiply(result, value)
-        elif head == "/":
-            if value == 0:
-                raise ExpressionError(f"division by zero at {place(expr)}.")
-            result = context.divide(result, value)
-        elif head == "^":
-            result = _power(result, value, expr, context)
+            ball = enclosure(expr, bits)
+        except Undecided as undecided:
+            reason = str(undecided)
+            continue
+        leaf = _leaf(ball)
+        if leaf is not None:
+            return leaf
+        if not looked:  # 0 and ties, which no ball ever tells, and rationals of up to 4,000 digits
+            looked = True
+            exact = exact_value(expr)
+            if exact is not None:
+                return decimal_leaf(exact)
+        if 0 in ball:
+            reason = f"the value of {place(expr)} is 0 or too near to 0 to tell"
+        elif _is_far(ball):
+            raise ExpressionError(
+                f"the value of {place(expr)} is 10 to the {_magnitude(ball)}: too far from 1 to write out."
+            )
         else:
-            raise ExpressionError(f"{head} has no numeric value, at {place(expr)}.")
+            reason = f"the value of {place(expr)} is too near to the middle between two roundings to tell"
+    raise ExpressionError(f"{reason}, with {bits:,} bits: no digits of it can be proved.")
+
+
+def approximate_once(expr: Expr) -> int | str | None:
+    """As ``approximate``, at the first precision only; None where that proves no digits."""
+    try:
+        return _leaf(enclosure(expr))
+    except Undecided:
+        return None
+
+
+def enclosure(expr: Expr, bits: int = _BITS[0], values: Mapping[str, arb | Fraction] | None = None) -> arb:
+    """A ball that holds the value.
+
+    Args:
+        expr: operators and functions.
+        bits: of the centre.
+        values: of the symbols, exact; a wide ball gives a ball around all values on that interval.
+
+    Raises:
+        Undecided: an operand may or may not lie in the domain of its operator.
+        DomainError: it certainly lies outside.
+        ExpressionError: a symbol without a value, an operator without one, or a value too large for any ball.
+    """
+    with _PRECISION, ctx.workprec(bits):
+        balls = {name: _of_fraction(v) if isinstance(v, Fraction) else v for name, v in (values or {}).items()}
+        return _ball(expr, balls)
+
+
+def refuse_undefined(expr: Expr) -> None:
+    """Refuse an expression with a part without symbols that certainly has no real value.
+
+    What is too near to the edge of a domain to tell passes.
+
+    Raises:
+        DomainError: log or sqrt of a negative number, a negative number to a fractional power, division by zero ...
+
+    >>> refuse_undefined(("*", "x", ("log", -2)))
+    Traceback (most recent call last):
+    dagnn.curriculum.exact.evaluate.DomainError: log of a negative number at (log -2): it has no real value.
+    """
+    applications = [item for item in walk(expr) if isinstance(item, tuple)]
+    constant: set[int] = set()
+    for application in reversed(applications):  # operands before their operator
+        if all(_is_number(operand) or id(operand) in constant for operand in application[1:]):
+            constant.add(id(application))
+    waiting: list[Expr] = [expr]
+    while waiting:
+        item = waiting.pop()
+        if not isinstance(item, tuple) or (id(item) in constant and _has_value(item)):
+            continue
+        first, chain = left_spine(item, ("+", "-", "*"))
+        for part in chain:
+            waiting += part[2:]
+        waiting += [first] if chain else item[1:]
+
+
+def _has_value(expr: Expr) -> bool:
+    """Certainly? Raises where certainly not."""
+    for bits in _BITS[:2]:
+        try:
+            enclosure(expr, bits)
+        except Undecided:
+            continue
+        except DomainError:
+            raise
+        except ExpressionError:
+            return False
+        return True
+    return False
+
+
+def _is_number(expr: Expr) -> bool:
+    return isinstance(expr, int) or (isinstance(expr, str) and (expr in CONSTANTS or is_decimal(expr)))
+
+
+def _ball(expr: Expr, values: Mapping[str, arb]) -> arb:
+    # A sum of 10,000 terms is 10,000 deep on its left side only.
+    spine = []
+    while isinstance(expr, tuple) and len(expr) > 2 and expr[0] in _SPINE:
+        spine.append(expr)
+        expr = expr[1]
+    result = _leaf_or_function(expr, values)
+    for item in reversed(spine):
+        head = item[0]
+        for operand in item[2:]:
+            if head == "^":
+                result = _power(result, item, values)
+                continue
+            value = _ball(operand, values)
+            if head == "+":
+                result = result + value
+            elif head == "-":
+                result = result - value
+            elif head == "*":
+                result = result * value
+            else:
+                value = _apart_from_zero(value, operand, values, f"whether {{}} is 0, at {place(item)}")
+                if value.is_zero():
+                    raise DomainError(f"division by zero at {place(item)}.")
+                result = result / value
+        if not result.is_finite():
+            raise Undecided(f"it cannot be told how large {place(item)} is")
     return result
 
 
-def _function(name: str, a: Decimal, expr: Expr, context: Context) -> Decimal:
-    if name == "-":
-        return context.minus(a)
-    if name == "exp":
-        return context.exp(a)
-    if name == "log":
-        if a <= 0:
-            raise ExpressionError(
-                f"log of {'0' if a == 0 else 'a negative number'} at {place(expr)}: it has no real value."
-            )
-        return context.ln(a)
-    if name == "sqrt":
-        if a < 0:
-            raise ExpressionError(f"sqrt of a negative number at {place(expr)}: it has no real value.")
-        return context.sqrt(a)
-    if name not in ("sin", "cos", "tan"):
-        raise ExpressionError(f"{name} has no numeric value, at {place(expr)}.")
-    if a.adjusted() > 1_000:
-        raise ExpressionError(f"the angle at {place(expr)} is too large: its turns cannot be counted.")
-    sine, cosine = _sine_and_cosine(a, context)
-    if name == "tan":
-        if cosine == 0 or cosine.adjusted() < -0.7 * context.prec:
-            raise ExpressionError(f"tan at a pole at {place(expr)}.")
-        return context.divide(sine, cosine)
-    return sine if name == "sin" else cosine
+def _leaf_or_function(expr: Expr, values: Mapping[str, arb]) -> arb:
+    if isinstance(expr, int):
+        return arb(expr)
+    if isinstance(expr, str):
+        if expr in values:
+            return values[expr]
+        if is_decimal(expr):
+            return _of_fraction(Fraction(expr))
+        if expr in CONSTANTS:
+            return arb.const_e() if expr == "e" else arb.pi()
+        raise ExpressionError(f"{expr} has no value: bind it with (subst E {expr} value).")
+    head = expr[0]
+    if len(expr) != 2 or (head != "-" and head not in FUNCTIONS):
+        raise ExpressionError(f"{head} has no numeric value, at {place(expr)}.")
+    a = _ball(expr[1], values)
+    if head == "-":
+        return -a
+    if head == "sin":
+        return a.sin()
+    if head == "cos":
+        return a.cos()
+    if head == "exp":
+        if a > _TOO_LARGE:
+            raise ExpressionError(f"the value at {place(expr)} is too large.")
+        result = a.exp()
+    elif head == "tan":
+        result = a.tan()
+        if not result.is_finite() and not values:
+            simplify(expr)  # raises at a pole that it knows
+    else:
+        a = _apart_from_zero(a, expr[1], values, f"the sign of {{}}, at {place(expr)}")
+        if a < 0 or (head == "log" and a.is_zero()):
+            what = "0" if a.is_zero() else "a negative number"
+            raise DomainError(f"{head} of {what} at {place(expr)}: it has no real value.")
+        result = a.log() if head == "log" else a.sqrt()
+    if not result.is_finite():
+        raise Undecided(f"it cannot be told whether {place(expr)} has a value")
+    return result
 
 
-def _power(base: Decimal, exponent: Decimal, expr: Expr, context: Context) -> Decimal:
-    if base == 0:
+def _power(base: arb, expr: tuple[str, Expr, Expr], values: Mapping[str, arb]) -> arb:
+    number = number_of(expr[2])
+    exponent = _of_fraction(number) if number is not None else _ball(expr[2], values)
+    if number is None and not values and isinstance(expr[2], tuple):
+        number = exact_value(expr[2])
+    if number is not None and number.denominator == 1:
+        if number < 0:
+            base = _apart_from_zero(base, expr[1], values, f"whether {{}} is 0, at {place(expr)}")
+            if base.is_zero():
+                raise DomainError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
+        return base**number.numerator
+    if expr[1] == "e":
+        return exponent.exp()
+    base = _apart_from_zero(base, expr[1], values, f"the sign of {{}}, at {place(expr)}")
+    if base < 0:
+        if exponent.contains_integer():
+            raise Undecided(f"it cannot be told whether {place(expr[2])} is a whole number, at {place(expr)}")
+        raise DomainError(f"a negative number to a fractional power at {place(expr)}: it has no real value.")
+    if base.is_zero():
         if exponent < 0:
-            raise ExpressionError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
-        return Decimal(1 if exponent == 0 else 0)
-    if base < 0 and exponent != exponent.to_integral_value():
-        raise ExpressionError(f"a negative number to a fractional power at {place(expr)}: it has no real value.")
-    return context.power(base, exponent)
+            raise DomainError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
+        if not exponent > 0:
+            raise Undecided(f"it cannot be told whether {place(expr[2])} is 0, at {place(expr)}")
+        return base
+    return base**exponent
 
 
-def _sine_and_cosine(angle: Decimal, context: Context) -> tuple[Decimal, Decimal]:
-    """Both, by Taylor series around 0 of a 32nd of the angle reduced by half turns, then doubled five times."""
-    # Doubling loses about a digit per step, the reduction as many as the angle has before the point.
-    wide = _context(context.prec + 8 + max(0, angle.adjusted()))
-    half_turn = _pi(wide.prec)
-    turns = wide.divide(angle, half_turn).to_integral_value(context=wide)
-    x = wide.divide(wide.subtract(angle, wide.multiply(turns, half_turn)), Decimal(32))
-    square = wide.multiply(x, x)
-    minus_square = square.copy_negate()  # -square would round to the 28 digits of Python's default context
-    # versine = 1 - cos keeps its digits near 0, where cos would lose them.
-    term, versine, n = wide.divide(square, Decimal(2)), Decimal(0), 2
-    smallest = term.adjusted() - wide.prec
-    while term and term.adjusted() >= smallest:
-        versine = wide.add(versine, term)
-        n += 2
-        term = wide.divide(wide.multiply(term, minus_square), Decimal((n - 1) * n))
-    sine, term, n = Decimal(0), x, 1
-    smallest = term.adjusted() - wide.prec
-    while term and term.adjusted() >= smallest:
-        sine = wide.add(sine, term)
-        n += 2
-        term = wide.divide(wide.multiply(term, minus_square), Decimal((n - 1) * n))
-    for _ in range(5):
-        sine, versine = (
-            wide.multiply(wide.multiply(sine, 2), wide.subtract(Decimal(1), versine)),
-            wide.multiply(wide.multiply(sine, sine), 2),
-        )
-    cosine = wide.subtract(Decimal(1), versine)
-    if wide.remainder(turns, Decimal(2)):
-        return sine.copy_negate(), cosine.copy_negate()
-    return sine, cosine
+def _apart_from_zero(ball: arb, expr: Expr, values: Mapping[str, arb], what: str) -> arb:
+    """The ball, if 0 is not in it, or it is 0 itself; else the rational that the canonical form shows."""
+    if 0 not in ball or ball.is_zero():
+        return ball
+    exact = None if values else exact_value(expr)
+    if exact is None:
+        raise Undecided(f"it cannot be told {what.format(place(expr))}")
+    return _of_fraction(exact)
 
 
-@lru_cache(maxsize=64)
-def _pi(digits: int) -> Decimal:
-    """Machin 1706: pi = 16 arctan(1/5) - 4 arctan(1/239), in integers."""
-    one = 10 ** (digits + 10)
-
-    def arctan_of_inverse(n: int) -> int:
-        term, total, k, sign = one // n, 0, 1, 1
-        while term:
-            total += sign * (term // k)
-            term //= n * n
-            k, sign = k + 2, -sign
-        return total
-
-    pi = 16 * arctan_of_inverse(5) - 4 * arctan_of_inverse(239)
-    return Decimal(pi).scaleb(-(digits + 10), Context(prec=digits + 12))
-
-
-@lru_cache(maxsize=256)
-def _context(digits: int) -> Context:
-    return Context(
-        prec=digits,
-        Emax=_LARGEST_EXPONENT,
-        Emin=-_LARGEST_EXPONENT,
-        traps=[InvalidOperation, DivisionByZero, Overflow],
-    )
-
-
-def _leaf(value: Decimal, expr: Expr) -> int | str:
-    if not -1_000 < value.adjusted() < 1_000:
-        raise ExpressionError(
-            f"the value of {place(expr)} is 10 to the {value.adjusted()}: too far from 1 to write out."
-        )
+def exact_value(expr: Expr) -> Fraction | None:
+    """The rational value of a number that has a value, where its canonical form shows it."""
     try:
-        return decimal_leaf(value)
-    except DecimalException:
-        raise ExpressionError(f"the value of {place(expr)} cannot be rounded.") from None
+        number = as_number(simplify(expr))
+    except ExpressionError:
+        return None
+    return None if number is None else Fraction(number)
+
+
+def _of_fraction(value: Fraction) -> arb:
+    return arb(fmpq(value.numerator, value.denominator))
+
+
+def _leaf(ball: arb) -> int | str | None:
+    """The 3 digits on which the whole ball agrees; None where it does not, or is too far from 1 to write out."""
+    if 0 in ball:
+        return 0 if ball.is_zero() else None
+    if _is_far(ball):
+        return None
+    middle = float(ball)
+    if ball.rel_accuracy_bits() > 45 and 1e-290 < abs(middle) < 1e290:
+        # Half the time of the exact ends, which lie between these two.
+        low, high = decimal_leaf(middle * (1 - 1e-12)), decimal_leaf(middle * (1 + 1e-12))
+    else:
+        low, high = decimal_leaf(fraction_of(ball.lower())), decimal_leaf(fraction_of(ball.upper()))
+    return low if low == high else None
+
+
+def _is_far(ball: arb) -> bool:
+    mantissa, exponent = ball.mid().man_exp()
+    return not -_LARGEST_EXPONENT < int(exponent) + int(mantissa).bit_length() < _LARGEST_EXPONENT
+
+
+def _magnitude(ball: arb) -> str:
+    """The decimal exponent."""
+    exponent = (abs(ball).log() / arb(10).log()).floor().unique_fmpz()
+    return "something" if exponent is None else str(exponent)
+
+
+def fraction_of(end: arb) -> Fraction:
+    """The value of a ball without a radius."""
+    mantissa, exponent = end.man_exp()
+    return Fraction(int(mantissa)) * Fraction(2) ** int(exponent)

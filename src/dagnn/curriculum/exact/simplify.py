@@ -7,10 +7,10 @@ taken by a local rewriting system. Two equal expressions need not end equal: see
 
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
-from dagnn.curriculum.exact.evaluate import checked_size, exact_root, place, power
-from dagnn.curriculum.expression import MAX_BITS, Expr, from_fraction, is_decimal
-from dagnn.errors import ExpressionError
+from dagnn.curriculum.exact.evaluate import DomainError, checked_size, exact_root, place, power
+from dagnn.curriculum.expression import MAX_BITS, Expr, from_fraction, is_decimal, left_spine
 
 
 def simplify(expr: Expr) -> Expr:
@@ -22,23 +22,23 @@ def simplify(expr: Expr) -> Expr:
     >>> simplify(("+", "x", ("*", "x", 3)))
     ('*', 4, 'x')
     """
-    if isinstance(expr, int):
-        return expr
-    if isinstance(expr, str):
-        return from_fraction(Fraction(expr)) if is_decimal(expr) else expr
+    if not isinstance(expr, tuple):
+        return from_fraction(Fraction(expr)) if isinstance(expr, str) and is_decimal(expr) else expr
+    first, chain = left_spine(expr, _BINARY)
+    result = _simplified_function(first) if isinstance(first, tuple) else simplify(first)
+    for item in chain:
+        constructor = _BINARY[item[0]]
+        for operand in item[2:]:
+            result = constructor(result, simplify(operand))
+    return result
+
+
+def _simplified_function(expr: tuple[Any, ...]) -> Expr:
     head = expr[0]
     operands = [simplify(operand) for operand in expr[1:]]
-    result = operands[0]
-    if len(operands) == 1:
-        if head == "-":
-            return multiply(-1, result)
-        return (head, result) if head == "roots" else apply_function(head, result)
-    if head in _BINARY:
-        constructor = _BINARY[head]
-        for operand in operands[1:]:
-            result = constructor(result, operand)
-        return result
-    return (head, *operands)
+    if len(operands) > 1 or head == "roots":
+        return (head, *operands)
+    return multiply(-1, operands[0]) if head == "-" else apply_function(head, operands[0])
 
 
 def collect_terms(expr: Expr) -> Expr:
@@ -159,7 +159,7 @@ def divide(a: Expr, b: Expr) -> Expr:
     second = as_number(b)
     if second is not None:
         if second == 0:
-            raise ExpressionError(f"division by zero at {place(('/', a, b))}.")
+            raise DomainError(f"division by zero at {place(('/', a, b))}.")
         first = as_number(a)
         return _fold(Fraction(first) / second) if first is not None else multiply(_fold(Fraction(1) / second), a)
     if a == 0:
@@ -209,15 +209,15 @@ def raise_to(a: Expr, b: Expr) -> Expr:
 
 
 def apply_function(name: str, a: Expr) -> Expr:
-    """Canonical ``name(a)``: a value only where it is exact, such as ``(cos 0)``; ``(sin 3)`` stays as it is.
+    """Canonical ``name(a)``: a value only where it is exact, such as ``(cos 0)``, ``(sin (/ pi 6))``, not ``(sin 3)``.
 
     Raises:
-        ExpressionError: log of zero.
+        DomainError: log of zero, tan at a pole.
     """
     if isinstance(a, int):
         if a == 0:
             if name == "log":
-                raise ExpressionError("log of 0 at (log 0): it has no value.")
+                raise DomainError("log of 0 at (log 0): it has no value.")
             return 1 if name in ("cos", "exp") else 0
         if a == 1 and name == "log":
             return 0
@@ -235,10 +235,39 @@ def apply_function(name: str, a: Expr) -> Expr:
         inner = a[1]
         return inner
     elif name in ("sin", "cos", "tan"):
-        turns = 1 if a == "pi" else a[1] if isinstance(a, tuple) and a[0] == "*" and a[2] == "pi" else None
-        if isinstance(turns, int):
-            return (-1 if turns % 2 else 1) if name == "cos" else 0
+        half_turns = (
+            1 if a == "pi" else as_number(a[1]) if isinstance(a, tuple) and a[0] == "*" and a[2] == "pi" else None
+        )
+        exact = None if half_turns is None else _at_multiple_of_pi(name, half_turns)
+        if exact is not None:
+            return exact
     return (name, a)
+
+
+def _at_multiple_of_pi(name: str, half_turns: Fraction | int) -> Expr | None:
+    """sin, cos or tan at multiples of pi / 4 and pi / 6; None at others."""
+    twelfths = half_turns * 12
+    if twelfths.denominator != 1 or (twelfths % 2 and twelfths % 3):
+        return None
+    if name == "tan":
+        n = int(twelfths % 12)
+        if n == 6:
+            raise DomainError(f"tan at a pole, at {place(('tan', multiply(_fold(half_turns), 'pi')))}.")
+        return multiply(-1, _TANGENT[12 - n]) if n > 6 else _TANGENT[n]
+    n = int((twelfths + (6 if name == "cos" else 0)) % 24)
+    value = _SINE[min(n % 12, 12 - n % 12)]
+    return multiply(-1, value) if n > 12 else value
+
+
+# By twelfths of half a turn.
+_SINE: dict[int, Expr] = {
+    0: 0,
+    2: ("/", 1, 2),
+    3: ("*", ("/", 1, 2), ("sqrt", 2)),
+    4: ("*", ("/", 1, 2), ("sqrt", 3)),
+    6: 1,
+}
+_TANGENT: dict[int, Expr] = {0: 0, 2: ("*", ("/", 1, 3), ("sqrt", 3)), 3: 1, 4: ("sqrt", 3)}
 
 
 def as_number(expr: Expr) -> Fraction | int | None:
