@@ -200,6 +200,11 @@ def test_graphml_of_an_edge_that_repeats():
     assert Dag.from_networkx(networkx.read_graphml(file, node_type=int)) == dag
 
 
+def test_a_node_called_none_is_refused():
+    with pytest.raises(GraphError, match="NetworkX has no node called None"):
+        Dag([("a", None)]).to_networkx()
+
+
 def test_inputs_and_outputs_are_read_from_lists_and_from_marks():
     graph = networkx.DiGraph([("a", "c"), ("b", "c")], inputs=["b", "a"], outputs=["c", "a"])
     dag = Dag.from_networkx(graph)
@@ -208,6 +213,9 @@ def test_inputs_and_outputs_are_read_from_lists_and_from_marks():
     assert there.graph == {"inputs": "input", "outputs": "output"}
     assert dict(there.nodes(data="input")) == {"a": 1, "b": 0, "c": None}
     assert Dag.from_networkx(there) == dag
+    there.graph["outputs"] = "float32"
+    with pytest.raises(GraphError, match=r"graph\['outputs'\] is 'float32', but no node has such data"):
+        Dag.from_networkx(there)
     there.nodes["c"]["input"] = "first"
     with pytest.raises(GraphError, match="node c has 'first': number them 0, 1, 2"):
         Dag.from_networkx(there)

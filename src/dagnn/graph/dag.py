@@ -11,14 +11,14 @@ from torch import Tensor
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import json_format, networkx_format, parts, polish, pyg_format, text
 from dagnn.graph.attributes import Attributes, checked_attributes, take
-from dagnn.graph.checks import check_no_self_loop, node_count
+from dagnn.graph.checks import check_no_self_loop
 from dagnn.graph.content import Content
 from dagnn.graph.csr import Csr, grouped, offsets_of, stable_order
 from dagnn.graph.edge_order import canonical_order
 from dagnn.graph.kahn import peel
 from dagnn.graph.lasting import lasting_property
 from dagnn.graph.levels import levelled
-from dagnn.graph.names import NodeNames, checked_names, read_edges
+from dagnn.graph.names import checked_names, read_edges
 
 if TYPE_CHECKING:
     import networkx
@@ -92,9 +92,8 @@ class Dag(Content):
         edge_attributes: Mapping[str, Any] | None = None,
     ) -> None:
         known = None if names is None else checked_names(names)
-        ends, known = read_edges(edges, known, num_nodes)
-        count = node_count(ends, num_nodes, known)
-        nodes = NodeNames(count, known)
+        ends, nodes = read_edges(edges, known, num_nodes)
+        count = nodes.num_nodes
         check_no_self_loop(ends[:, 0], ends[:, 1], nodes.name_of)
 
         carried = checked_attributes(edge_attributes, len(ends), "edge")
@@ -386,10 +385,11 @@ class Dag(Content):
         """A NetworkX ``DiGraph`` with names and attributes; a ``MultiDiGraph`` if edges repeat.
 
         Tensors become numbers, or lists of numbers. Inputs and outputs other than the sources and sinks are marked: the
-        nodes' data "input" and "output" hold their places, as ``graph.graph["inputs"]`` and ``["outputs"]`` say.
-        ``Dag.from_networkx`` gives an equal Dag back if attribute tensors are int64, bool or of torch's default dtype,
-        and there are nodes (edges) to carry the attributes. So does a GraphML file in between, if names are str (or
-        read with ``node_type=int``) and attributes numbers or str, which is all that GraphML holds.
+        nodes' data "input" and "output" hold their places, as ``graph.graph["inputs"]`` and ``["outputs"]`` say, or
+        "none" if there are none. ``Dag.from_networkx`` gives an equal Dag back if attribute tensors are int64, bool or
+        of torch's default dtype, and there are nodes (edges) to carry the attributes. So does a GraphML file in
+        between, if names are str (or read with ``node_type=int``) and attributes numbers or str, which is all that
+        GraphML holds.
         """
         return networkx_format.to_networkx(self)
 

@@ -138,11 +138,11 @@ def is_numeric(values: Tensor | NDArray[Any]) -> bool:
 
 def read_edges(
     edges: Any, names: tuple[Hashable, ...] | None, num_nodes: int | None
-) -> tuple[NDArray[np.int64], tuple[Hashable, ...] | None]:
-    """Edges in any form, checked, with the names: those given, or else found.
+) -> tuple[NDArray[np.int64], "NodeNames"]:
+    """Edges in any form, checked, with the nodes: as many as are given, or needed.
 
     Returns:
-        An array int64 ``[num_edges, 2]`` of our own, in C order, and the names or None.
+        An array int64 ``[num_edges, 2]`` of our own, in C order; and the nodes with their names, given or found.
     """
     if len(getattr(edges, "shape", ())) == 2 and hasattr(edges, "to_numpy"):  # a frame: it iterates over its columns
         edges = edges.to_numpy().tolist()
@@ -152,9 +152,11 @@ def read_edges(
         rows, known = edges, names
     else:
         rows, known = _read_pairs(edges, names)
-    check_edges(rows, node_count(rows, num_nodes, known), named=known is not None)
+    count = node_count(rows, num_nodes, known)
+    check_edges(rows, count, named=known is not None)
     # A copy: the user may write to theirs later. In C order: a transposed edge_index would keep its own layout.
-    return np.array(rows.cpu().numpy() if isinstance(rows, Tensor) else rows, order="C"), known
+    ends = np.array(rows.cpu().numpy() if isinstance(rows, Tensor) else rows, order="C")
+    return ends, NodeNames(count, known)
 
 
 def _read_pairs(

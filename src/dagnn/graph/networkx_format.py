@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from dagnn.graph.dag import Dag
 
+NO_NODES = "none"
+"""What a graph says of its inputs or outputs if there are none."""
+
 
 def arguments_from(
     graph: "networkx.DiGraph[Any]", node_attributes: Iterable[str] | None, edge_attributes: Iterable[str] | None
@@ -61,6 +64,8 @@ def to_networkx(dag: "Dag") -> "networkx.DiGraph[Any]":
     repeats = len(set(map(tuple, edges))) < len(edges)
     graph = networkx.MultiDiGraph() if repeats else networkx.DiGraph()
     names = dag.names or range(dag.num_nodes)
+    if None in names:
+        raise GraphError("NetworkX has no node called None: rename it.")
     graph.add_nodes_from(zip(names, _data_of_each(dag.node_attributes, dag.num_nodes), strict=True))
     graph.add_edges_from(
         (names[u], names[v], data)
@@ -70,7 +75,7 @@ def to_networkx(dag: "Dag") -> "networkx.DiGraph[Any]":
         for ends, mark, chosen in (("inputs", "input", dag.inputs), ("outputs", "output", dag.outputs)):
             while mark in dag.node_attributes:
                 mark += "_"
-            graph.graph[ends] = mark
+            graph.graph[ends] = mark if len(chosen) else NO_NODES
             for place, node in enumerate(chosen.tolist()):
                 graph.nodes[names[node]][mark] = place
     return graph
@@ -82,6 +87,10 @@ def _ends(graph: "networkx.DiGraph[Any]", ends: str) -> Iterable[Hashable] | Non
     if not isinstance(listed, str):
         return listed  # type: ignore[no-any-return]
     place_of = {name: plain(data[listed]) for name, data in graph.nodes(data=True) if listed in data}
+    if not place_of and listed != NO_NODES:
+        raise GraphError(
+            f"graph[{ends!r}] is {listed!r}, but no node has such data: give a list of nodes there, or drop it."
+        )
     for name, place in place_of.items():
         if not isinstance(place, int):
             raise GraphError(

@@ -90,7 +90,7 @@ class _Entries:
             if name not in _OWN_KEYS and name not in followed
         }
         names = self._joined(self.own.get("names"))
-        self.names = names if isinstance(names, list | tuple) else None
+        self.names = names if isinstance(names, list | tuple | np.ndarray) else None
 
     def has_one_per_node(self, name: str) -> bool:
         """Has every node a value of this entry?"""
