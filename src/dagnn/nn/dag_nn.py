@@ -319,12 +319,13 @@ class DagNN(NamedParameters):
     def _changed(self, dag: Dag, activations: list[str]) -> StructureChange:
         """Take another Dag, whose first nodes are those of the old one."""
         old = self._layout
-        # A bias never goes: a source that gets its first edge keeps what it held.
-        has_bias = torch.full((dag.num_nodes,), self.bias_nodes is True)
-        has_bias[old.node_at[old.has_bias]] = True
-        by_name = old.by_name if dag.num_nodes == old.dag.num_nodes else None
-        layout = ParameterLayout(dag, True if self.bias_nodes is True else has_bias, by_name)
-        edge_from, bias_from = dag_nn_edit.slots_before(old, layout)
+        with lasting():
+            # A bias never goes: a source that gets its first edge keeps what it held.
+            has_bias = torch.full((dag.num_nodes,), self.bias_nodes is True)
+            has_bias[old.node_at[old.has_bias]] = True
+            by_name = old.by_name if dag.num_nodes == old.dag.num_nodes else None
+            layout = ParameterLayout(dag, True if self.bias_nodes is True else has_bias, by_name)
+            edge_from, bias_from = dag_nn_edit.slots_before(old, layout)
         before = (len(self.edge_weight), len(self.bias))
         values = [
             dag_nn_edit.moved(parameter.detach(), moved_from)

@@ -1,9 +1,10 @@
 """Structure that changes while a `DagNN` trains: edges removed and added, and what belongs to those that stay."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -37,13 +38,20 @@ class StructureChange:
     edge_from: Tensor
     bias_from: Tensor
     _shape_before: tuple[int, int]
+    _carried: "WeakSet[torch.optim.Optimizer]" = field(default_factory=WeakSet, repr=False)
 
     def carry_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring the state of an optimizer along: momenta and moments of what stays, zeros for what is new.
+        """Bring the state of an optimizer along: momenta and moments of what stays, a fresh start for what is new.
 
-        Call it once after the change and before the next ``optimizer.step()``, for every optimizer that holds the
-        network's parameters. Every entry of a parameter's state that had the parameter's shape is moved; others,
-        such as the number of steps, stay.
+        Call it once after every change and before the next ``optimizer.step()``, in the order of the changes, for every
+        optimizer that holds the network's parameters. Every entry of a parameter's state that has the parameter's shape
+        is moved; others, such as the number of steps, stay. New entries begin as the optimizer begins: with zeros; in
+        Rprop with the step size lr, in Adagrad with its initial value, in ASGD with the weight as its average. L-BFGS,
+        whose history mixes all parameters, starts anew.
+
+        Raises:
+            ConfigError: the optimizer does not hold the parameters, or its state does not fit them: a change before was
+                not carried over, or it is kept in a way that is unknown here. Nothing has changed then.
 
         >>> from dagnn.nn import DagNN
         >>> net = DagNN(Dag([("a", "c"), ("b", "c")]))
@@ -54,14 +62,51 @@ class StructureChange:
         >>> state["exp_avg"].shape
         torch.Size([1])
         """
-        for parameter, moved_from, before in (
-            (self.edge_weight, self.edge_from, self._shape_before[0]),
-            (self.bias, self.bias_from, self._shape_before[1]),
-        ):
-            state: dict[str, Any] = optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if isinstance(value, Tensor) and value.shape == (before,):
-                    state[name] = moved(value, moved_from)
+        if optimizer in self._carried:
+            return
+        group_of = {id(held): group for group in optimizer.param_groups for held in group["params"]}
+        ours = [
+            (parameter, moved_from, before, group_of[id(parameter)])
+            for parameter, moved_from, before in (
+                (self.edge_weight, self.edge_from, self._shape_before[0]),
+                (self.bias, self.bias_from, self._shape_before[1]),
+            )
+            if id(parameter) in group_of
+        ]
+        if not ours:
+            raise ConfigError("carry_over needs an optimizer of this network's parameters, got one of others.")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.state.clear()
+            optimizer._numel_cache = None  # it counts once
+        found = [
+            (optimizer.state[parameter], name, _carried(value, name, parameter, moved_from, before, group))
+            for parameter, moved_from, before, group in ours
+            for name, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor) and (value.shape == (before,) or value.numel() > 1)
+        ]
+        for state, name, value in found:
+            state[name] = value
+        self._carried.add(optimizer)
+
+
+def _carried(
+    value: Tensor, name: str, parameter: Tensor, moved_from: Tensor, before: int, group: dict[str, Any]
+) -> Tensor:
+    """An entry of the optimizer's state for the parameter as it is now."""
+    if value.shape != (before,):
+        raise ConfigError(
+            f"the optimizer's {name} has the shape {list(value.shape)}, but the parameter had {before} entries before "
+            "this change: carry over every change, in order, or make a new optimizer."
+        )
+    fresh: float | Tensor = 0.0
+    if name == "step_size":  # of Rprop
+        fresh = float(group["lr"])
+    elif name == "sum":  # of Adagrad
+        fresh = float(group.get("initial_accumulator_value", 0.0))
+    elif name == "ax":  # of ASGD
+        fresh = parameter.detach().to(value)
+    new = (moved_from < 0).to(value.device)
+    return torch.where(new, fresh, moved(value, moved_from)).to(value.dtype)
 
 
 def moved(values: Tensor, moved_from: Tensor) -> Tensor:
@@ -82,6 +127,10 @@ def kept_by_prune(net: "DagNN", threshold: float | None, fraction: float | None)
         raise ConfigError(
             f"prune needs either threshold or fraction, got threshold={threshold!r} and fraction={fraction!r}."
         )
+    if net.edge_weight.is_meta:
+        raise ConfigError(
+            'prune needs weights with values, and these are on the device "meta": load or draw them first.'
+        )
     size = net.edge_weight.detach().abs().cpu()
     if fraction is None:
         assert threshold is not None
@@ -90,7 +139,7 @@ def kept_by_prune(net: "DagNN", threshold: float | None, fraction: float | None)
         return ~(size <= threshold)  # a NaN weight stays: nobody knows how small it is
     if not 0 <= fraction <= 1:
         raise ConfigError(f"fraction must lie between 0 and 1, got {fraction!r}: 0.9 removes 90 % of the edges.")
-    kept = torch.ones(len(size), dtype=torch.bool)
+    kept = torch.ones_like(size, dtype=torch.bool)
     kept[size.argsort(stable=True)[: int(fraction * len(size))]] = False
     return kept
 

@@ -39,6 +39,7 @@ class ParameterLayout:
         edges: int64 ``[num_edges, 2]``, by slot: places of source and target.
         edge_at: int64 ``[num_edges]``, row of ``dag.edges`` of each slot.
         has_bias: bool ``[num_nodes]``, by place.
+        num_biases: entries of the bias vector.
         levels, in_degree: int64 ``[num_nodes]``, by place.
         inputs, outputs: int64, places in the DAG's order of inputs and outputs.
     """
@@ -61,10 +62,7 @@ class ParameterLayout:
         chosen = bias[self.node_at] if isinstance(bias, Tensor) else torch.full((dag.num_nodes,), bias)
         self.has_bias = chosen | (self.in_degree == 0)
         self.has_bias[self.inputs] = False
-
-    @property
-    def num_biases(self) -> int:
-        return int(self.has_bias.sum())
+        self.num_biases = int(self.has_bias.sum())
 
     def slot_of(self, u: Hashable, v: Hashable) -> int:
         """Entry of ``edge_weight`` for the edge between the nodes called ``u`` and ``v``.

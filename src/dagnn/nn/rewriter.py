@@ -106,9 +106,6 @@ class GraphRewriter(LearnableModule):
         if whole_graphs:
             self.existence = nn.Linear(slot_width, 1)
             self.edge_ends = nn.Linear(slot_width, 2 * slot_width)
-        self.register_buffer(
-            "arity", torch.tensor([label.arity for label in features.signature.labels]), persistent=False
-        )
 
     @classmethod
     def from_windows(
@@ -180,7 +177,11 @@ class GraphRewriter(LearnableModule):
             getattr(self, name).load_state_dict(getattr(other, name).state_dict())
         return sum(row > 0 for row in rows)
 
-    arity: Tensor
+    @property
+    def arity(self) -> Tensor:
+        """int64 ``[num_labels]``, on the device of the parameters."""
+        # No buffer: on the device "meta", and after `to_empty`, it would have no values.
+        return torch.tensor([label.arity for label in self.signature.labels], device=self.output.weight.device)
 
     @property
     def signature(self) -> Signature:
@@ -283,7 +284,7 @@ class GraphRewriter(LearnableModule):
     ) -> Iterator[tuple[Sequence[WindowTokens], Tensor]]:
         for first in range(0, len(windows), batch_size):
             part = windows[first : first + batch_size]
-            yield part, self(self.encode(part).to(self.arity.device))
+            yield part, self(self.encode(part).to(self.output.weight.device))
 
     def _most_likely(self, windows: Sequence[WindowTokens], logits: Tensor) -> list[ReplacementTokens]:
         classes = logits.argmax(-1).tolist()
