@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dagnn.errors import AccumulationError as AccumulationError
     from dagnn.errors import CheckpointError as CheckpointError
     from dagnn.errors import ConfigError as ConfigError
+    from dagnn.errors import ConstantNodesWarning as ConstantNodesWarning
     from dagnn.errors import CycleError as CycleError
     from dagnn.errors import DagnnError as DagnnError
     from dagnn.errors import DataError as DataError
@@ -48,6 +49,7 @@ _MODULE_OF = {
     "AccumulationError": "dagnn.errors",
     "CheckpointError": "dagnn.errors",
     "ConfigError": "dagnn.errors",
+    "ConstantNodesWarning": "dagnn.errors",
     "CycleError": "dagnn.errors",
     "Dag": "dagnn.graph",
     "DagBatch": "dagnn.graph",

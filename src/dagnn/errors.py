@@ -11,6 +11,8 @@ DagnnError
 │   └── StateDictError (RuntimeError) a state dict of a network with other edges; the message names them
 ├── RunError (RuntimeError)         a run directory that cannot be used or written
 └── AccumulationError (RuntimeError) a window used out of order, or weights left undeclared
+
+And a warning of its own kind: ConstantNodesWarning, of nodes of a network that nothing feeds.
 """
 
 
@@ -56,3 +58,7 @@ class RunError(DagnnError, RuntimeError):
 
 class AccumulationError(DagnnError, RuntimeError):
     """An accumulation window used out of order, or unequal weights left undeclared."""
+
+
+class ConstantNodesWarning(UserWarning):
+    """Nodes of a network have no edges into them and are no inputs: their values are learned, and depend on no data."""

@@ -1,6 +1,8 @@
 """How a `DagNN` starts: which activations its nodes have, and sums of unit variance whatever those are."""
 
+import copy
 import re
+import warnings
 
 import networkx
 import pytest
@@ -9,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import dags
 
-from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.errors import ConfigError, ConstantNodesWarning, DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.kernels import ACTIVATIONS
-from dagnn.nn import DagNN
+from dagnn.nn import DagNN, from_sequential
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "silu", "softplus"])
@@ -170,3 +172,43 @@ def test_activations_that_do_not_fit_the_nodes():
         DagNN(Dag(DIAMOND), activation=["relu", "relu"])
     with pytest.raises(ConfigError, match=r"activation\[1\] must be one of"):
         DagNN(Dag(DIAMOND), activation=["relu", 3, "relu", "relu"])
+
+
+# ---- nodes that nothing feeds ----
+
+
+@pytest.mark.fault("graphs_and_networks", 23)
+def test_nodes_that_nothing_feeds_are_named_and_can_be_dropped():
+    """An unmeasured gene, and a pathway that lost its only one."""
+    edges = [("measured", "p"), ("unmeasured", "p"), ("p", "y"), ("empty pathway", "y"), ("lost", "q"), ("q", "y")]
+    dag = Dag(edges, inputs=["measured"], outputs=["y"])
+    for bias in (True, False, ["q", "y"]):
+        with pytest.warns(
+            ConstantNodesWarning, match=r"no edge leads to 'unmeasured', 'empty pathway', 'lost', which.*dag\.without"
+        ) as told:
+            DagNN(dag, bias=bias)
+        assert len(told) == 1 and told[0].filename == __file__
+    for smaller in (dag.without_dangling(), dag.remove(nodes=dag.dangling().unfed)):
+        assert set(smaller.names) == {"measured", "p", "y"}
+        DagNN(smaller)
+
+
+@pytest.mark.filterwarnings("error")
+def test_networks_that_are_meant_so_get_no_warning(tmp_path):
+    with_bias_node = Dag([("x", "y"), ("one", "y")], inputs=["x"])
+    net = DagNN(with_bias_node, bias=["one", "y"])
+    DagNN(with_bias_node, bias={"one"})
+    DagNN(Dag(DIAMOND))
+    DagNN(Dag(DIAMOND, outputs=["a"]))  # b is not read: it changes nothing
+    DagNN(Dag([("x", "y")], names=["x", "y", "not used"], inputs=["x", "not used"], outputs=["y"]))
+    from_sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    copy.deepcopy(net).prune(fraction=1.0, allow_disconnected=True)
+    net.grow([("z", "y")], nodes=["z"])
+    for bias in (True, False, ["y"]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConstantNodesWarning)
+            first = DagNN(with_bias_node, bias=bias)
+        first.save(tmp_path / "net")
+        again = DagNN.load(tmp_path / "net")
+        assert again.edge_weights() == first.edge_weights() and again.biases() == first.biases()
+        assert torch.equal(torch.as_tensor(again.bias_nodes), torch.as_tensor(first.bias_nodes))

@@ -18,7 +18,7 @@ from dagnn.kernels.activations import check_activation
 from dagnn.nn import dag_nn_edit, dag_nn_file
 from dagnn.nn.checks import check_dag
 from dagnn.nn.dag_nn_edit import StructureChange
-from dagnn.nn.dag_nn_init import bias_mask, initial_bounds, node_activations
+from dagnn.nn.dag_nn_init import bias_mask, initial_bounds, node_activations, warn_of_constants
 from dagnn.nn.dag_nn_names import NamedParameters
 from dagnn.nn.named_inputs import as_input
 from dagnn.nn.parameter_layout import ParameterLayout
@@ -37,7 +37,9 @@ class DagNN(NamedParameters):
     order in which the edges first name them. A data frame or a mapping as x is aligned by name (see `input_from`),
     whatever the order of its columns.
 
-    Sources that are not inputs hold a trainable bias: their value is ``act_v(b_v)``. Outputs may be
+    Sources that are not inputs hold a trainable bias, also with ``bias=False``: their value is ``act_v(b_v)``, random
+    at the start. An unmeasured gene, or a pathway without one, becomes such a constant, so a warning names them,
+    unless ``bias=[...]`` does; ``dag.without_dangling()`` drops them. Outputs may be
     any nodes, inner ones and inputs too; to read another node changes no other output. Parameters follow the *names* of
     the nodes (see `ParameterLayout`): the same DAG declared in another order loads the same state dict to the same
     function. A state dict says to which edges it belongs: a network with others refuses it and names them.
@@ -94,6 +96,7 @@ class DagNN(NamedParameters):
             self.activations = node_activations(dag, activation, output_activation)
             self.bias_nodes = bias_mask(dag, bias)
             self._layout = ParameterLayout(dag, self.bias_nodes)
+            warn_of_constants(dag, self.bias_nodes)
             self._plan_on = {torch.device("cpu"): self._planned()}
         self.edge_weight = nn.Parameter(torch.empty(dag.num_edges, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(self._layout.num_biases, dtype=dtype, device=device))
@@ -364,7 +367,8 @@ class DagNN(NamedParameters):
             CheckpointError: no file, or one that is truncated, altered, foreign or newer.
         """
         document, weights = dag_nn_file.read(Path(path))
-        net = cls(document.dag, activation=document.activations, bias=document.bias)
+        net = cls(document.dag, activation=document.activations, bias=document.biased)
+        net.bias_nodes = bias_mask(document.dag, document.bias)
         net.to(weights["edge_weight"].dtype)
         net.load_state_dict(weights)
         return net

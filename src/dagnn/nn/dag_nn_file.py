@@ -37,6 +37,17 @@ class Document:
     activations: list[str]
     bias: bool | list[Hashable]
 
+    @property
+    def biased(self) -> Tensor:
+        """bool ``[num_nodes]``: the nodes that have one, with the sources that are no inputs."""
+        has_bias = self.dag.in_degree == 0
+        if self.bias is True:
+            has_bias[:] = True
+        elif self.bias:
+            has_bias[[self.dag.index_of(node) for node in self.bias]] = True
+        has_bias[self.dag.inputs] = False
+        return has_bias
+
 
 def write(path: Path, net: "DagNN") -> None:
     """Write ``net`` to ``path``: to a neighbour first, moved into place when it is safely on disk."""

@@ -1,5 +1,6 @@
 """Which activation every node of a `DagNN` has, and how large its weights start."""
 
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from typing import TypeGuard
 
@@ -8,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dagnn.errors import ConfigError
+from dagnn.errors import ConfigError, ConstantNodesWarning
 from dagnn.graph import Dag
 from dagnn.graph.lasting import lasting
 from dagnn.kernels.activations import SECOND_MOMENT, check_activation
@@ -74,6 +75,28 @@ def bias_mask(dag: Dag, bias: object) -> bool | Tensor:
     mask = torch.zeros(dag.num_nodes, dtype=torch.bool)
     mask[torch.from_numpy(dag._nodes.indices_of(bias, "bias"))] = True
     return mask
+
+
+def warn_of_constants(dag: Dag, bias: object) -> None:
+    """Warn of sources that are no inputs, unless ``bias`` names them: they are constants that the network learns."""
+    is_constant = dag.in_degree == 0
+    is_constant[dag.inputs] = False
+    if isinstance(bias, Tensor):
+        is_constant &= ~bias
+    constants = is_constant.nonzero().flatten().tolist()
+    if not constants:
+        return
+    shown = ", ".join(repr(dag.name_of(v)) for v in constants[:3])
+    more = f" and {len(constants) - 3} more" if len(constants) > 3 else ""
+    are = "is" if len(constants) == 1 else "are"
+    warnings.warn(
+        f"no edge leads to {shown}{more}, which {are} not among the inputs: the network learns a constant there, random "
+        "at the start. List measured nodes in Dag(inputs=...); drop the others with dag.without_dangling(), or "
+        "dag.remove(nodes=dag.dangling().unfed); or, if constants are what you want, give these nodes a bias by name, "
+        "bias=[...].",
+        ConstantNodesWarning,
+        stacklevel=3,
+    )
 
 
 def initial_bounds(
