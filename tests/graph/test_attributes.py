@@ -1,6 +1,7 @@
 """Attributes: what is kept of what a user gives."""
 
 import numpy as np
+import pytest
 import torch
 
 from dagnn.graph import Dag
@@ -26,3 +27,19 @@ def test_lists_and_arrays_of_text_become_tuples():
 
 def test_no_attributes_are_an_empty_mapping():
     assert dict(Dag([]).node_attributes) == dict(Dag([]).edge_attributes) == {}
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_arrays_and_tensors_of_unlike_shapes_compare_by_content(kind):
+    make = lambda *values: Dag([], 3, node_attributes={"x": [*map(kind, values), "a"]})  # noqa: E731
+    assert make([1.0, 2.0], [3.0]) == make([1.0, 2.0], [3.0])
+    assert hash(make([1.0, 2.0], [3.0])) == hash(make([1.0, 2.0], [3.0]))
+    assert make([1.0, 2.0], [3.0]) != make([1.0, 2.5], [3.0])
+    assert make([1.0, 2.0], [3.0]) != make([1.0], [3.0])
+
+
+def test_numpy_scalars_become_numbers_and_dates_stay():
+    assert list(map(type, kept([np.int64(1), np.float32(0.5)]))) == [int, float]
+    dates = np.array(["2020-01-01", "2021-01-01"], dtype="M8[ns]")
+    assert kept(dates) == tuple(dates)
+    assert isinstance(kept(list(dates))[0], np.datetime64)

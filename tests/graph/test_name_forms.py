@@ -232,8 +232,15 @@ def test_sets_are_taken_in_the_order_of_nodes_and_of_names():
     assert dag.inputs.tolist() == [0, 2]
     assert dag.outputs.tolist() == [1, 3]
     assert dag.subgraph({"d", "c", "a"}).names == ("c", "a", "d")
-    with pytest.raises(DtypeError, match="names must be a list, in the order of the nodes, got a set"):
-        Dag(edges, names={"a", "b", "c", "d"})
+    for names in ({"a", "b", "c", "d"}, dict(enumerate("abcd"))):
+        with pytest.raises(DtypeError, match=r"names must be a list, in the order of the nodes, got a (set|dict)"):
+            Dag(edges, names=names)
+
+
+@pytest.mark.parametrize("edge", [{"a", "b"}, frozenset({"a", "b"}), {"source": "a", "target": "b"}])
+def test_what_has_no_first_and_second_is_no_edge(edge):
+    with pytest.raises(GraphError, match=r"edges must be pairs \(source, target\), got .* at edge 1"):
+        Dag([("a", "b"), edge])
 
 
 @pytest.mark.parametrize("graph", [Dag([(0, 1)]), networkx.DiGraph([((0, 0), (0, 1))])])

@@ -84,7 +84,7 @@ def same_attributes(a: Attributes, b: Attributes) -> bool:
         if isinstance(x, Tensor) and isinstance(y, Tensor):
             if x.dtype != y.dtype or x.shape != y.shape or tensor_bytes(x) != tensor_bytes(y):
                 return False
-        elif isinstance(x, Tensor) or isinstance(y, Tensor) or x != y:
+        elif isinstance(x, Tensor) or isinstance(y, Tensor) or not _same_items(x, y):
             return False
     return True
 
@@ -95,6 +95,8 @@ def attributes_key(attributes: Attributes) -> int:
     for name in sorted(attributes):
         values = attributes[name]
         try:
+            if isinstance(values, tuple) and Tensor in set(map(type, values)):
+                raise TypeError("a Tensor hashes by its place in memory")
             parts.append((name, hash(tensor_bytes(values) if isinstance(values, Tensor) else values)))
         except TypeError:
             parts.append((name, len(values)))
@@ -106,6 +108,22 @@ def tensor_bytes(tensor: Tensor) -> bytes:
     if not tensor.numel():
         return b""  # some empty tensors have strides that cannot be viewed as bytes
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _same_items(x: tuple[Any, ...], y: tuple[Any, ...]) -> bool:
+    try:
+        return x == y
+    except (ValueError, RuntimeError):  # arrays or tensors, which compare element by element
+        return len(x) == len(y) and all(map(_same, x, y))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Are two values the same, arrays and tensors bit for bit?"""
+    if isinstance(a, np.ndarray | Tensor) or isinstance(b, np.ndarray | Tensor):
+        if type(a) is not type(b) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return a.tobytes() == b.tobytes() if isinstance(a, np.ndarray) else tensor_bytes(a) == tensor_bytes(b)
+    return a is b or bool(a == b)
 
 
 def _checked(values: Any, where: str) -> Attribute:

@@ -1,6 +1,6 @@
 """Names of nodes: from what a user calls a node to its index, and back."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, Never
@@ -13,6 +13,9 @@ from torch import Tensor
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph.checks import check_edges, check_is_int64, node_count
 from dagnn.graph.name_forms import canonical, canonical_names, sort_key
+
+_NO_PAIRS = (str, bytes, set, frozenset, Mapping)
+"""What has a length, but no first and second: a set lists its two in the order of the hash seed, a mapping its keys."""
 
 
 class NodeNames:
@@ -115,8 +118,8 @@ def checked_names(names: Any) -> tuple[Hashable, ...]:
         names = list(names) if names.dtype.kind in "mM" else names.tolist()
     if isinstance(names, str | bytes | Tensor | np.ndarray) or not isinstance(names, Iterable):
         raise DtypeError(f"names must be a list of names, one per node, got {names!r}.")
-    if isinstance(names, set | frozenset):
-        raise DtypeError("names must be a list, in the order of the nodes, got a set, which has no order.")
+    if isinstance(names, set | frozenset | Mapping):
+        raise DtypeError(f"names must be a list, in the order of the nodes, got a {type(names).__name__}.")
     result = canonical_names(names)
     if len(set(result)) < len(result):
         first = dict[Hashable, int]()
@@ -216,7 +219,7 @@ def _read_pairs(
 def _flattened(rows: Sequence[Any], argument: str = "edges") -> list[Any]:
     """The ends of all edges, one after the other."""
     try:
-        pairs = set(map(len, rows)) <= {2} and not any(issubclass(t, str | bytes) for t in set(map(type, rows)))
+        pairs = set(map(len, rows)) <= {2} and not any(issubclass(kind, _NO_PAIRS) for kind in set(map(type, rows)))
     except TypeError:
         pairs = False
     if not pairs:
@@ -226,7 +229,7 @@ def _flattened(rows: Sequence[Any], argument: str = "edges") -> list[Any]:
 
 
 def _is_pair(row: Any) -> bool:
-    return hasattr(row, "__len__") and len(row) == 2 and not isinstance(row, str | bytes)
+    return hasattr(row, "__len__") and len(row) == 2 and not isinstance(row, _NO_PAIRS)
 
 
 def _is_int(kind: type) -> bool:
