@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
             found = solve_with(model, expression, trained=trained, budget=20_000, seconds=10.0)
         except ExpressionError:
             continue  # no expression, or one that the rewriting system cannot write
-        confidence = 1.0 if found.least_certain is None else found.least_certain.confidence
+        confidence = found.confidence
         band = "0.99 or more" if confidence >= SURE else "0.5 .. 0.99" if confidence > 0.5 else "0.5 or less"
         if found.right:
             outcome = "right"

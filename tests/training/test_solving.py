@@ -285,3 +285,11 @@ def test_drawn_digits_are_not_doubted():
 )
 def test_an_answer_without_a_number_is_none(level, text):
     assert not is_worked_out(parse(text), level)
+
+
+@pytest.mark.fault("curriculum", 8)
+@pytest.mark.parametrize(("text", "confidence"), [("(derive (sqrt -6) x)", 0.5), ("(integrate (exp (^ x 2)) x)", 0.0)])
+def test_an_answer_that_the_engine_has_not_or_that_was_not_reached_is_not_believed(text, confidence):
+    found = solve_with(Sure(), parse(text))
+    assert found.confidence == confidence
+    assert any(f"confidence  {confidence:.4f}; in its steps 0.9000 or more" in line for line in found.lines)

@@ -127,8 +127,15 @@ class Solution:
 
     @property
     def confidence(self) -> float:
-        """That of the least certain step; 1 without steps."""
-        return 1.0 if self.least_certain is None else self.least_certain.confidence
+        """In the answer: that of the least certain step, 1 without steps.
+
+        0 where no answer was reached, 0.5 at most where the engine has none: the steps drop what has no value, as the
+        derivative of (sqrt -6) does.
+        """
+        if not self.answer or not (self.right or self.finished):
+            return 0.0
+        least = 1.0 if self.least_certain is None else self.least_certain.confidence
+        return least if self.has_answer else min(least, DOUBTFUL_CONFIDENCE)
 
     @property
     def _shown_answer(self) -> str:
@@ -146,7 +153,9 @@ class Solution:
             shown.append(f"departs     {self.departure}")
         if self.least_certain is not None:
             least = self.least_certain
-            shown.append(f"confidence  {least.confidence:.4f} or more, least at step {least.number}: {least}")
+            steps = f"{least.confidence:.4f} or more, least at step {least.number}: {least}"
+            same = self.confidence == least.confidence
+            shown.append(f"confidence  {steps if same else f'{self.confidence:.4f}; in its steps {steps}'}")
         if self.unseen:
             shown.append(f"unseen      {self.unseen:,} of its windows, never shown in training")
         if self.doubt:
