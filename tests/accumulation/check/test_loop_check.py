@@ -62,7 +62,7 @@ def test_causes_of_the_model_are_found_beside_those_of_the_loop(subject):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"micro_batches": 1}, "micro_batches must be a whole number of at least 2"),
+        ({"micro_batches": 0}, "micro_batches must be a whole number of at least 1"),
         ({"micro_batches": 9}, "the batch has 32 items, too few"),
         ({"each_call": "day"}, "each_call must be 'epoch' or 'window'"),
         ({"train_step": lambda model: None}, "train_step must take"),

@@ -88,7 +88,7 @@ def network(*layers):
         (FunctionalDropout(), mse, ["dropout"]),
         (RunningScale(), mse, ["in-place buffer"]),
         (Centered(), mse, ["batch-coupled loss"]),
-        (Half(), mse, ["low precision"]),
+        (Half(), mse, []),
         (network(nn.Tanh()), lambda m, b: mse_loss(m(b[0]), b[1], reduction="sum"), ["sum loss"]),
         (
             network(nn.Tanh()),

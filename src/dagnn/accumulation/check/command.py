@@ -28,7 +28,8 @@ def run_check(target: str) -> int:
         print(f"dagnn check: {error}", file=sys.stderr)
         return COULD_NOT_RUN
     except Exception as error:
-        print(f"dagnn check: {target} raised {type(error).__name__}: {error}", file=sys.stderr)
+        text = str(error).strip().partition("\n")[0][:300]  # some of torch's run to hundreds of lines
+        print(f"dagnn check: {target} raised {type(error).__name__}: {text}", file=sys.stderr)
         return COULD_NOT_RUN
     print(report)
     return EQUAL if report.equal else NOT_EQUAL

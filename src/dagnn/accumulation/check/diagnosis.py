@@ -6,163 +6,108 @@ window at hand, and 0 for all other micro-batches.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 from dagnn.accumulation.check.causes import Cause, Kind, cause
 from dagnn.accumulation.check.fit import close
-from dagnn.accumulation.check.subject import Gradients
+from dagnn.accumulation.check.weights import Weights
 
 
-class Run(NamedTuple):
-    """One run of a loop over one epoch of micro-batches."""
-
-    sizes: list[int]
-    windows: list[list[int]]  # micro-batches of each window that should be
-    shares: list[list[float]]  # right weights of each window's micro-batches
-    steps: list[list[float]]  # c_j of every step that was made
-    rest: float  # largest relative part of a step that no weights explain
-    left: list[float]  # c_j of what was still in .grad at the end
-    gradients: list[Gradients]
-    expected: list[Gradients]  # right gradient of each window
-    silent: list[str]  # parameters without gradient
-    tolerance: float
-    low_precision: bool
-    calls: list[list[Any]]  # the micro-batches that each call of the loop got
-
-    @property
-    def shown_window(self) -> int:
-        """The window to show in the table: the last that was stepped."""
-        return max(0, min(len(self.gradients), len(self.expected)) - 1)
-
-    @property
-    def shown(self) -> Gradients:
-        """The gradient of the step for ``shown_window``."""
-        return self.gradients[self.shown_window] if self.gradients else [None] * len(self.expected[0])
-
-
-def diagnose_equal(run: Run, k: int, size: int) -> list[Cause]:
+def diagnose_equal(found: Weights, k: int, size: int) -> list[Cause]:
     """Causes that show with two windows of K equal micro-batches."""
+    if not found.steps:
+        return [no_step(found)]
     causes: list[Cause] = []
-    steps, slack = run.steps, _slack(run)
-    if not steps:
-        return [cause(Kind.MISSING_STEP, f"the loop made no step in {len(run.sizes)} micro-batches.")]
+    fresh, stale = _without_stale(found)
+    if stale:
+        causes.append(stale)
+    supports = [_support(step, found.tolerance) for step in fresh]
 
-    fresh = [steps[0]]
-    for before, step in pairwise(steps):
-        kept = [j for j in _support(before, slack) if abs(step[j] - before[j]) <= slack * max(map(abs, before))]
-        if kept and kept == _support(before, slack):
-            if not any(c.kind is Kind.NOT_ZEROED for c in causes):
-                causes.append(
-                    cause(
-                        Kind.NOT_ZEROED, f"step 2 still holds the gradient of micro-batches {_numbers(kept)} of step 1."
-                    )
-                )
-            step = [0.0 if j in kept else c for j, c in enumerate(step)]
-        fresh.append(step)
-    # A step that only repeats what was not zeroed adds nothing of its own.
-    supports = [_support(step, slack) for step in fresh]
-
-    if supports != run.windows:
-        causes += _pattern_causes(run, supports, k)
-        return causes
-    ratios = [
-        fresh[w][j] / s for w, window in enumerate(run.windows) for j, s in zip(window, run.shares[w], strict=True)
-    ]
-    ratio = ratios[0]
-    if not close(ratios, [ratio] * len(ratios), slack):
+    if supports != found.windows:
+        return causes + _pattern_causes(found, supports)
+    ratios = [fresh[w][j] / s for w, js in enumerate(found.windows) for j, s in zip(js, found.shares[w], strict=True)]
+    if not close(ratios, [ratios[0]] * len(ratios), found.tolerance):
+        totals = [fresh[w][window[0]] / found.shares[w][0] for w, window in enumerate(found.windows)]
+        constant = [totals[w] for w, window in enumerate(found.windows) for _ in window]
+        if close(ratios, constant, found.tolerance) and _are_counts(totals, k):
+            text = f"the first two steps are {_list(totals[:2])} times too large: sums that are never divided."
+            return [*causes, cause(Kind.SUM_LOSS, text)]
+        came = [
+            found.incoming[w][j] / s
+            for w, js in enumerate(found.windows)
+            for j, s in zip(js, found.shares[w], strict=True)
+        ]
+        if close(came, came[:1] * len(came), found.tolerance):
+            text = "what backward passes gave is right, but was changed in .grad before the window was complete."
+            return [*causes, cause(Kind.CLIP_PER_MICRO_BATCH, text)]
         causes.append(
             cause(
                 Kind.WRONG_DENOMINATOR,
-                f"equal micro-batches count {_list(fresh[0][:k])} in the first step; right are {_list(run.shares[0])}.",
+                f"equal micro-batches count {_list(fresh[0][:k])} in the first step; right are "
+                f"{_list(found.shares[0])}.",
             )
         )
-    elif not close([ratio], [1.0], slack):
-        causes.append(_scale_cause(ratio, k, size, slack))
+    elif not close(ratios[:1], [1.0], found.tolerance):
+        causes.append(scale_cause(ratios[0], k, size, found.tolerance))
     return causes
 
 
-def diagnose_ragged(run: Run) -> list[Cause]:
-    """Causes that show with one window of micro-batches of unequal sizes."""
-    if len(run.steps) != 1:
-        return []
-    (step,), (shares,), k = run.steps, run.shares, len(run.sizes)
-    if close(step, shares, _slack(run)):
-        return []
-    if close(step, [1 / k] * k, _slack(run)):
-        return [
-            cause(
-                Kind.MEAN_OF_MEANS,
-                f"micro-batches of {_numbers(run.sizes)} items count {_list(step)}; right are {_list(shares)}.",
-            )
-        ]
-    return [cause(Kind.WRONG_DENOMINATOR, f"micro-batches count {_list(step)}; right are {_list(shares)}.")]
+def diagnose_ragged(found: Weights, k: int) -> list[Cause]:
+    """Causes that show with micro-batches of unequal sizes, in a loop that is right with equal ones."""
+    for window, shares, step in zip(found.windows, found.shares, found.steps, strict=False):
+        counted = [step[j] for j in window]
+        if close(counted, shares, found.tolerance):
+            continue
+        if k > 1 and close(counted, [1 / k] * k, found.tolerance):
+            sizes = _numbers([found.sizes[j] for j in window])
+            text = f"micro-batches of {sizes} items count {_list(counted)}; right are {_list(shares)}."
+            return [cause(Kind.MEAN_OF_MEANS, text)]
+        return [cause(Kind.WRONG_DENOMINATOR, f"micro-batches count {_list(counted)}; right are {_list(shares)}.")]
+    return []
 
 
-def diagnose_tail(run: Run, k: int) -> list[Cause]:
-    """Causes that show with a short last window."""
-    slack, tail = _slack(run), run.windows[-1]
-    supports = [_support(step, slack) for step in run.steps]
-    if supports[: len(run.windows)] != run.windows:
-        if not any(j in support for support in supports for j in tail):
-            where = "is left in .grad and leaks into the next epoch" if _support(run.left, slack) else "is lost"
-            return [
-                cause(
-                    Kind.LOST_REMAINDER,
-                    f"the last {len(tail)} micro-batches of {len(run.sizes)} are never stepped: "
-                    f"their gradient {where}.",
-                )
-            ]
-        return [
-            cause(
-                Kind.EXTRA_STEP,
-                f"steps were made of micro-batches {_groups(supports)}; right are {_groups(run.windows)}.",
-            )
-        ]
-    step, shares = [run.steps[1][j] for j in tail], run.shares[1]
+def diagnose_tail(found: Weights, k: int) -> list[Cause]:
+    """Causes that show with a short last window, in a loop that is right without one."""
+    slack, tail = found.tolerance, found.windows[-1]
+    supports = [_support(step, slack) for step in found.steps]
+    whose = f"the last {len(tail)} of {len(found.sizes)} micro-batches"
+    if supports != found.windows:
+        lost = [j for j in tail if not any(j in support for support in supports)]
+        if lost == tail:
+            where = "is left in .grad and leaks into the next epoch" if _support(found.left, slack) else "is lost"
+            return [cause(Kind.LOST_REMAINDER, f"{whose} are never stepped: their gradient {where}.")]
+        if len(supports) == len(found.windows) and supports[:-1] == found.windows[:-1]:
+            return _pattern_causes(found, supports)
+        text = f"steps were made of micro-batches {_groups(supports)}; right are {_groups(found.windows)}."
+        return [cause(Kind.EXTRA_STEP if len(supports) >= len(found.windows) else Kind.MISSING_STEP, text)]
+    step, shares = [found.steps[-1][j] for j in tail], found.shares[-1]
     if close(step, shares, slack):
         return []
     if close(step, [s * len(tail) / k for s in shares], slack):
-        return [
-            cause(
-                Kind.SHORT_WINDOW,
-                f"the last window has {len(tail)} micro-batches, but was divided by {k}: its "
-                f"gradient is {k / len(tail):.3g} times too small.",
-            )
-        ]
-    return [cause(Kind.WRONG_DENOMINATOR, f"the last window counts {_list(step)}; right are {_list(shares)}.")]
+        times = f"{k / len(tail):.3g} times too small"
+        return [cause(Kind.SHORT_WINDOW, f"{whose} make a window, but were divided by {k}: its gradient is {times}.")]
+    ratios = [c / s for c, s in zip(step, shares, strict=True)]
+    if close(ratios, ratios[:1] * len(ratios), slack):
+        text = f"{whose} make a window whose gradient is {ratios[0]:.4g} times what it should be."
+        if close(ratios[:1], [float(len(tail))], slack) and len(tail) > 1:
+            return [cause(Kind.NOT_SCALED, text)]
+        if _are_counts(ratios[:1], len(tail)):
+            return [cause(Kind.SUM_LOSS, text)]
+        return [cause(Kind.WRONG_DENOMINATOR, text)]
+    return [cause(Kind.WRONG_DENOMINATOR, f"{whose} count {_list(step)}; right are {_list(shares)}.")]
 
 
-def _pattern_causes(run: Run, supports: list[list[int]], k: int) -> list[Cause]:
-    """Steps that were made of other micro-batches than those of a window."""
-    groups = _groups([support for support in supports if support])
-    if not groups:
-        return [cause(Kind.ZEROED_TOO_OFTEN, f"all {len(supports)} steps have no gradient: it was zeroed before them.")]
-    lasts = [[window[-1]] for window in run.windows]
-    if supports == lasts or supports == [[window[0]] for window in run.windows]:
-        return [cause(Kind.ZEROED_TOO_OFTEN, f"each step has the gradient of one micro-batch only: {groups}.")]
-    if len(supports) > len(run.windows):
-        return [
-            cause(
-                Kind.EXTRA_STEP,
-                f"{len(supports)} steps, of micro-batches {groups or 'none'}; right are "
-                f"{len(run.windows)}, of {_groups(run.windows)}.",
-            )
-        ]
-    if len(supports) < len(run.windows):
-        return [
-            cause(
-                Kind.MISSING_STEP,
-                f"{len(supports)} steps, of micro-batches {groups}; right are {len(run.windows)}, "
-                f"of {_groups(run.windows)}.",
-            )
-        ]
-    return [cause(Kind.EXTRA_STEP, f"steps of micro-batches {groups}; right are {_groups(run.windows)}.")]
+def no_step(found: Weights) -> Cause:
+    """The cause when a loop made no step at all."""
+    if not _support(found.incoming_left, found.tolerance):
+        return cause(Kind.MISSING_BACKWARD, "no backward pass gave these parameters a gradient, and no step was made.")
+    return cause(Kind.MISSING_STEP, f"the loop made no step in {len(found.sizes)} micro-batches.")
 
 
-def _scale_cause(ratio: float, k: int, size: int, slack: float) -> Cause:
-    if close([ratio], [float(k)], slack):
+def scale_cause(ratio: float, k: int, size: int, slack: float) -> Cause:
+    """The cause when every micro-batch counts ``ratio`` times what it should."""
+    if close([ratio], [float(k)], slack) and k > 1:
         return cause(Kind.NOT_SCALED, f"the gradient is {k} times too large: losses are added, not averaged.")
-    if close([ratio], [1.0 / k], slack):
+    if close([ratio], [1.0 / k], slack) and k > 1:
         return cause(Kind.SCALED_TWICE, f"the gradient is {k} times too small: it was divided by {k} twice.")
     if close([ratio], [float(size)], slack) or close([ratio], [float(size * k)], slack):
         return cause(
@@ -172,8 +117,51 @@ def _scale_cause(ratio: float, k: int, size: int, slack: float) -> Cause:
     return cause(Kind.WRONG_SCALE, f"the gradient is {ratio:.4g} times that of the full batch.")
 
 
-def _slack(run: Run) -> float:
-    return 0.05 if run.low_precision else run.tolerance
+def _without_stale(found: Weights) -> tuple[list[list[float]], Cause | None]:
+    """The steps without what an earlier step used already, in an earlier window, and the cause if there was such."""
+    window_of = {j: w for w, window in enumerate(found.windows) for j in window}
+    fresh, why = [found.steps[0]], None
+    for before, step in pairwise(found.steps):
+        used, now = _support(before, found.tolerance), _support(step, found.tolerance)
+        latest = max((window_of[j] for j in now), default=0)
+        kept = [j for j in now if j in used and window_of[j] < latest]
+        if kept and why is None:
+            number = len(fresh) + 1
+            why = cause(
+                Kind.NOT_ZEROED,
+                f"step {number} still holds the gradient of micro-batches {_numbers(kept)} of an earlier step.",
+            )
+        fresh.append([0.0 if j in kept else c for j, c in enumerate(step)])
+    return fresh, why
+
+
+def _pattern_causes(found: Weights, supports: list[list[int]]) -> list[Cause]:
+    """Steps that were made of other micro-batches than those of a window."""
+    came = [_support(gradient, found.tolerance) for gradient in found.incoming]
+    windows, groups = found.windows, _groups([support for support in supports if support])
+    if not any(came) and not any(supports):
+        return [cause(Kind.MISSING_BACKWARD, f"all {len(supports)} steps have no gradient: no backward pass gave one.")]
+    inside = all(set(support) <= set(window) for support, window in zip(supports, windows, strict=False))
+    if len(supports) == len(windows) and inside:
+        if all(set(window) <= set(gave) for window, gave in zip(windows, came, strict=True)):
+            text = f"steps have the gradient of micro-batches {groups or 'none'}; others were zeroed before them."
+            return [cause(Kind.ZEROED_TOO_OFTEN, text)]
+        text = f"backward passes reach micro-batches {groups or 'none'} only; right are {_groups(windows)}."
+        return [cause(Kind.MISSING_BACKWARD, text)]
+    text = (
+        f"{len(supports)} steps, of micro-batches {groups or 'none'}; right are {len(windows)}, of {_groups(windows)}."
+    )
+    if len(supports) >= len(windows):
+        return [cause(Kind.EXTRA_STEP, text)]
+    return [cause(Kind.MISSING_STEP, text)]
+
+
+def _are_counts(ratios: Sequence[float], k: int) -> bool:
+    """Numbers of items or tokens, or those divided by the number of micro-batches."""
+    return any(
+        all(r * times > 1.5 and abs(r * times - round(r * times)) < 1e-4 * r * times for r in ratios)
+        for times in (1, k)
+    )
 
 
 def _support(step: Sequence[float], slack: float) -> list[int]:
@@ -182,12 +170,12 @@ def _support(step: Sequence[float], slack: float) -> list[int]:
 
 
 def _groups(groups: Sequence[Sequence[int]]) -> str:
-    return ", ".join("[" + _numbers(group) + "]" for group in groups)
+    return ", ".join("[" + _numbers(group) + "]" for group in groups[:8]) + (", ..." if len(groups) > 8 else "")
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
+    return ", ".join(map(str, numbers[:12])) + (", ..." if len(numbers) > 12 else "")
 
 
 def _list(numbers: Sequence[float]) -> str:
-    return ", ".join(f"{number:.3g}" for number in numbers)
+    return ", ".join(f"{number:.3g}" for number in numbers[:12]) + (", ..." if len(numbers) > 12 else "")

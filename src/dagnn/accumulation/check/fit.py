@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dagnn.accumulation.check.arithmetic import widened
 from dagnn.errors import ConfigError
 
 
@@ -40,20 +41,25 @@ class Basis:
 
 
 def flatten(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
-    """All elements as float64 ``[elements]``; zeros for a parameter without gradient."""
+    """All elements as float64 ``[elements]``, complex ones as two; zeros for a parameter without gradient."""
     return torch.cat(
         [
-            torch.zeros(p.numel(), dtype=torch.float64) if g is None else g.detach().to_dense().double().flatten().cpu()
+            _real(torch.zeros_like(p) if g is None else g + torch.zeros_like(p))
             for g, p in zip(gradient, parameters, strict=True)
         ]
     )
+
+
+def _real(tensor: Tensor) -> Tensor:
+    tensor = widened(tensor)
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten().cpu()
 
 
 def combine(gradients: Sequence[Sequence[Tensor | None]], coefficients: Sequence[float]) -> list[Tensor | None]:
     """``sum_j c_j g_j``, parameter by parameter; None where no ``g_j`` has a gradient."""
     result: list[Tensor | None] = []
     for parts in zip(*gradients, strict=True):
-        terms = [c * g.double() for c, g in zip(coefficients, parts, strict=True) if g is not None and c]
+        terms = [c * widened(g) for c, g in zip(coefficients, parts, strict=True) if g is not None and c]
         result.append(torch.stack(terms).sum(dim=0) if terms else None)
     return result
 

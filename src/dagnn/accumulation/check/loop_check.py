@@ -1,25 +1,27 @@
 """check_loop: does a hand-written loop step with the gradient of the full batch, and if not, why and where."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from dagnn.accumulation.check.causes import Cause, Kind, cause
-from dagnn.accumulation.check.diagnosis import Run, diagnose_equal, diagnose_ragged, diagnose_tail
-from dagnn.accumulation.check.model_check import fit_finite, model_causes, split_by
-from dagnn.accumulation.check.nonlinear import clips_micro_batches
-from dagnn.accumulation.check.recording import Recording, TrainStep, num_arguments, record
-from dagnn.accumulation.check.report import Report, make_report, relative_error
+from dagnn.accumulation.check.diagnosis import diagnose_equal, diagnose_ragged, diagnose_tail
+from dagnn.accumulation.check.layouts import Examined, Layout, Loop
+from dagnn.accumulation.check.model_check import model_causes
+from dagnn.accumulation.check.precision import notes_on_precision, precision_cause
+from dagnn.accumulation.check.recording import TrainStep, num_arguments
+from dagnn.accumulation.check.report import Report, make_report
 from dagnn.accumulation.check.source import find_line
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject
+from dagnn.accumulation.check.unexplained import explain, ratio_of, silent_causes
+from dagnn.accumulation.check.updates import unscaling_cause, update_causes
+from dagnn.accumulation.check.weights import Weights, weights_of
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.snapshot import RandomState
-from dagnn.accumulation.splitting import slice_batch
 from dagnn.errors import AccumulationError, ConfigError
-
-_SMALL, _LARGE = 2.0**-20, 2.0**20  # exact factors; see record()
 
 
 def check_loop(
@@ -35,9 +37,11 @@ def check_loop(
 ) -> Report:
     """Whether a loop over micro-batches steps with the gradient of the full batch, and if not, why and where.
 
-    The loop runs a few times on a copy of the model, with an optimizer that records gradients and moves nothing. From
-    each recorded gradient the weight of every micro-batch in it is computed; those weights tell the cause. Nothing of
-    the caller's is changed: model, buffers, random numbers.
+    The loop runs some times on a copy of the model. Whatever it steps with (the optimizer it gets, its own, several, a
+    closure), what counts is the gradient that each step is given; parameters go back to their values after each. From
+    a wrong gradient the weight of every micro-batch in it is computed; those weights tell the cause. Nothing of the
+    caller's is changed: model, buffers, random numbers. Every item draws the same random numbers meanwhile, so dropout
+    and noise do not count as a difference.
 
     >>> import torch, dagnn
     >>> def train_step(model, optimizer, micro_batches):
@@ -54,15 +58,15 @@ def check_loop(
 
     Args:
         train_step: ``train_step(model, optimizer, micro_batches)``, your loop; ``micro_batches`` is a list. With a
-            fourth argument it gets a learning-rate scheduler.
+            fourth argument it gets a learning-rate scheduler. The optimizer is a plain ``torch.optim.SGD``.
         model: any module that can be copied; with at least as many parameters as there are micro-batches.
         batch: at least ``4 * micro_batches`` items; see ``accumulate`` for what can be split.
         loss_fn: ``loss_fn(model, batch)``, the mean loss of a whole batch: what the loop should be equal to.
-        micro_batches: how many micro-batches the loop takes per step, its K.
+        micro_batches: how many micro-batches the loop takes per step, its K. With 1, each step is one batch.
         each_call: what one call of ``train_step`` does: an "epoch" of several steps, or a "window", one step from all
             the micro-batches it gets.
         ragged: also try micro-batches of unequal sizes.
-        tail: also try an epoch whose last window is short.
+        tail: also try epochs whose last window is short, of every length from 1 to K - 1.
 
     Raises:
         ConfigError: the check cannot run with these arguments.
@@ -70,160 +74,150 @@ def check_loop(
     """
     random_state = RandomState()
     try:
-        checker = _Checker(train_step, model, batch, loss_fn, micro_batches, each_call)
+        size = _size(batch, micro_batches, each_call, train_step)
+        subject = Subject(model, loss_fn, batch)
         try:
-            return checker.check(ragged=ragged, tail=tail)
+            return _Checker(train_step, subject, micro_batches, size, each_call).check(ragged=ragged, tail=tail)
         except AccumulationError:
-            if checker.subject.dtype is not torch.float64:
+            if subject.dtype is not torch.float64:
                 raise
-            # The loop itself may need the model's own dtype (autocast, a cast of its inputs).
-            checker.subject = Subject(model, loss_fn, batch, wide=False)
-            return checker.check(ragged=ragged, tail=tail)
+            # The loop itself may need the model's own dtype: a constant of its own, a cast by hand.
+            subject = Subject(model, loss_fn, batch, wide=False)
+            return _Checker(train_step, subject, micro_batches, size, each_call).check(ragged=ragged, tail=tail)
     finally:
         random_state.restore()
 
 
+def _size(batch: Any, micro_batches: int, each_call: str, train_step: TrainStep) -> int:
+    """Items of a micro-batch: not 1 and not K, so that a sum over items is no sum over micro-batches."""
+    if each_call not in ("epoch", "window"):
+        raise ConfigError(f"each_call must be 'epoch' or 'window', got {each_call!r}.")
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+        raise ConfigError(f"micro_batches must be a whole number of at least 1, got {micro_batches!r}.")
+    num_arguments(train_step)
+    num_items = count_items(batch)
+    size = next((b for b in (3, 2) if b != micro_batches and 2 * micro_batches * b <= num_items), 0)
+    if not size:
+        raise ConfigError(
+            f"the batch has {num_items} items, too few for two windows of {micro_batches} micro-batches with "
+            f"several items each: give at least {2 * micro_batches * (3 if micro_batches == 2 else 2)}."
+        )
+    return size
+
+
 class _Checker:
-    def __init__(
-        self,
-        train_step: TrainStep,
-        model: nn.Module,
-        batch: Any,
-        loss_fn: LossFn,
-        micro_batches: int,
-        each_call: str,
-    ) -> None:
-        if each_call not in ("epoch", "window"):
-            raise ConfigError(f"each_call must be 'epoch' or 'window', got {each_call!r}.")
-        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 2:
-            raise ConfigError(f"micro_batches must be a whole number of at least 2, got {micro_batches!r}.")
-        num_arguments(train_step)
-        num_items = count_items(batch)
-        # Sizes that cannot be mistaken for K or for 1 tell a sum over items from a sum over micro-batches.
-        self.size = next((b for b in (3, 2) if b != micro_batches and 2 * micro_batches * b <= num_items), 0)
-        if not self.size:
-            raise ConfigError(
-                f"the batch has {num_items} items, too few for two windows of {micro_batches} micro-batches with "
-                f"several items each: give at least {2 * micro_batches * (3 if micro_batches == 2 else 2)}."
-            )
-        self.train_step, self.k, self.by_window = train_step, micro_batches, each_call == "window"
-        self.subject = Subject(model, loss_fn, batch)
+    def __init__(self, train_step: TrainStep, subject: Subject, k: int, size: int, each_call: str) -> None:
+        self._train_step, self._subject, self._k, self._size = train_step, subject, k, size
+        self._loop = Loop(subject, train_step, by_window=each_call == "window")
+        self._notes: list[str] = []
+        self._shown: Examined | None = None
 
     def check(self, *, ragged: bool, tail: bool) -> Report:
-        k, size = self.k, self.size
-        causes = model_causes(self.subject)
-        run, recording = self._run([size] * (2 * k), [list(range(k)), list(range(k, 2 * k))])
-        causes += diagnose_equal(run, k, size)
-        runs = [run]
+        k, size, loop = self._k, self._size, self._loop
+        of_model, equal = self._model_causes(), Layout.of([size] * (2 * k), k)
+        examined = self._examine(equal)
+        causes = self._missing(examined)
+        causes += self._explained(examined, lambda weights: diagnose_equal(weights, k, size))
+        causes = self._about_scale(causes, equal)
         if not causes and ragged:
-            uneven, _ = self._run([1 if j % 2 else 2 * size - 1 for j in range(k)], [list(range(k))])
-            causes += diagnose_ragged(uneven)
-            runs.append(uneven)
-        if not [c for c in causes if c.kind is not Kind.MEAN_OF_MEANS] and tail:
-            short = max(1, k // 2)
-            last, _ = self._run([size] * (k + short), [list(range(k)), list(range(k, k + short))])
-            causes += diagnose_tail(last, k)
-            runs.append(last)
-        causes += self._other_causes(recording, run)
-        causes = [self._locate(found) for found in causes]
+            large = size + 1 if size > 2 else 2 * size - 1
+            uneven = Layout.of([2 * size - large if j % 2 else large for j in range(2 * k)], k)
+            causes += self._explained(self._examine(uneven), lambda weights: diagnose_ragged(weights, k))
+        if tail and all(c.kind is Kind.MEAN_OF_MEANS for c in causes):
+            causes += self._tails()
+        causes += update_causes(loop, equal, causes)
+        if not causes and not of_model:
+            found = precision_cause(loop, equal)
+            causes += [found] if isinstance(found, Cause) else []
+            self._notes += [found] if isinstance(found, str) else []
+        by_kind = {c.kind: c._replace(line=find_line(self._train_step, c.kind, loop.first.lines)) for c in causes[::-1]}
+        return self._report([*of_model, *list(by_kind.values())[::-1]])
 
-        worst = max(runs, key=lambda one: relative_error(one.shown, one.expected[one.shown_window]))
-        expected = worst.expected[worst.shown_window]
-        equal = not causes and relative_error(worst.shown, expected) <= self._tolerance
-        return make_report(causes, self.subject.names, worst.shown, expected, equal=equal, precision=self.subject.dtype)
+    def _examine(self, layout: Layout) -> list[Examined]:
+        found = self._loop.examine(layout)
+        for examined in found:
+            worse = self._shown is None or self._loop.is_wrong(examined) > self._loop.is_wrong(self._shown)
+            if worse:
+                self._shown = examined
+        return found
 
-    @property
-    def _tolerance(self) -> float:
-        return max(1e-8, self.subject.tolerance)
+    def _model_causes(self) -> list[Cause]:
+        causes, self._notes = model_causes(self._subject)
+        dropped = [c for c in causes if c.kind is Kind.DROPOUT]
+        self._notes += [f"{c.explanation} Each item got the same ones here, so this did not count." for c in dropped]
+        return [c for c in causes if c.kind is not Kind.DROPOUT]
 
-    def _run(self, sizes: list[int], windows: list[list[int]]) -> tuple[Run, Recording]:
-        """Run the loop over micro-batches of ``sizes`` and write its steps in their gradients."""
-        subject = self.subject
-        pieces = split_by(subject.batch, sizes)
-        calls = [[pieces[j] for j in window] for window in windows] if self.by_window else [pieces]
-        recording = record(subject, self.train_step, calls, scale=_SMALL)
-        parts = [subject.gradient(piece) for piece in pieces]
-        silent = _silent_parameters(recording, parts)
-        subset = [i for i in range(len(subject.parameters)) if i not in silent]
-        kept = [_only(part, subset) for part in parts]
-        parameters = [subject.parameters[i] for i in subset]
-
-        ends = [0, *(sum(sizes[: j + 1]) for j in range(len(sizes)))]
-        expected_gradients, expected = [], []
-        for window in windows:
-            whole = slice_batch(subject.batch, ends[window[0]], ends[window[-1] + 1])
-            gradient = subject.gradient(whole)
-            expected_gradients.append(gradient)
-            found, rest = fit_finite([kept[j] for j in window], _only(gradient, subset), parameters)
-            if rest > self._tolerance:  # the loss couples its items: weights by number of items
-                found = [sizes[j] / sum(sizes[i] for i in window) for j in window]
-            expected.append(found)
-        steps = [fit_finite(kept, _only(step, subset), parameters) for step in recording.steps]
-        left = fit_finite(kept, _only(recording.left, subset), parameters)[0]
-        return (
-            Run(
-                sizes=sizes,
-                windows=windows,
-                shares=expected,
-                steps=[coefficients for coefficients, _ in steps],
-                rest=max((rest for _, rest in steps), default=0.0),
-                left=left,
-                gradients=recording.steps,
-                expected=expected_gradients,
-                silent=[subject.names[i] for i in sorted(silent)],
-                tolerance=1e-5 if self.subject.tolerance < 1e-6 else 1e-2,
-                low_precision=recording.low_precision,
-                calls=calls,
-            ),
-            recording,
-        )
-
-    def _other_causes(self, recording: Recording, run: Run) -> list[Cause]:
-        causes = []
-        if run.silent:
-            names = ", ".join(run.silent[:5])
-            causes.append(cause(Kind.UNUSED_PARAMETER, f"the loop gives no gradient to {names}; the full batch does."))
-        if run.low_precision and run.rest > self._tolerance:
-            causes.append(
-                cause(Kind.LOW_PRECISION, f"the loop computes in 16 bits: its gradient is off by {run.rest:.1e}.")
-            )
-        if recording.schedule_steps is not None and recording.schedule_steps > len(recording.steps):
-            causes.append(
-                cause(
-                    Kind.SCHEDULE_PER_MICRO_BATCH,
-                    f"scheduler.step() ran {recording.schedule_steps} times in {len(recording.steps)} optimizer steps.",
-                )
-            )
-        large = record(self.subject, self.train_step, run.calls, scale=_LARGE)
-        if clips_micro_batches(recording.steps, large.steps, _SMALL, _LARGE, tolerance=run.tolerance):
-            causes.append(
-                cause(
-                    Kind.CLIP_PER_MICRO_BATCH,
-                    "with large gradients the step is no multiple of the gradient of the window: parts of it were "
-                    "clipped, not the whole.",
-                )
-            )
+    def _missing(self, examined: list[Examined]) -> list[Cause]:
+        """Parameters that never get a gradient, or whose optimizer never steps."""
+        causes = silent_causes(self._subject, examined)
+        idle = self._loop.first.unstepped
+        if idle and any(one.steps for one in examined):
+            names = ", ".join(self._subject.names[i] for i in idle[:5])
+            causes.append(cause(Kind.MISSING_STEP, f"the loop makes an optimizer for {names}, but never steps it."))
         return causes
 
-    def _locate(self, found: Cause) -> Cause:
-        return found._replace(line=find_line(self.train_step, found.kind))
+    def _explained(self, examined: list[Examined], diagnose: Callable[[Weights], list[Cause]]) -> list[Cause]:
+        """The causes of wrong steps: by the weights in them if there are such, else by how they differ."""
+        causes: list[Cause] = []
+        for one in filter(self._loop.is_wrong, examined):
+            parts = [[part[i] for i in one.held] for part in self._loop.gradients_of(one.pieces)]
+            parameters = [self._subject.parameters[i] for i in one.held]
+            weights = partial(weights_of, one, parts, parameters, tolerance=self._subject.tolerance)
+            causes += explain(self._loop, one, weights, diagnose, k=self._k, size=self._size)
+        return causes
 
+    def _about_scale(self, causes: list[Cause], layout: Layout) -> list[Cause]:
+        """Causes again, where a wrong scale is that of a GradScaler, or of a sum, which grows with the items."""
+        unscaling = unscaling_cause(self._loop, layout) if causes else None
+        if unscaling is not None:
+            return [unscaling]
+        wrong, shown = next((c for c in causes if c.kind in (Kind.WRONG_SCALE, Kind.SUM_LOSS)), None), self._shown
+        if wrong is None or shown is None:
+            return causes
+        for one in self._loop.examine(Layout.of([self._size - 1] * len(layout.sizes), self._k)):
+            if one.held == shown.held and len(one.steps) == len(shown.steps):
+                before, after = (ratio_of(e.steps[0], e.expected[0])[0] for e in (shown, one))
+                times = f"the gradient is {before:.4g} times that of the full batch's mean"
+                better = cause(Kind.WRONG_SCALE, f"{times}.")
+                if before and after / before < 1 - 0.5 / self._size:
+                    better = cause(Kind.SUM_LOSS, f"{times}, and the more so the more items there are.")
+                return [better if c is wrong else c for c in causes]
+        return causes
 
-def _silent_parameters(recording: Recording, parts: Sequence[Gradients]) -> set[int]:
-    """Parameters that the loss uses, but that never get a gradient in the loop."""
-    everything = [*recording.steps, recording.left]
-    if not any(_nonzero(gradient) for step in everything for gradient in step):
-        return set()  # no gradient at all is another matter
-    return {
-        index
-        for index in range(len(recording.left))
-        if any(_nonzero(part[index]) for part in parts) and not any(_nonzero(step[index]) for step in everything)
-    }
+    def _tails(self) -> list[Cause]:
+        """Causes that show in a short last window, of whatever length it takes to show them."""
+        k, wrong = self._k, {}
+        for length in range(1, k):
+            # After a full window; for a large K, where that takes long, some lengths only, and the others alone.
+            full = k if k <= 8 or length in (1, k // 2, k - 1) else 0
+            examined = self._examine(Layout.of([self._size] * (full + length), k))
+            if any(map(self._loop.is_wrong, examined)):
+                wrong[length] = examined
+        if not wrong:
+            return []
+        causes = self._explained(wrong[max(wrong)], lambda weights: diagnose_tail(weights, k))
+        if len(wrong) < k - 1:
+            lengths = ", ".join(map(str, list(wrong)[:8]))
+            causes = [c._replace(explanation=f"{c.explanation} Wrong are tails of {lengths}.") for c in causes]
+        return causes
 
-
-def _nonzero(gradient: Any) -> bool:
-    return gradient is not None and bool((gradient != 0).any())
-
-
-def _only(gradients: Gradients, indices: Sequence[int]) -> Gradients:
-    return [gradients[i] for i in indices]
+    def _report(self, causes: list[Cause]) -> Report:
+        subject, shown = self._subject, self._shown
+        assert shown is not None
+        expected: Gradients = [None] * len(subject.names)
+        actual: Gradients = [None] * len(subject.names)
+        window = max(0, min(len(shown.steps), len(shown.expected)) - 1)
+        for place, index in enumerate(shown.held):
+            expected[index] = shown.expected[window][place]
+            actual[index] = shown.steps[window][place] if shown.steps else None
+        equal = not causes and not self._loop.is_wrong(shown)
+        held = {index for group in self._loop.first.groups for index in group.held}
+        free = [name for index, name in enumerate(subject.names) if held and index not in held]
+        if free:
+            self._notes.append(f"no optimizer that steps holds {', '.join(free[:5])}: not compared.")
+        if self._loop.first.unscaled:
+            self._notes.append("a GradScaler is disabled: what the loop does to scaled gradients could not be seen.")
+        self._notes += notes_on_precision(subject)
+        return make_report(
+            causes, subject.names, actual, expected, equal=equal, precision=subject.dtype, notes=self._notes
+        )

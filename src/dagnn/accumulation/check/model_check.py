@@ -1,21 +1,22 @@
 """check_equivalence: is the gradient of a loss the weighted sum of its micro-batches' gradients, and if not, why."""
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dagnn.accumulation.check.causes import Cause, Kind, cause
-from dagnn.accumulation.check.fit import Basis, close, combine, flatten
-from dagnn.accumulation.check.report import Report, make_report, relative_error
-from dagnn.accumulation.check.subject import DtypeRecorder, Gradients, LossFn, Subject
+from dagnn.accumulation.check.causes import Cause, Kind, cause, coupled
+from dagnn.accumulation.check.fit import close, combine
+from dagnn.accumulation.check.layouts import split_by
+from dagnn.accumulation.check.precision import notes_on_precision, own_precision_note
+from dagnn.accumulation.check.report import Report, make_report, relative_error, total_norm
+from dagnn.accumulation.check.subject import Gradients, LossFn, Subject
+from dagnn.accumulation.check.weights import fit_finite, leaves_out
 from dagnn.accumulation.cutting import WeightFn
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.shares import check_weights
 from dagnn.accumulation.snapshot import RandomState
-from dagnn.accumulation.splitting import slice_batch
 from dagnn.errors import ConfigError
 
 
@@ -29,7 +30,8 @@ def check_equivalence(
 ) -> Report:
     """Whether accumulating ``loss_fn`` over micro-batches gives the gradient of the full batch, and if not, why.
 
-    Runs on a copy in float64. The model, its buffers and the random numbers of the caller stay as they are.
+    Runs on a copy in float64, casts inside the model included. The model, its buffers and the random numbers of the
+    caller stay as they are.
 
     >>> import torch, dagnn
     >>> batch = (torch.randn(8, 3), torch.tensor([0, 1, -100, -100, -100, 1, 0, 1]))
@@ -69,18 +71,33 @@ def _check(subject: Subject, splits: list[list[int]], weight: WeightFn | None) -
     unused = [name for name, gradient in zip(subject.names, full, strict=True) if gradient is None]
     if unused:
         notes.append(f"the loss does not use {', '.join(unused[:5])}: no gradient there, with any splitting.")
-    causes = [] if equal else [*model_causes(subject), *_loss_causes(subject, worst, weight)]
-    return make_report(causes, subject.names, accumulated, full, equal=equal, precision=subject.dtype, notes=notes)
+    found, more = model_causes(subject)
+    causes = [] if equal else [*found, *_loss_causes(subject, worst, weight)]
+    causes += [c for c in found if c.kind is Kind.RECOMPUTATION and c not in causes]
+    notes += [*more, *own_precision_note(subject), *notes_on_precision(subject)]
+    return make_report(
+        causes, subject.names, accumulated, full, equal=equal and not causes, precision=subject.dtype, notes=notes
+    )
 
 
-def model_causes(subject: Subject) -> list[Cause]:
-    """Causes that lie in the model's state, and leaves ``subject`` without them: in eval mode where need be."""
+def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
+    """Causes that lie in the model's state, and notes. Leaves ``subject`` without them.
+
+    Afterwards every item draws the same random numbers, and BatchNorm and buffers are in eval mode where need be.
+    """
     causes: list[Cause] = []
-    if relative_error(subject.gradient(seed=1), subject.gradient(seed=0)) > subject.tolerance:
+    first = subject.gradient()
+    random = relative_error(subject.gradient(seed=1), first) > subject.tolerance
+    slope_is_wrong = _slope_is_wrong(subject, first)
+    if random:
+        subject.still = True
         layers = ", ".join(name for name, _ in subject.dropout_layers()) or "a function that draws random numbers"
-        causes.append(cause(Kind.DROPOUT, f"two runs of the same batch differ by their random numbers ({layers})."))
-        for _, layer in subject.dropout_layers():
-            _freeze(layer)
+        text = f"two runs of the same batch differ by their random numbers ({layers})."
+        causes.append(cause(Kind.DROPOUT, text))
+        first = subject.gradient()
+        if slope_is_wrong and not (slope_is_wrong := _slope_is_wrong(subject, first)):
+            text = "by a finite difference the gradient is not the slope of the loss, but is it without random numbers."
+            causes[-1] = cause(Kind.RECOMPUTATION, text)
 
     layers_in_training = subject.batch_norm_layers()
     if layers_in_training:
@@ -90,9 +107,6 @@ def model_causes(subject: Subject) -> list[Cause]:
             _freeze(layer)
 
     first = subject.gradient()
-    if relative_error(subject.gradient(seed=1), first) > subject.tolerance:
-        _freeze(subject.model)  # random numbers drawn by a function, not by a layer
-        first = subject.gradient()
     if relative_error(subject.next_gradient(subject.batch), first) > subject.tolerance:
         causes.append(
             cause(
@@ -101,7 +115,19 @@ def model_causes(subject: Subject) -> list[Cause]:
                 "that the next one reads.",
             )
         )
-    return causes
+    if not slope_is_wrong:
+        return causes, []
+    return causes, [
+        "the gradient is not the slope of the loss, by a finite difference along it: as it should be where the loss "
+        "stops a gradient on purpose (detach, a straight-through estimator), a fault elsewhere."
+    ]
+
+
+def _slope_is_wrong(subject: Subject, gradient: Gradients) -> bool:
+    if subject.narrowest is not torch.float64:
+        return False  # a difference of two rounded losses tells nothing
+    norm = total_norm(gradient)
+    return norm > 0 and abs(subject.slope(gradient) - norm) > 0.05 * norm
 
 
 def _loss_causes(subject: Subject, sizes: list[int], weight: WeightFn | None) -> list[Cause]:
@@ -126,13 +152,11 @@ def _loss_causes(subject: Subject, sizes: list[int], weight: WeightFn | None) ->
                 f"shares of {_list(by_items)}.",
             )
         ]
-    with DtypeRecorder() as recorder:
-        subject.gradient()
     try:
         found, rest = fit_finite(parts, full, subject.parameters)
     except ConfigError:
         found, rest = [], 1.0
-    if rest <= 10 * subject.tolerance:
+    if rest <= 10 * subject.tolerance and not leaves_out(found, parts, subject.parameters):
         return [
             cause(
                 Kind.WRONG_DENOMINATOR,
@@ -140,15 +164,7 @@ def _loss_causes(subject: Subject, sizes: list[int], weight: WeightFn | None) ->
                 f"{_list(shares)}: the loss divides by something else.",
             )
         ]
-    if recorder.low and relative_error(combine(parts, shares), full) < 0.1:
-        return [cause(Kind.LOW_PRECISION, "the loss is computed in 16 bits, so sums differ by their rounding.")]
-    return [
-        cause(
-            Kind.COUPLED,
-            "no weights make the gradient of the whole from the gradients of the parts: the loss of an "
-            "item depends on the other items of its batch.",
-        )
-    ]
+    return [coupled()]
 
 
 def _freeze(module: nn.Module) -> None:
@@ -156,23 +172,6 @@ def _freeze(module: nn.Module) -> None:
     module.eval()
     for part in module.modules():
         object.__setattr__(part, "train", lambda mode=True, part=part: part)
-
-
-def fit_finite(parts: Sequence[Gradients], full: Gradients, parameters: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Coefficients of ``parts`` in ``full``, 0 for a part that is not finite, and the relative rest.
-
-    Raises:
-        ConfigError: the parts cannot be told apart.
-    """
-    # A micro-batch in which nothing counts has a gradient of nan or zero: it can have no weight.
-    finite = [i for i, part in enumerate(parts) if 0 < float(torch.linalg.vector_norm(flatten(part, parameters))) < inf]
-    if not finite:
-        return [0.0] * len(parts), 1.0
-    found, rest = Basis([parts[i] for i in finite], parameters).coefficients(full)
-    coefficients = [0.0] * len(parts)
-    for index, value in zip(finite, found, strict=True):
-        coefficients[index] = value
-    return coefficients, rest
 
 
 def _accumulated(subject: Subject, sizes: list[int], weight: WeightFn | None) -> Gradients:
@@ -197,12 +196,6 @@ def _weight_of(piece: Any, weight: WeightFn | None) -> float:
     if weight is None:
         return float(count_items(piece))
     return next(iter(check_weights(weight(piece), "weight(micro_batch)").values()))
-
-
-def split_by(batch: Any, sizes: Sequence[int]) -> list[Any]:
-    """Micro-batches of the given sizes, in order."""
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    return [slice_batch(batch, end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 def _check_splits(splits: Sequence[Sequence[int]] | None, num_items: int) -> list[list[int]]:

@@ -1,65 +1,87 @@
-"""Running a user's loop over micro-batches and recording the gradient of every optimizer step."""
+"""Running a user's loop over micro-batches and recording what its optimizers are given at every step."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dagnn.accumulation.check.subject import DtypeRecorder, Gradients, Subject
-from dagnn.errors import AccumulationError, ConfigError
+from dagnn.accumulation.check.arithmetic import widened
+from dagnn.accumulation.check.patches import Patches
+from dagnn.accumulation.check.source import line_in
+from dagnn.accumulation.check.subject import Gradients, Subject
+from dagnn.errors import AccumulationError, ConfigError, DagnnError
 
 TrainStep = Callable[..., Any]
 
 
-class Recording(NamedTuple):
+class Group(NamedTuple):
+    """Parameters that step together, and what they stepped with."""
+
+    held: list[int]  # indices of the parameters
+    steps: list[Gradients]  # .grad at every step
+    incoming: list[Gradients]  # the sum of all that backward passes gave since the step before
+
+
+@dataclass
+class Recording:
     """What a loop did."""
 
-    steps: list[Gradients]  # the gradient at every optimizer step
-    left: Gradients  # what was in .grad when the loop ended
-    schedule_steps: int | None  # calls of scheduler.step(); None if the loop takes no scheduler
-    low_precision: bool  # something was computed in 16 bits
+    groups: list[Group] = field(default_factory=list)
+    left: Gradients = field(default_factory=list)  # what was in .grad when the loop ended
+    incoming_left: Gradients = field(default_factory=list)
+    scheduler_steps: int = 0  # of the scheduler that stepped most
+    rates: list[float] = field(default_factory=list)  # the learning rate at each step of the first group
+    rate_moves: bool = False  # it took several values within one window
+    scaled: bool = False  # a GradScaler was at work
+    unscaled: bool = False  # a GradScaler was there, but disabled
+    unstepped: list[int] = field(default_factory=list)  # parameters of optimizers that the loop made and never stepped
+    lines: dict[str, str] = field(default_factory=dict)  # "step", "backward", "schedule": where the loop calls it
 
 
-def record(subject: Subject, train_step: TrainStep, calls: Sequence[Sequence[Any]], *, scale: float) -> Recording:
-    """Run ``train_step`` for each of ``calls``, lists of micro-batches; every gradient is multiplied by ``scale``.
+def record(
+    subject: Subject,
+    train_step: TrainStep,
+    calls: Sequence[Sequence[Any]],
+    *,
+    scale: float = 1.0,
+    loss_scale: float = 1.0,
+) -> Recording:
+    """Run ``train_step`` for each of ``calls``, lists of micro-batches, and note the gradient of every step.
 
-    The optimizer has the learning rate 0, so that all steps see the same parameters: then every recorded gradient is a
-    combination of the same micro-batch gradients. A small ``scale`` keeps a clipping from acting, a large one forces
-    it to; recorded gradients are divided by ``scale`` again.
+    After each step, and before each forward pass, all parameters get the values they had at the start. So all gradients
+    are taken at the same parameters, whatever the loop steps with: then a right step is a combination of the
+    micro-batches' gradients.
+
+    Args:
+        scale: what backward passes give is multiplied by it, and recorded gradients are divided by it. A small one
+            keeps a clipping from acting, a large one forces it to, 0 leaves what the loop adds by itself.
+        loss_scale: the scale of every ``GradScaler`` is multiplied by it, which must change nothing.
 
     Raises:
         AccumulationError: the loop raised.
+        ConfigError: it steps another model than the one it gets, or moves parameters without an optimizer.
     """
     subject.reset()
-    optimizer = torch.optim.SGD(subject.parameters, lr=0.0)
-    steps: list[Gradients] = []
-
-    def note(*_: Any) -> None:
-        steps.append(_read(subject.parameters, scale))
-
-    handles = [p.register_hook(lambda gradient: gradient * scale) for p in subject.parameters]  # type: ignore[no-untyped-call]
-    step_handle = optimizer.register_step_pre_hook(note)
-    scheduler: torch.optim.lr_scheduler.LambdaLR | None = None
+    watch = _Watch(subject, train_step, scale, loss_scale)
     try:
-        # The scheduler and the loop may warn about their order; the report says it better.
-        with warnings.catch_warnings(), DtypeRecorder() as recorder, torch.enable_grad():
-            warnings.simplefilter("ignore")
+        with watch, subject.computing():
+            optimizer = torch.optim.SGD(subject.parameters, lr=0.1)
+            arguments: list[Any] = []
             if num_arguments(train_step) == 4:
-                scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+                arguments = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))]
             for micro_batches in calls:
-                train_step(subject.model, optimizer, list(micro_batches), *([scheduler] if scheduler else []))
+                train_step(subject.model, optimizer, list(micro_batches), *arguments)
+    except DagnnError:
+        raise
     except Exception as error:
-        raise AccumulationError(f"the loop could not be run, it raised {type(error).__name__}: {error}") from error
-    finally:
-        step_handle.remove()
-        for handle in handles:
-            handle.remove()
-    left = _read(subject.parameters, scale)
-    subject.model.zero_grad()
-    return Recording(steps, left, None if scheduler is None else scheduler.last_epoch, recorder.low)
+        text = str(error).strip().partition("\n")[0][:300]
+        raise AccumulationError(f"the loop could not be run, it raised {type(error).__name__}: {text}") from error
+    return watch.result()
 
 
 def num_arguments(train_step: TrainStep) -> int:
@@ -76,5 +98,183 @@ def num_arguments(train_step: TrainStep) -> int:
     return 4 if takes_scheduler else 3
 
 
-def _read(parameters: Sequence[Tensor], scale: float) -> Gradients:
-    return [None if p.grad is None else p.grad.detach().double().clone() / scale for p in parameters]
+class _Watch:
+    """Everything that looks at a loop while it runs."""
+
+    def __init__(self, subject: Subject, train_step: TrainStep, scale: float, loss_scale: float) -> None:
+        self._subject, self._train_step, self._scale = subject, train_step, scale
+        self._index = {id(p): i for i, p in enumerate(subject.parameters)}
+        self._incoming: Gradients = [None] * len(subject.parameters)
+        self._steps: dict[int, tuple[dict[int, int], list[Gradients], list[Gradients]]] = {}
+        self._values = {
+            id(module): [(p, p.detach().clone()) for p in module.parameters(recurse=False)]
+            for module in subject.model.modules()
+        }
+        self._stepping: list[tuple[torch.optim.Optimizer, list[tuple[Tensor, Tensor]]]] = []
+        self._pending: Callable[[], None] | None = None
+        self._rate_at_backward: float | None = None
+        self._patches = Patches(loss_scale, on_schedule=lambda: self._note_line("schedule"))
+        self._recording = Recording()
+        self._moved = False
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for index, p in enumerate(self._subject.parameters):
+                stack.callback(p.register_hook(lambda g, index=index: self._on_gradient(index, g)).remove)  # type: ignore[no-untyped-call]
+            stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+            stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
+            stack.callback(nn.modules.module.register_module_forward_pre_hook(self._before_forward).remove)
+            stack.enter_context(self._patches)
+            self._exit = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        self._exit.close()
+
+    def result(self) -> Recording:
+        found, patches, subject = self._recording, self._patches, self._subject
+        found.left, found.incoming_left = self._read(), list(self._incoming)
+        moved = subject.restore_parameters() or self._moved
+        subject.model.zero_grad()
+        if moved and not self._steps:
+            raise ConfigError(
+                "the loop changes parameters without an optimizer: let it call step() of the optimizer it gets, or of "
+                "one that it makes of model.parameters()."
+            )
+        for held, steps, incoming in self._steps.values():
+            indices = sorted(set(held.values()))
+            found.groups.append(Group(indices, steps, incoming))
+        found.groups = _joined(found.groups)
+        found.scheduler_steps, found.scaled, found.unscaled = patches.scheduler_steps, patches.scaled, patches.disabled
+        if patches.scaled:
+            subject.narrowest = max(subject.narrowest, torch.float32, key=lambda dtype: torch.finfo(dtype).eps)
+        stepped = {i for group in found.groups for i in group.held}
+        found.unstepped = sorted(
+            index
+            for optimizer in patches.optimizers[1:]
+            if id(optimizer) not in self._steps
+            for index in self._held(optimizer).values()
+            if index not in stepped
+        )
+        return found
+
+    def _on_gradient(self, index: int, gradient: Tensor) -> Tensor:
+        wide, sum_ = widened(gradient), self._incoming[index]
+        self._incoming[index] = wide if sum_ is None else sum_ + wide
+        self._note_line("backward")
+        rate = self._rate()
+        if rate is not None and self._rate_at_backward is not None and rate != self._rate_at_backward:
+            self._recording.rate_moves = True
+        self._rate_at_backward = rate
+        return gradient if self._scale == 1.0 else gradient * self._scale
+
+    def _rate(self) -> float | None:
+        """The learning rate of the optimizer that steps, or will most likely: the last one that was made."""
+        made = self._patches.optimizers
+        candidates = [o for o in made if id(o) in self._steps] or made
+        return float(candidates[-1].param_groups[0]["lr"]) if candidates else None
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        again = any(optimizer is other for other, _ in self._stepping)  # a step() that calls that of its base class
+        self._stepping.append((optimizer, []))
+        if again or any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
+            return None  # one that wraps another: the step of the other one counts
+        held = self._held(optimizer)
+        if not held:
+            if optimizer in self._patches.optimizers:
+                return None
+            raise ConfigError(
+                "the loop steps an optimizer whose parameters are not those of the model that it gets: the check runs "
+                "on a copy, so use the optimizer it gets, or make one of model.parameters() inside."
+            )
+        self._note_line("step")
+        self._stepping[-1][1].extend((p, p.detach().clone()) for g in optimizer.param_groups for p in g["params"])
+
+        def note() -> None:
+            self._pending = None
+            _, steps, incoming = self._steps.setdefault(id(optimizer), (held, [], []))
+            steps.append(self._read_held(optimizer, held))
+            incoming.append([self._incoming[i] for i in sorted(set(held.values()))])
+            for index in held.values():
+                self._incoming[index] = None
+            self._recording.rates.append(float(optimizer.param_groups[0]["lr"]))
+            self._rate_at_backward = None
+
+        closure = next((a for a in [*args[1:], *kwargs.values()] if callable(a)), None)
+        if closure is None:
+            note()
+            return None
+        self._pending = note  # what counts is the gradient after the first call of the closure
+
+        def noted() -> Any:
+            result = closure()
+            if self._pending is not None:
+                self._pending()
+            return result
+
+        return (
+            tuple(noted if a is closure else a for a in args),
+            {key: noted if a is closure else a for key, a in kwargs.items()},
+        )
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._pending is not None:
+            self._pending()
+        for p, value in self._stepping.pop()[1]:
+            p.data.copy_(value)
+
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        for p, value in self._values.get(id(module), ()):
+            if not torch.equal(p.data, value):
+                p.data.copy_(value)
+                self._moved = True
+
+    def _held(self, optimizer: torch.optim.Optimizer) -> dict[int, int]:
+        """Of each parameter of ``optimizer`` by its id, the index of the model's parameter that it is."""
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        found = {id(p): self._index[id(p)] for p in tensors if id(p) in self._index}
+        made_here = any(optimizer is other for other in self._patches.optimizers)
+        if not found and made_here and [p.shape for p in tensors] == [p.shape for p in self._subject.parameters]:
+            return {id(p): i for i, p in enumerate(tensors)}  # master copies in another precision
+        return found
+
+    def _read_held(self, optimizer: torch.optim.Optimizer, held: dict[int, int]) -> Gradients:
+        tensors = {held[id(p)]: p for group in optimizer.param_groups for p in group["params"] if id(p) in held}
+        # A fused optimizer unscales by itself: it finds the scale of the GradScaler here.
+        scale = float(getattr(optimizer, "grad_scale", None) or 1.0)
+        return [self._wide(tensors[i].grad, scale) for i in sorted(tensors)]
+
+    def _read(self) -> Gradients:
+        return [self._wide(p.grad) for p in self._subject.parameters]
+
+    def _wide(self, gradient: Tensor | None, scale: float = 1.0) -> Tensor | None:
+        return None if gradient is None else widened(gradient).clone() / ((self._scale or 1.0) * scale)
+
+    def _note_line(self, what: str) -> None:
+        if what not in self._recording.lines:
+            line = line_in(self._train_step)
+            if line is not None:
+                self._recording.lines[what] = line
+
+
+def _joined(groups: list[Group]) -> list[Group]:
+    """Groups that step equally often as one: several optimizers that share the work."""
+    joined: list[Group] = []
+    for group in groups:
+        partner = next(
+            (g for g in joined if len(g.steps) == len(group.steps) and not set(g.held) & set(group.held)), None
+        )
+        if partner is None:
+            joined.append(group)
+            continue
+        order = sorted(partner.held + group.held)
+        joined[joined.index(partner)] = Group(
+            order,
+            [_merged(partner.held, a, group.held, b) for a, b in zip(partner.steps, group.steps, strict=True)],
+            [_merged(partner.held, a, group.held, b) for a, b in zip(partner.incoming, group.incoming, strict=True)],
+        )
+    return joined
+
+
+def _merged(held: list[int], a: Gradients, others: list[int], b: Gradients) -> Gradients:
+    by_index = dict(zip(held, a, strict=True)) | dict(zip(others, b, strict=True))
+    return [by_index[index] for index in sorted(by_index)]

@@ -2,20 +2,28 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dagnn.accumulation.check.arithmetic import WIDE, Arithmetic, narrower, seed_torch, widened
+from dagnn.accumulation.check.report import relative_error, total_norm
 from dagnn.accumulation.snapshot import Snapshot
 from dagnn.errors import ConfigError
 
 LossFn = Callable[[Any, Any], Any]
 Gradients = list[Tensor | None]
+
+# Relative error up to which two gradients count as equal, by the narrowest dtype met on the way.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 class Subject:
@@ -23,29 +31,79 @@ class Subject:
 
     Attributes:
         model, batch: the copies.
+        own_dtype: the dtype of the model as it was given.
         dtype: float64, or the model's own where its loss cannot run in float64.
-        tolerance: relative error up to which two gradients count as equal in that dtype.
+        narrowest: the narrowest dtype that anything was computed with.
+        avoided: dtypes that the loss or the loop casts to, and that were kept in float64.
+        still: random numbers are the same for each item, see :class:`Arithmetic`.
+        attentive: dtypes are watched. That takes half of the time, so it is off once nothing was found.
         names, parameters: those that require a gradient.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, batch: Any, *, wide: bool = True) -> None:
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError("the model has no parameter that requires a gradient: there is nothing to check.")
-        own_dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        self._loss_fn = loss_fn
-        self.model, self.batch, self.dtype = _copy(model), batch, own_dtype
-        if wide and _runs(loss_fn, _copy(model).double(), to_double(batch)):
-            self.model, self.batch, self.dtype = self.model.double(), to_double(batch), torch.float64
+        tensors = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+        self.own_dtype = next((p.dtype for p in tensors if p.is_floating_point()), torch.float32)
+        self._original = (model, loss_fn, batch)
+        self._loss_fn, self._wide, self.still, self._noise = loss_fn, wide, False, 0.0
+        self.attentive = True
+        self.avoided: set[torch.dtype] = set()
+        self.model, self.batch, self.narrowest = _copy(model), batch, torch.float64
+        if wide:
+            self.model, self.batch = _widen(self.model), to_double(batch)
+            if not self._runs():
+                self.model, self.batch, self._wide = _copy(model), batch, False
+                self.avoided.clear()
+        self.dtype = torch.float64 if self._wide else self.own_dtype
+        self.narrowest = self.dtype
         self.model.zero_grad()
-        self.tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(self.dtype, 5e-2)
-        self.names = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self._start = Snapshot([self.model])
-        if all(gradient is None for gradient in self.gradient()):
+        self._values = [p.detach().clone() for p in self.parameters]
+        gradient = self.gradient()
+        if not all(g is None or bool(torch.isfinite(g).all()) for g in gradient):
+            raise ConfigError("the gradient of the full batch is not finite: give a batch whose loss is finite.")
+        if all(g is None for g in gradient):
             raise ConfigError(
                 "the loss does not depend on the model that loss_fn gets: use its first argument, not a model from "
                 "outside, since the check runs on a copy."
             )
+
+    @property
+    def tolerance(self) -> float:
+        """Relative error up to which two gradients count as equal."""
+        return self.tolerance_of(self.narrowest)
+
+    def tolerance_of(self, dtype: torch.dtype) -> float:
+        least = _TOLERANCE.get(dtype, 2e-5)
+        if least > 1e-6 and not self._noise:
+            self._noise = self._rounding(dtype)
+        return max(least, min(0.1, 4 * self._noise))
+
+    def in_own_precision(self) -> "Subject":
+        """The same model and batch as they were given."""
+        other = Subject(*self._original, wide=False)
+        other.still, other.attentive = self.still, False
+        return other
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Everything inside is computed as the check wants it, and its dtypes are noted."""
+        default = torch.get_default_dtype()
+        try:
+            if self._wide:
+                torch.set_default_dtype(torch.float64)
+            arithmetic = Arithmetic(wide=self._wide, still=self.still)
+            needed = self.attentive or self.still or self.avoided
+            with warnings.catch_warnings(), torch.enable_grad(), arithmetic if needed else nullcontext():
+                warnings.simplefilter("ignore")  # the code under check warned when it ran by itself
+                yield
+            self.narrowest = narrower(self.narrowest, arithmetic.narrowest)
+            self.avoided |= arithmetic.avoided
+        finally:
+            torch.set_default_dtype(default)
 
     def loss(self, batch: Any) -> Tensor:
         """The loss of ``batch`` as one number."""
@@ -58,14 +116,43 @@ class Subject:
 
     def next_gradient(self, batch: Any) -> Gradients:
         """Gradient of the loss of ``batch`` from the state that the last call left."""
-        found = torch.autograd.grad(self.loss(batch), self.parameters, allow_unused=True)
-        return [None if g is None else g.detach() for g in found]
+        self.model.zero_grad()
+        with self.computing():
+            loss = self.loss(batch)
+            if not loss.requires_grad:
+                return [None] * len(self.parameters)
+            # backward, not autograd.grad: reentrant checkpoints refuse the latter.
+            loss.backward()  # type: ignore[no-untyped-call]
+        found: Gradients = [None if p.grad is None else widened(p.grad) for p in self.parameters]
+        self.model.zero_grad()
+        return found
+
+    def slope(self, gradient: Gradients) -> float:
+        """How fast the loss of the whole batch really rises along ``gradient``: the norm of it, if it is right.
+
+        A central difference, with the random numbers of seed 0 at each end.
+        """
+        norm, size = total_norm(gradient), max(1.0, total_norm(self._values))
+        slopes = [self._difference(gradient, norm, size * step) for step in (1e-4, 1e-6)]
+        return min(slopes, key=lambda slope: abs(slope - norm))
 
     def reset(self, seed: int = 0) -> None:
-        """Back to the state at the start: buffers, gradients, random numbers."""
+        """Back to the state at the start: parameters, buffers, gradients, random numbers."""
+        self.restore_parameters()
         self._start.restore_buffers()
         self.model.zero_grad()
-        torch.manual_seed(seed)
+        seed_torch(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002  # the global generator is what users' code draws from
+
+    def restore_parameters(self) -> bool:
+        """Give all parameters their values from the start; True if one had another."""
+        moved = False
+        for parameter, value in zip(self.parameters, self._values, strict=True):
+            if not torch.equal(parameter.data, value):
+                parameter.data.copy_(value)
+                moved = True
+        return moved
 
     def batch_norm_layers(self) -> list[tuple[str, nn.Module]]:
         """BatchNorm layers in training mode."""
@@ -75,19 +162,38 @@ class Subject:
         """Dropout layers in training mode that drop something."""
         return [(n, m) for n, m in self.model.named_modules() if isinstance(m, _DropoutNd) and m.training and m.p > 0]
 
+    def _difference(self, gradient: Gradients, norm: float, step: float) -> float:
+        losses = []
+        for sign in (1, -1):
+            self.reset()
+            for p, g in zip(self.parameters, gradient, strict=True):
+                if g is not None:
+                    p.data.add_((g * (sign * step / norm)).to(p.dtype))
+            with self.computing(), torch.no_grad():
+                losses.append(float(self.loss(self.batch).real))
+        self.reset()
+        return (losses[0] - losses[1]) / (2 * step)
 
-class DtypeRecorder(TorchDispatchMode):
-    """Notes whether anything was computed in 16 bits while it is active."""
+    def _rounding(self, dtype: torch.dtype) -> float:
+        """Relative change of the gradient when every parameter changes by one unit in the last place of ``dtype``."""
+        eps = torch.finfo(dtype).eps
+        before = self.gradient()
+        self.reset(1)
+        for p in self.parameters:
+            p.data.add_(p.data * torch.randn_like(p.data) * eps)
+        return relative_error(self.next_gradient(self.batch), before)
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.low = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.dtype in (torch.float16, torch.bfloat16):
-            self.low = True
-        return result
+    def _runs(self) -> bool:
+        """The loss runs in float64; it does not where it holds a constant of another dtype."""
+        try:
+            with self.computing():
+                loss = self.loss(self.batch)
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
+        except (RuntimeError, TypeError, ValueError, AssertionError):
+            return False
+        self.model.zero_grad()
+        return True
 
 
 def total_loss(result: Any) -> Tensor:
@@ -102,9 +208,11 @@ def total_loss(result: Any) -> Tensor:
 
 
 def to_double(batch: Any) -> Any:
-    """``batch`` with its floating-point tensors in float64."""
+    """``batch`` with its floating-point and complex tensors in float64 and complex128."""
     if isinstance(batch, Tensor):
-        return batch.detach().double() if batch.is_floating_point() else batch
+        return batch.detach().to(WIDE.get(batch.dtype, batch.dtype))
+    if isinstance(batch, np.ndarray):
+        return batch.astype(np.result_type(batch.dtype, np.float64)) if batch.dtype.kind in "fc" else batch
     if isinstance(batch, Mapping):
         parts = {key: to_double(value) for key, value in batch.items()}
         return parts if type(batch) is dict else type(batch)(parts)  # type: ignore[call-arg]
@@ -118,18 +226,12 @@ def to_double(batch: Any) -> Any:
     return batch
 
 
+def _widen(model: nn.Module) -> nn.Module:
+    return model._apply(lambda tensor: tensor.to(WIDE.get(tensor.dtype, tensor.dtype)))  # type: ignore[no-untyped-call,no-any-return]
+
+
 def _copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
         raise ConfigError(f"the model cannot be copied, so it cannot be checked on a copy: {error}") from error
-
-
-def _runs(loss_fn: LossFn, model: nn.Module, batch: Any) -> bool:
-    """The loss runs in float64; it does not where it holds a constant of another dtype."""
-    try:
-        with torch.no_grad():
-            loss_fn(model, batch)
-    except (RuntimeError, TypeError):
-        return False
-    return True

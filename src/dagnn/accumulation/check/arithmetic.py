@@ -1,0 +1,130 @@
+"""What a pass of the check computes with: float64 whatever the code casts to, the same random numbers for each item.
+
+Both make a comparison sharp. A cast to float32 inside a loss would hide every mistake below 1e-7, and a mask or a noise
+that each item draws for itself would make two ways to cut a batch differ without a mistake. What is narrow all the same
+(a constant of the user's) is noted, and sets the tolerance.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WIDE = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+
+
+class Arithmetic(TorchDispatchMode):
+    """While active, notes the narrowest dtype that is computed with.
+
+    Args:
+        wide: what asks for a narrower dtype gets float64 or complex128.
+        still: random numbers are drawn from one seed at each call, for the first item, and repeated for all others.
+
+    Attributes:
+        narrowest: of all floating-point tensors that went into or came out of an operation.
+        avoided: the narrower dtypes that were asked for and not given.
+    """
+
+    def __init__(self, *, wide: bool, still: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._wide, self._still = wide, still
+        self.avoided: set[torch.dtype] = set()
+        self._seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._wide and kwargs.get("dtype") in WIDE:
+            self.avoided.add(kwargs["dtype"])
+            kwargs = kwargs | {"dtype": WIDE[kwargs["dtype"]]}
+        if func is torch.ops.aten._local_scalar_dense.default and not isinstance(args[0], Tensor):
+            return args[0]  # a number that autograd kept: it reaches a mode as what it is
+        if self._still and torch.Tag.nondeterministic_seeded in func.tags:
+            result = _same_for_each_item(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        self._look_at(args)
+        self._look_at(result)
+        return result
+
+    @property
+    def narrowest(self) -> torch.dtype:
+        return reduce(narrower, self._seen, torch.float64)
+
+    def _look_at(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self._seen.add(value.dtype)
+        elif isinstance(value, (list, tuple)):
+            for part in value:
+                self._look_at(part)
+
+
+def narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """The one of two dtypes that rounds more; a dtype without rounding counts for nothing."""
+    if not (b.is_floating_point or b.is_complex):
+        return a
+    return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
+
+
+def seed_torch(seed: int) -> None:
+    """``torch.manual_seed`` where there is no other device: that one records a stack trace for each, in 1 ms."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """``tensor`` in float64 or complex128, dense; integers as they are."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return tensor.to(WIDE.get(tensor.dtype, tensor.dtype))
+
+
+def _same_for_each_item(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an operation that draws random numbers, so that they do not depend on how many items there are."""
+    name = func._schema.name
+    kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
+    state = torch.get_rng_state()
+    seed_torch(0)
+    try:
+        if name == "aten::native_dropout":
+            values, p = args[0], float(args[1])
+            mask = _repeated(lambda row: row.uniform_(), values, torch.float64) >= p
+            return values * mask / (1 - p), mask
+        if name in ("aten::bernoulli", "aten::bernoulli_") and (chance := _probabilities(func, args)) is not None:
+            drawn = _repeated(lambda row: row.uniform_(), args[0], torch.float64) < chance
+            return args[0].copy_(drawn) if name.endswith("_") else drawn.to(args[0].dtype)
+        if name.endswith("_") and args[0].ndim:
+            row = torch.empty_like(args[0][:1])
+            return args[0].copy_(func(row, *args[1:], **kwargs).expand_as(args[0])) if len(args[0]) else args[0]
+        if name.endswith("_like") and args[0].ndim and len(args[0]):
+            return func(args[0][:1], *args[1:], **kwargs).expand_as(args[0]).clone()
+        where = next((i for i, a in enumerate(args) if isinstance(a, (list, tuple)) and a), None)
+        if name in ("aten::rand", "aten::randn", "aten::randint") and where is not None and args[where][0]:
+            size = list(args[where])
+            row = getattr(torch.ops.aten, name[6:])(*args[:where], [1, *size[1:]], *args[where + 1 :], **kwargs)
+            return row.expand(size).clone()
+        return func(*args, **kwargs)
+    finally:
+        torch.set_rng_state(state)
+
+
+def _repeated(draw: Callable[[Tensor], Tensor], like: Tensor, dtype: torch.dtype) -> Tensor:
+    shape = [1, *like.shape[1:]] if like.ndim else []
+    return draw(torch.empty(shape, dtype=dtype, device=like.device)).expand(like.shape)
+
+
+def _probabilities(func: Any, args: Sequence[Any]) -> Tensor | None:
+    """The tensor of probabilities of a ``bernoulli``, or None where it is one number for all."""
+    if func._overloadname == "default" and func._schema.name == "aten::bernoulli":
+        return args[0]  # type: ignore[no-any-return]
+    return args[1] if len(args) > 1 and isinstance(args[1], Tensor) else None

@@ -1,0 +1,190 @@
+"""Epochs of micro-batches to try a loop on, and what each step should be given."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dagnn.accumulation.check.fit import combine
+from dagnn.accumulation.check.recording import Group, Recording, TrainStep, record
+from dagnn.accumulation.check.report import relative_error
+from dagnn.accumulation.check.subject import Gradients, Subject
+from dagnn.accumulation.splitting import slice_batch
+from dagnn.errors import AccumulationError
+
+SMALL, LARGE = 2.0**-20, 2.0**20  # exact factors; see record()
+
+
+class Layout(NamedTuple):
+    """An epoch: sizes of its micro-batches, and which of them make up each window."""
+
+    sizes: list[int]
+    windows: list[list[int]]
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], k: int) -> "Layout":
+        """Windows of ``k`` micro-batches; the last may be shorter."""
+        numbers = list(range(len(sizes)))
+        return cls(list(sizes), [numbers[i : i + k] for i in range(0, len(sizes), k)])
+
+
+class Examined(NamedTuple):
+    """What a loop did with the micro-batches of one layout, for parameters that step together."""
+
+    layout: Layout
+    pieces: list[Any]
+    held: list[int]  # indices of the parameters
+    steps: list[Gradients]
+    incoming: list[Gradients]
+    left: Gradients
+    incoming_left: Gradients
+    expected: list[Gradients]  # the gradient of each window
+    error: float  # relative, of the worst step; infinite if their number is wrong
+    linear: bool  # twice the gradient gives twice the step
+
+
+class Loop:
+    """A loop with the subject that it is tried on."""
+
+    def __init__(self, subject: Subject, train_step: TrainStep, *, by_window: bool) -> None:
+        self.subject, self._train_step, self._by_window = subject, train_step, by_window
+        self._first: Recording | None = None
+
+    @property
+    def first(self) -> Recording:
+        """The first recording, of equal micro-batches."""
+        assert self._first is not None
+        return self._first
+
+    @property
+    def tolerance(self) -> float:
+        return max(1e-8, self.subject.tolerance)
+
+    def examine(self, layout: Layout) -> list[Examined]:
+        """Run the loop as it is, and where it seems wrong, again in ways in which no clipping acts."""
+        pieces, wholes = self.pieces(layout), self.wholes(layout)
+        natural = self._record(layout, pieces, 1.0)
+        self._first, self.subject.attentive = self._first or natural, False
+        expected = [self.subject.gradient(whole) for whole in wholes]
+        groups = natural.groups or [Group(list(range(len(self.subject.parameters))), [], [])]
+        found = [self._seen(layout, pieces, natural, group, expected) for group in groups]
+        if any(self.tolerance < one.error < 1e-3 for one in found) and not self.subject.avoided:
+            self.subject.attentive = True  # so small an error is most likely a cast, in this layout only
+            natural = self._record(layout, pieces, 1.0)
+            found = [self._seen(layout, pieces, natural, group, expected) for group in natural.groups]
+            self.subject.attentive = False
+        return [self._second_look(one) if self.is_wrong(one) and one.steps else one for one in found]
+
+    def is_wrong(self, examined: Examined) -> bool:
+        return not examined.error <= self.tolerance
+
+    def compare_with_whole_windows(
+        self, layout: Layout, scale: float, loss_scale: float = 1.0
+    ) -> tuple[list[Group], list[Group]]:
+        """The loop's steps from micro-batches, and those from windows whose micro-batches are all the whole window.
+
+        A right loop makes the same steps of both, whatever it does to the gradient of a window: the mean of equal
+        parts is the part. What is done to micro-batches one by one comes out otherwise.
+        """
+        copies: list[Any] = []
+        for window, whole in zip(layout.windows, self.wholes(layout), strict=True):
+            copies += [whole] * len(window)
+        parts = self._record(layout, self.pieces(layout), scale, loss_scale)
+        return parts.groups, self._record(layout, copies, scale, loss_scale).groups
+
+    def groups(self, layout: Layout, scale: float, loss_scale: float = 1.0) -> list[Group]:
+        return self._record(layout, self.pieces(layout), scale, loss_scale).groups
+
+    def rates(self, layout: Layout) -> list[float]:
+        """The learning rate of each step."""
+        return self._record(layout, self.pieces(layout), 1.0).rates
+
+    def on(self, subject: Subject) -> "Loop":
+        """The same loop on another subject."""
+        return Loop(subject, self._train_step, by_window=self._by_window)
+
+    def gradients_of(self, pieces: Sequence[Any]) -> list[Gradients]:
+        return [self.subject.gradient(piece) for piece in pieces]
+
+    def _second_look(self, seen: Examined) -> Examined:
+        """The same with gradients so small that no clipping acts, and without what the loop adds by itself."""
+        layout, pieces, held = seen.layout, seen.pieces, seen.held
+        try:
+            recordings = [self._record(layout, pieces, scale) for scale in (SMALL, SMALL / 4, 0.0)]
+        except AccumulationError:
+            return seen
+        groups = [next((g for g in recording.groups if g.held == held), None) for recording in recordings]
+        steps = [group.steps for group in groups if group is not None and len(group.steps) == len(seen.steps)]
+        if len(steps) < len(recordings):
+            return seen
+        small, smaller, added = steps
+        without = [combine([s, a], [1.0, -1 / SMALL]) for s, a in zip(small, added, strict=True)]
+        without_too = [combine([s, a], [1.0, -4 / SMALL]) for s, a in zip(smaller, added, strict=True)]
+        if not _close(without, without_too, max(1e-6, self.tolerance)):
+            return self._by_whole_windows(seen)
+        steps_now = without if self._added_once(layout, pieces, held, added) else small
+        left = [recordings[0].left[i] for i in held]
+        return seen._replace(steps=steps_now, left=left, error=self._error(steps_now, seen.expected))
+
+    def _added_once(self, layout: Layout, pieces: list[Any], held: list[int], added: list[Gradients]) -> bool:
+        """What the loop adds to gradients by itself, such as weight decay, does not depend on the window's length."""
+        if all(relative_error([None] * len(held), gradients) == 0.0 for gradients in added):
+            return True
+        length = len(layout.windows[0])
+        short = Layout.of(layout.sizes[: length + 1], length)
+        recording = self._record(short, pieces[: length + 1], 0.0)
+        group = next((g for g in recording.groups if g.held == held), None)
+        if group is None or len(group.steps) != 2 or length == 1:
+            return _close(added[1:], added[:-1], self.tolerance)
+        return _close(group.steps, [added[0]] * 2, self.tolerance)
+
+    def _by_whole_windows(self, seen: Examined) -> Examined:
+        """Where a step is no multiple of any gradient (normalised, signs only): what whole windows give is right."""
+        groups, whole = self.compare_with_whole_windows(seen.layout, 1.0)
+        ours = next((g for g in groups if g.held == seen.held), None)
+        theirs = next((g for g in whole if g.held == seen.held), None)
+        if ours is None or theirs is None or len(seen.layout.windows) != len(ours.steps):
+            return seen._replace(linear=False)
+        error = self._error(ours.steps, theirs.steps)
+        return seen._replace(error=error, linear=False)
+
+    def _seen(
+        self, layout: Layout, pieces: list[Any], recording: Recording, group: Group, expected: list[Gradients]
+    ) -> Examined:
+        held = group.held
+        right = [[e[i] for i in held] for e in expected]
+        return Examined(
+            layout,
+            pieces,
+            held,
+            group.steps,
+            group.incoming,
+            [recording.left[i] for i in held],
+            [recording.incoming_left[i] for i in held],
+            right,
+            self._error(group.steps, right),
+            linear=True,
+        )
+
+    def _error(self, steps: Sequence[Gradients], expected: Sequence[Gradients]) -> float:
+        if len(steps) != len(expected):
+            return float("inf")
+        return max((relative_error(a, e) for a, e in zip(steps, expected, strict=True)), default=0.0)
+
+    def _record(self, layout: Layout, pieces: Sequence[Any], scale: float, loss_scale: float = 1.0) -> Recording:
+        calls = [[pieces[j] for j in window] for window in layout.windows] if self._by_window else [list(pieces)]
+        return record(self.subject, self._train_step, calls, scale=scale, loss_scale=loss_scale)
+
+    def pieces(self, layout: Layout) -> list[Any]:
+        return split_by(self.subject.batch, layout.sizes)
+
+    def wholes(self, layout: Layout) -> list[Any]:
+        return split_by(self.subject.batch, [sum(layout.sizes[j] for j in window) for window in layout.windows])
+
+
+def split_by(batch: Any, sizes: Sequence[int]) -> list[Any]:
+    """Micro-batches of the given sizes, in order."""
+    ends = [sum(sizes[: j + 1]) for j in range(len(sizes))]
+    return [slice_batch(batch, end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _close(actual: Sequence[Gradients], expected: Sequence[Gradients], tolerance: float) -> bool:
+    return all(relative_error(a, e) <= tolerance for a, e in zip(actual, expected, strict=True))

@@ -1,0 +1,188 @@
+"""Causes of wrong steps, also of those that no weights of micro-batches explain."""
+
+from collections.abc import Callable
+
+import torch
+
+from dagnn.accumulation.check.causes import Cause, Kind, cause, coupled
+from dagnn.accumulation.check.diagnosis import scale_cause
+from dagnn.accumulation.check.fit import close
+from dagnn.accumulation.check.layouts import SMALL, Examined, Layout, Loop
+from dagnn.accumulation.check.report import relative_error
+from dagnn.accumulation.check.subject import Gradients, Subject
+from dagnn.accumulation.check.weights import Weights
+from dagnn.errors import ConfigError
+
+# With a step that is no combination of gradients, weights of micro-batches mean nothing.
+_ABOUT_WEIGHTS = {
+    Kind.WRONG_DENOMINATOR,
+    Kind.WRONG_SCALE,
+    Kind.SUM_LOSS,
+    Kind.NOT_SCALED,
+    Kind.SCALED_TWICE,
+    Kind.COUPLED,
+}
+
+Diagnose = Callable[[Weights], list[Cause]]
+
+
+def explain(
+    loop: Loop, examined: Examined, weights: Callable[[list[int]], Weights], diagnose: Diagnose, *, k: int, size: int
+) -> list[Cause]:
+    """Why the steps in ``examined`` are wrong.
+
+    Args:
+        weights: the weights in the gradients of some of the parameters that are held, by their places.
+        diagnose: the causes that weights tell.
+    """
+    alive = [*range(len(examined.held))]
+    if any(_nonzero(gradient) for step in examined.steps for gradient in step):
+        alive = [place for place in alive if not _is_silent(examined, place)]
+    imaginary = [place for place in alive if _lost_imaginary(examined, place)]
+    if imaginary:
+        names = ", ".join(loop.subject.names[examined.held[place]] for place in imaginary[:5])
+        return [
+            cause(Kind.IMAGINARY, f"the steps of {names} have no imaginary part; the full batch's gradient has one.")
+        ]
+
+    found = weights(alive)
+    if not found.explained and examined.steps and len(examined.steps) != len(examined.expected):
+        return [_by_number(loop, examined)]
+    if found.explained or not examined.steps:
+        causes = diagnose(found) or ([coupled()] if found.coupled else [])
+        if examined.linear or not all(c.kind in _ABOUT_WEIGHTS for c in causes):
+            return causes
+    if not examined.linear:
+        text = "the step is no sum of what backward passes gave: gradients were changed before the window was complete."
+        return [cause(Kind.CLIP_PER_MICRO_BATCH, text)]
+    if by_scale := _by_scale(loop, examined, alive, k=k, size=size):
+        return by_scale
+    for wrong in _wrong_parts(loop, examined, alive):
+        elements = sum(loop.subject.parameters[examined.held[place]].numel() for place in wrong)
+        if elements < 2 * len(examined.pieces):
+            continue  # so few that some weights explain anything
+        try:
+            found = weights(wrong)
+        except ConfigError:
+            continue
+        causes = diagnose(found) if found.explained else []
+        if causes:
+            names = ", ".join(loop.subject.names[examined.held[place]] for place in wrong[:5])
+            return [c._replace(explanation=f"{names}: {c.explanation}") for c in causes]
+    if _is_right(loop, examined, 0) and len(examined.steps) > 1:
+        text = "the first step is right, the next is not: something is left in .grad, not of this window."
+        return [cause(Kind.NOT_ZEROED, text)]
+    return _by_whole_windows(loop, examined, k=k, size=size)
+
+
+def _by_number(loop: Loop, examined: Examined) -> Cause:
+    """The cause where there are too many or too few steps, and no weights say of what."""
+    steps, windows = len(examined.steps), len(examined.expected)
+    if steps > windows:
+        return cause(Kind.EXTRA_STEP, f"{steps} steps; right are {windows}.")
+    if all(_is_right(loop, examined, step) for step in range(steps)):
+        return cause(
+            Kind.LOST_REMAINDER, f"the first {steps} steps are right, but {windows - steps} more should follow."
+        )
+    return cause(Kind.MISSING_STEP, f"{steps} steps; right are {windows}.")
+
+
+def _by_scale(loop: Loop, examined: Examined, alive: list[int], *, k: int, size: int) -> list[Cause]:
+    """The cause if each step is a multiple of what it should be."""
+    slack = max(1e-6, 10 * loop.tolerance)
+    found = [
+        ratio_of([s[i] for i in alive], [e[i] for i in alive])
+        for s, e in zip(examined.steps, examined.expected, strict=True)
+    ]
+    ratios = [ratio for ratio, _ in found]
+    if max(rest for _, rest in found) > slack or not all(ratios):
+        return []
+    if close(ratios, ratios[:1] * len(ratios), slack):
+        return [scale_cause(ratios[0], k, size, slack)]
+    length = len(examined.layout.windows[-1])
+    if close(ratios, [1.0] * (len(ratios) - 1) + [length / k], slack):
+        return [cause(Kind.SHORT_WINDOW, f"the last window has {length} micro-batches, but was divided by {k}.")]
+    return [
+        cause(Kind.WRONG_DENOMINATOR, f"the steps are {', '.join(f'{r:.3g}' for r in ratios)} times what is right.")
+    ]
+
+
+def silent_causes(subject: Subject, found: list[Examined]) -> list[Cause]:
+    """Parameters that the loss uses, but that never get a gradient in the loop."""
+    silent = [
+        subject.names[examined.held[place]]
+        for examined in found
+        if any(_nonzero(gradient) for step in [*examined.steps, examined.left] for gradient in step)
+        for place in range(len(examined.held))
+        if _is_silent(examined, place)
+    ]
+    if not silent:
+        return []
+    names = ", ".join(silent[:5])
+    return [cause(Kind.UNUSED_PARAMETER, f"the loop gives no gradient to {names}; the full batch does.")]
+
+
+def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> list[Cause]:
+    """Compare with windows whose micro-batches are all the whole window, where a coupling of items cannot show."""
+    layout = Layout.of([size] * (2 * k), k)
+    groups, wholes = loop.compare_with_whole_windows(layout, SMALL)
+    ours = next((g.steps for g in groups if g.held == examined.held), [])
+    whole = next((g.steps for g in wholes if g.held == examined.held), [])
+    if layout != examined.layout or len(ours) != 2 or len(whole) != 2:
+        return [coupled()] if layout == examined.layout else []
+    slack = max(1e-6, 10 * loop.tolerance)
+    ratio, rest = ratio_of(whole[0], examined.expected[0])
+    if rest <= slack:
+        scale = [] if abs(ratio - 1) <= slack else [scale_cause(ratio, k, size, slack)]
+        return [*scale, coupled()]
+    if relative_error(ours[0], whole[0]) > slack:
+        return [coupled()]
+    if k > 1:
+        _, wholes = loop.compare_with_whole_windows(Layout.of([size] * (k + 1), k), SMALL)
+        alone = next((g.steps for g in wholes if g.held == examined.held), [])
+        right = loop.gradients_of(loop.pieces(Layout.of([size] * (k + 1), k)))[-1]
+        if len(alone) == 2 and relative_error(alone[1], [right[i] for i in examined.held]) <= slack:
+            text = f"a part of the loss is not divided: with one micro-batch the step is right, with {k} it is not."
+            return [cause(Kind.NOT_SCALED, text)]
+    return [cause(Kind.OTHER_LOSS, "even of one whole batch the loop takes another gradient than that of loss_fn.")]
+
+
+def _wrong_parts(loop: Loop, examined: Examined, alive: list[int]) -> list[list[int]]:
+    """Parameters whose steps are wrong: all of them, if others are right, then each alone."""
+    wrong = [
+        place
+        for place in alive
+        if any(
+            relative_error([s[place]], [e[place]]) > 10 * loop.tolerance
+            for s, e in zip(examined.steps, examined.expected, strict=True)
+        )
+    ]
+    return ([wrong] if wrong and len(wrong) < len(alive) else []) + [[place] for place in wrong[:20]]
+
+
+def _is_right(loop: Loop, examined: Examined, window: int) -> bool:
+    return relative_error(examined.steps[window], examined.expected[window]) <= loop.tolerance
+
+
+def _is_silent(examined: Examined, place: int) -> bool:
+    everything = [*examined.steps, examined.left]
+    return any(_nonzero(e[place]) for e in examined.expected) and not any(_nonzero(step[place]) for step in everything)
+
+
+def _lost_imaginary(examined: Examined, place: int) -> bool:
+    def imaginary(gradients: list[Gradients]) -> bool:
+        return any(g[place] is not None and g[place].is_complex() and _nonzero(g[place].imag) for g in gradients)  # type: ignore[union-attr]
+
+    return imaginary(examined.expected) and not imaginary(examined.steps)
+
+
+def _nonzero(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and bool((gradient != 0).any())
+
+
+def ratio_of(actual: Gradients, expected: Gradients) -> tuple[float, float]:
+    """How many times ``expected`` is in ``actual``, and the relative rest."""
+    pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if a is not None and e is not None]
+    square = sum(float((e.conj() * e).real.sum()) for _, e in pairs)
+    ratio = sum(float((e.conj() * a).real.sum()) for a, e in pairs) / square if square else 0.0
+    return ratio, relative_error(actual, [None if e is None else e * ratio for e in expected])

@@ -1,0 +1,6 @@
+"""Training loops as projects write them, right and with planted mistakes: ``CASES``."""
+
+from accumulation.check.corpus import frameworks, language, objectives, optimizers, precision, reinforcement, vision
+from accumulation.check.corpus.registry import CASES
+
+__all__ = ["CASES", "frameworks", "language", "objectives", "optimizers", "precision", "reinforcement", "vision"]
