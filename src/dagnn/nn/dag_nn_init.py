@@ -90,8 +90,8 @@ def warn_of_constants(dag: Dag, bias: object) -> None:
     more = f" and {len(constants) - 3} more" if len(constants) > 3 else ""
     are = "is" if len(constants) == 1 else "are"
     warnings.warn(
-        f"no edge leads to {shown}{more}, which {are} not among the inputs: the network learns a constant there, random "
-        "at the start. List measured nodes in Dag(inputs=...); drop the others with dag.without_dangling(), or "
+        f"no edge leads to {shown}{more}, which {are} not among the inputs: the network learns a constant there, "
+        "random at the start. List measured nodes in Dag(inputs=...); drop the others with dag.without_dangling(), or "
         "dag.remove(nodes=dag.dangling().unfed); or, if constants are what you want, give these nodes a bias by name, "
         "bias=[...].",
         ConstantNodesWarning,
