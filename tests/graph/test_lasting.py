@@ -47,3 +47,25 @@ def test_a_fact_first_asked_for_elsewhere(graph, fact, first):
     assert torch.equal(x.grad, expected.to(x.dtype))
     again = second_derivative(lambda x: (x * found).square().sum())(torch.ones(asked.num_nodes))
     assert torch.equal(again, 2.0 * expected.square())
+
+
+def test_a_default_device_takes_nothing_from_a_graph():
+    def graphs() -> list[Dag]:
+        attributes = {"v": [1, 2, 3], "w": [1.0, 2.0, 3.0]}
+        dag = Dag([("a", "c"), ("b", "c")], node_attributes=attributes, edge_attributes={"position": [1, 0]})
+        return [
+            dag,
+            Dag.from_json(dag.to_json()),
+            Dag.from_json(Dag([], 2, inputs=[]).to_json()),
+            Dag.from_networkx(dag.to_networkx()),
+            Dag.from_polish("(+ x (* x y))"),
+            dag.without_dangling(),
+        ]
+
+    expected = graphs()
+    with torch.device("meta"):
+        made = graphs()
+        batch = DagBatch.from_dags(made[:1])
+        orders = [dag.order.tolist() for dag in made]
+    assert made == expected and orders == [dag.order.tolist() for dag in expected]
+    assert batch.to_dags() == expected[:1]

@@ -131,7 +131,7 @@ def _checked(values: Any, where: str) -> Attribute:
         return values.detach().cpu().clone().contiguous()
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "biufc":
-            return torch.tensor(values)
+            return torch.tensor(values, device="cpu")
         return tuple(values) if values.dtype.kind in "mM" else tuple(values.tolist())  # else ints, of nanoseconds
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise DtypeError(f"{where} must be a tensor or a list, got {values!r}.")
@@ -148,7 +148,7 @@ def plain(value: Any) -> Any:
 def _positions(values: Attribute) -> Tensor:
     """Positions as int64 ``[num_edges]``; they are integers even when given as a list."""
     if isinstance(values, tuple) and all(type(value) is int for value in values):
-        values = torch.tensor(values, dtype=torch.int64)
+        values = torch.tensor(values, dtype=torch.int64, device="cpu")
     if not isinstance(values, Tensor) or values.dtype != torch.int64 or values.ndim != 1:
         got = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else repr(values[:3])
         raise DtypeError(f"edge_attributes['position'] must be int64 [num_edges], got {got}.")

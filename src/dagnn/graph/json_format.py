@@ -170,17 +170,17 @@ def _read_attribute(values: dict[str, Any]) -> Attribute:
 
 def _read_numbers(data: list[Any], dtype: torch.dtype) -> Tensor:
     if dtype.is_floating_point:
-        return torch.tensor([float(number) for number in data], dtype=torch.float64).to(dtype)
+        return torch.tensor([float(number) for number in data], dtype=torch.float64, device="cpu").to(dtype)
     kind: type = bool if dtype == torch.bool else int
     if not all(type(number) is kind for number in data):
         raise ValueError(f"data of dtype {dtype} holds something else")
-    return torch.tensor(data, dtype=dtype)
+    return torch.tensor(data, dtype=dtype, device="cpu")
 
 
 def _read_integers(data: list[Any], ndim: int) -> Tensor:
     if data == []:
-        return torch.empty((0, 2) if ndim == 2 else 0, dtype=torch.int64)
-    integers = torch.tensor(data)
+        return torch.empty((0, 2) if ndim == 2 else 0, dtype=torch.int64, device="cpu")
+    integers = torch.tensor(data, device="cpu")
     if integers.dtype != torch.int64 or integers.ndim != ndim:
         raise ValueError(f"expected integers, got {data[:3]}")
     return integers

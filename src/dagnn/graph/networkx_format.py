@@ -36,7 +36,7 @@ def arguments_from(
     unnamed = all(type(name) is int and name == i for i, name in enumerate(names))
     marks = [mark for mark in (graph.graph.get("inputs"), graph.graph.get("outputs")) if isinstance(mark, str)]
     return {
-        "edges": torch.tensor(edges, dtype=torch.int64).reshape(-1, 2),
+        "edges": torch.tensor(edges, dtype=torch.int64, device="cpu").reshape(-1, 2),
         "num_nodes": len(names),
         "names": None if unnamed else names,
         "inputs": _ends(graph, "inputs"),
@@ -132,7 +132,7 @@ def _column(values: list[Any]) -> Attribute:
             tensors = [torch.as_tensor(value).detach().cpu() for value in values]
             return torch.stack(tensors) if len({tensor.dtype for tensor in tensors}) == 1 else tuple(values)
         numbers = list(map(_numbers, values))
-        return torch.tensor(numbers) if all(number is not None for number in numbers) else tuple(values)
+        return torch.tensor(numbers, device="cpu") if all(number is not None for number in numbers) else tuple(values)
     except (ValueError, TypeError, RuntimeError, OverflowError):
         return tuple(values)  # of different lengths, or an int beyond int64
 
