@@ -39,6 +39,7 @@ class Guard:
 
 STORE, SAVE = "training/test_checkpoint_store.py", "faults/test_failing_disk.py"
 CHECKPOINT, RESUME = "training/test_checkpoint.py", "training/test_exact_resume.py"
+KEPT = "training/test_resumable.py"
 SECURITY, TRAINER = "faults/test_security.py", "training/test_trainer.py"
 ORDER = f"{SAVE}::test_calls_of_a_save_come_in_the_order_that_survives_a_crash"
 
@@ -87,6 +88,27 @@ GUARDS = [
         "",
         f"{STORE}::test_worsening_scores_never_remove_the_newest",
     ),
+    Guard(
+        "checkpoints of other runs are not removed",
+        "checkpoint_store.py",
+        "        return (manifest.run_id, manifest.step) == (self.run_id, step)\n",
+        "        return True\n",
+        f"{STORE}::test_foreign_checkpoints_are_neither_counted_nor_ranked_nor_touched",
+    ),
+    Guard(
+        "what cannot be kept is refused before the first step",
+        "trainer.py",
+        "                self._parts.check(self._counters, self._description)\n",
+        "",
+        f"{KEPT}::test_values_that_cannot_be_kept_are_refused_before_the_first_step",
+    ),
+    Guard(
+        "an evaluation that fails costs no step",
+        "trainer.py",
+        "            self._save()  # the steps are made",
+        "            pass  # the steps are made",
+        "training/test_evaluating.py::test_an_evaluation_that_fails_costs_no_step",
+    ),
     # A load
     Guard(
         "every byte is verified",
@@ -126,7 +148,7 @@ GUARDS = [
     Guard(
         "checkpoints of other runs are refused",
         "checkpoint_store.py",
-        "if checkpoint.run_id != self.run_id:",
+        "if manifest.run_id != self.run_id:",
         "if False:",
         STORE,
     ),
@@ -148,16 +170,30 @@ GUARDS = [
     Guard(
         "the data's position comes back",
         "resumable.py",
-        '        self.source.load_state_dict(state["data"])\n',
+        '        self.source.load_state_dict(unpacked(state["data"]))\n',
         "",
         f"{RESUME}::test_stop_after_every_step",
     ),
     Guard(
         "averages come back",
         "resumable.py",
-        '            self.average.load_state_dict(tensors["ema"])\n',
+        '            self.average.load(tensors["ema"])\n',
         "            pass\n",
         f"{RESUME}::test_stop_after_every_step",
+    ),
+    Guard(
+        "averages are saved under every name",
+        "ema.py",
+        "        if alike == self._weights.keys() and _holds_its_tensors(self._model, own):\n",
+        "        if True:\n",
+        "training/test_ema.py::test_averages_of_tied_weights_are_saved_under_each_of_their_names",
+    ),
+    Guard(
+        "frozen parameters and eval mode come back",
+        "resumable.py",
+        '            load_flags(self.model, state["flags"])\n',
+        "            pass\n",
+        f"{KEPT}::test_flags_and_groups_that_change_while_training_are_resumed",
     ),
     Guard(
         "levels come back",
@@ -183,7 +219,7 @@ GUARDS = [
     Guard(
         "metrics after the checkpoint are cut off",
         "metrics.py",
-        "            os.truncate(path, size)\n",
+        "            self._file.truncate(size)\n",
         "",
         "training/test_metrics.py::test_resuming_cuts_what_came_after_the_checkpoint",
     ),
@@ -197,9 +233,9 @@ GUARDS = [
     ),
     Guard(
         "an aborted evaluation changes no data",
-        "trainer.py",
-        "            self.source.load_state_dict(data)  #",
-        "            pass  #",
+        "evaluating.py",
+        "    source.load_state_dict(data)\n",
+        "",
         f"{RESUME}::test_signal_inside_an_evaluation",
     ),
     Guard(

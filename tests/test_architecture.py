@@ -26,6 +26,7 @@ ARROWS = {
     "curriculum": {"kernels", "graph"},
     "training": {"curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
     "commands": {"training", "curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+    "__main__": {"cli"},
     "cli": {"commands", "training", "curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
 }
 FREE = {"errors", "_version"}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dagnn.cli import COMMANDS, main
+from dagnn.commands.streams import say
 from dagnn.data import Dataset
 from dagnn.training.config import TrainingConfig
 from dagnn.training.evaluation import Evaluation, LevelResult
@@ -156,7 +157,8 @@ def test_value_of_the_wrong_type_is_named(fails):
         (["train", "--config", "a", "--resume", "b"], "--config and --resume exclude each other"),
         (
             ["train", "--resume", "none"],
-            "none holds no run: none/run.json is missing; name the directory of a trained run.",
+            "none holds no run: none/run.json is missing; name the directory of a trained run, or train one: "
+            "dagnn train.",
         ),
         (["report", "none"], "none holds no run"),
         (["info", "none"], "none holds no run"),
@@ -194,7 +196,7 @@ def test_train_trains_and_shows_the_report(capsys, called, run):
         (
             "train",
             (TrainingConfig(run_directory=run),),
-            {"resume": False, "step": None, "reschedule": None, "note": print},
+            {"resume": False, "step": None, "reschedule": None, "note": say},
         )
     ]
     assert capsys.readouterr().out.startswith("level  accuracy  expressions")
@@ -204,7 +206,7 @@ def test_resume_takes_the_settings_of_the_run(called, run):
     assert main(["train", "--resume", f"{run}/checkpoints/step-00000500", "--threads", "1"]) == 0
 
     config = TrainingConfig(run_directory=run, threads=1)
-    assert called.calls == [("train", (config,), {"resume": True, "step": 500, "reschedule": None, "note": print})]
+    assert called.calls == [("train", (config,), {"resume": True, "step": 500, "reschedule": None, "note": say})]
 
 
 def test_resume_refuses_another_training(called, run, fails):

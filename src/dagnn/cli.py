@@ -5,7 +5,6 @@ What a command needs is imported when it runs: `dagnn --help` must not wait for 
 
 import difflib
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +16,9 @@ from tyro.conf import Positional, arg
 from dagnn._version import __version__
 from dagnn.commands.arguments import complain as _complain
 from dagnn.commands.arguments import parsed as _parsed
+from dagnn.commands.streams import let_go, open_streams
 from dagnn.errors import ConfigError, DagnnError
+from dagnn.training.text import write_line
 
 DEFAULT_RUN = "runs/curriculum"
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
@@ -36,18 +37,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done; 2: a wrong argument, file or run, told in one line on stderr; 130 and 143: stopped by Ctrl-C and by
     SIGTERM, the training saved; 141: whoever read the output went away.
     """
+    open_streams()
+    code = _run(sys.argv[1:] if arguments is None else arguments)
+    let_go(sys.stderr)
+    return code if let_go(sys.stdout) or code else EXIT_BROKEN_PIPE
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            code = _dispatch(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
-        return code
+            return _dispatch(arguments)
     except DagnnError as error:
         _complain(str(error))
         return EXIT_ERROR
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; into the closed pipe that would print a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
         _complain(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
@@ -198,10 +202,10 @@ def _generate(arguments: Sequence[str]) -> int:
     else:
         write_records(given.output, records)
     dropped = ", ".join(f"{reason} {count:,}" for reason, count in stats.dropped.items() if count)
-    print(
+    write_line(
         f"{len(samples):,} samples of {stats.attempted:,} draws in {stats.seconds:.1f} s "
         f"({stats.samples_per_second:,.0f} a second); dropped: {dropped or 'none'}",
-        file=sys.stderr,
+        sys.stderr,
     )
     return 0
 

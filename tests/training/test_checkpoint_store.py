@@ -267,3 +267,59 @@ def test_order_of_a_save(store, monkeypatch):
         ("rename", "step-00000001"),
         ("remove", ".removing-step-00000001"),
     ]
+
+
+@pytest.mark.fault("training_and_command", 2)
+def test_foreign_checkpoints_are_neither_counted_nor_ranked_nor_touched(tmp_path):
+    """Whole ones of another run, with high steps and scores; own ones copied and renamed; parts of any."""
+    store = CheckpointStore(tmp_path / "c", "run-1", keep_last=1, keep_best=1)
+    store.save(checkpoint(1, 0.5))
+    CheckpointStore(store.path, "run-2", keep_last=9).save(checkpoint(5000, 0.9, run_id="run-2"))
+    CheckpointStore(store.path, "run-2", keep_last=9).save(checkpoint(2, 0.9, run_id="run-2"))
+    shutil.copytree(store.path_of(1), store.path / "step-00000900")
+    (store.path / "step-00000800").mkdir()
+    (store.path / ".my-step-00000003").mkdir()
+    (store.path / ".replaced-notes-step-00000003").mkdir()
+    before = {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()}
+    assert (store.best(), store.steps(), store.all_steps()) == (1, [1, 800], [1, 2, 800, 900, 5000])
+    store.recover()
+    for step in (3, 4, 5):
+        store.save(checkpoint(step, 0.1))
+        assert store.load(step).step == step
+    with pytest.warns(UserWarning, match="passing over checkpoint"):
+        assert store.latest().step == 5
+    assert store.best() == 1
+    store.set_aside_after(5)
+    foreign = [path for path in before if "step-00000001" not in path.parts]
+    assert foreign and all(path.read_bytes() == before[path] for path in foreign)
+    assert names(store) == sorted(
+        [f"step-{step:08d}" for step in (1, 2, 5, 900, 5000)]
+        + ["set-aside", ".my-step-00000003", ".replaced-notes-step-00000003"]
+    )
+    assert [path.name for path in (store.path / "set-aside").iterdir()] == ["step-00000800.1"]
+
+
+@pytest.mark.fault("training_and_command", 2)
+def test_a_foreign_checkpoint_in_the_place_of_an_own_one_is_set_aside(store):
+    CheckpointStore(store.path.parent / "o", "run-2").save(checkpoint(4, run_id="run-2"))
+    store.path.mkdir()
+    (store.path.parent / "o" / "step-00000004").rename(store.path / "step-00000004")
+    with pytest.warns(UserWarning, match="belongs to run run-2"):
+        assert store.latest() is None  # the run itself has none yet
+    store.save(checkpoint(4))
+    assert store.latest().run_id == "run-1"
+    kept = CheckpointStore(store.path / "set-aside", "run-2").path / "step-00000004.1" / "state.json"
+    assert kept.exists()
+
+
+@pytest.mark.fault("training_and_command", 2)
+def test_a_later_checkpoint_of_the_run_put_back_by_hand_does_not_remove_what_is_saved(store):
+    for step in (1, 2):
+        store.save(checkpoint(step))
+    store.set_aside_after(1)
+    store.keep_last = 1
+    (store.path / "set-aside" / "step-00000002.1").rename(store.path_of(2))
+    shutil.copytree(store.path_of(2), store.path.parent / "kept")
+    store.save(checkpoint(1, value=3.0))
+    assert store.load(1).tensors["model"]["a"].tolist() == [1.0, 3.0]
+    assert store.steps() == [1, 2]

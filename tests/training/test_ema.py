@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from dagnn.errors import RunError
 from dagnn.training.ema import WeightAverage
+from dagnn.training.tensor_state import averaged_tensors, load_weights
 
 
 def test_average_is_the_formula():
@@ -58,3 +60,94 @@ def test_model_without_parameters():
     with average.applied():
         pass
     assert average.state_dict() == {}
+
+
+class Tied(nn.Module):
+    """Ties of every kind: two names, three names, a buffer that views a weight, and a value made when it is saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embedding.weight
+        self.copies = nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 4)])
+        self.copies[0].weight = self.copies[1].weight = self.embedding.weight
+        self.copies[1].bias = self.copies[0].bias
+        self.register_buffer("first_rows", self.embedding.weight.detach()[:2])
+        self.register_buffer("own", torch.ones(2))
+        self.complex = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "norm"] = self.complex.detach().abs().sum()
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        state_dict.pop(prefix + "norm", None)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def moved(model, average, steps=3):
+    generator = torch.Generator().manual_seed(1)
+    for step in range(1, steps + 1):
+        with torch.no_grad():
+            for each in model.parameters():
+                each.add_(torch.randn(each.shape, generator=generator))
+        average.update(step)
+
+
+def tied_checkpoint(model, average):
+    model_group = {name: value.clone() for name, value in model.state_dict().items()}
+    return {"model": model_group, "ema": {name: value.clone() for name, value in average.saved().items()}}
+
+
+@pytest.mark.fault("training_and_command", 1)
+def test_averages_of_tied_weights_are_saved_under_each_of_their_names():
+    torch.manual_seed(0)
+    model = Tied()
+    average = WeightAverage(model, 0.9)
+    moved(model, average)
+    groups = tied_checkpoint(model, average)
+    with average.applied():
+        expected = {name: value.clone() for name, value in model.state_dict().items()}
+    saved = averaged_tensors(groups)
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[name], value) for name, value in expected.items())
+    assert not torch.equal(saved["head.weight"], groups["model"]["head.weight"])
+
+    again = Tied()
+    load_weights(again, groups)
+    assert all(torch.equal(value, expected[name]) for name, value in again.state_dict().items())
+
+
+@pytest.mark.fault("training_and_command", 1)
+def test_averages_of_tied_weights_come_back():
+    torch.manual_seed(0)
+    model = Tied()
+    average = WeightAverage(model, 0.9)
+    moved(model, average)
+    groups = tied_checkpoint(model, average)
+    again = Tied()
+    resumed = WeightAverage(again, 0.9)
+    again.load_state_dict(groups["model"])
+    resumed.load(groups["ema"])
+    assert all(torch.equal(value, groups["model"][name]) for name, value in again.state_dict().items())
+    assert all(torch.equal(value, average.state_dict()[name]) for name, value in resumed.state_dict().items())
+
+
+def test_what_is_saved_of_a_plain_model_are_its_averages():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    average = WeightAverage(model, 0.9)
+    moved(model, average)
+    assert average.saved().keys() == dict(model.named_parameters()).keys()
+    assert all(value is average.state_dict()[name] for name, value in average.saved().items())
+
+
+def test_a_parameter_that_was_replaced_is_named():
+    model = nn.Linear(2, 2)
+    average = WeightAverage(model, 0.9)
+    model.weight = nn.Parameter(torch.ones(2, 2))
+    with (
+        pytest.raises(RunError, match="the parameter weight was replaced while its average was kept"),
+        average.applied(),
+    ):
+        pass

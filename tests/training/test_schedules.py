@@ -6,8 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_training import Cycle, config, data, fit_until, linear, mse
 
+from dagnn.training import RunDirectory, Trainer
 from dagnn.training.config import SCHEDULES, ScheduleConfig
+from dagnn.training.counters import Counters
+from dagnn.training.metrics import read_metrics
 from dagnn.training.schedules import ScheduledRates, cosine, make_schedule, warmup, warmup_cosine
 
 
@@ -104,3 +108,49 @@ def test_a_group_that_is_added_follows_from_its_own_rate():
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.25})
     scheduler.step()
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]
+
+
+@pytest.mark.fault("training_and_command", 8)
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize("patience", [0, 1, 3])
+def test_drops_on_a_plateau_are_those_of_torch(mode, patience):
+    scores = [0.1, 0.3, 0.3, 0.2, math.nan, 0.4, 0.1, 0.1, 0.1, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    oracle = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, mode, factor=0.5, patience=patience, threshold=0.0, threshold_mode="abs"
+    )
+    counters = Counters()
+    schedule = make_schedule(ScheduleConfig(name="plateau", gamma=0.5), 100, lambda: counters.drops)
+    for number, score in enumerate(scores):
+        oracle.step(score)
+        counters.drop(score, mode, patience)
+        assert schedule(number) == optimizer.param_groups[0]["lr"]
+    assert counters.drops > 1
+    assert Counters.from_json(counters.to_json()) == counters
+
+
+@pytest.mark.fault("training_and_command", 8)
+def test_a_plateau_is_resumed_exactly(tmp_path):
+    """Stopped between two drops, at one, and with an evaluation still due."""
+    scores = {2: 0.5, 4: 0.4, 6: 0.4, 8: 0.6, 10: 0.1, 12: 0.1, 14: 0.1, 16: 0.2}
+
+    def trained(path, *stops):
+        settings = config(
+            max_steps=16, eval_every=2, schedule__name="plateau", schedule__patience=1, checkpoint__save_every=0
+        )
+        for number, limit in enumerate((*stops, None)):
+            with RunDirectory.open(path) if number else RunDirectory.create(path, settings) as run:
+                evaluate = lambda model, step: {"accuracy": scores[step]}  # noqa: E731
+                trainer = Trainer(
+                    linear(), mse, Cycle(data(4, 4)), settings, run=run, evaluate=evaluate, show_progress=False
+                )
+                trainer.resume()
+                fit_until(trainer, limit)
+                rows = [row for row in read_metrics(run.metrics_path) if row["kind"] == "step"]
+        return trainer.model.weight, [row["lr"] for row in rows]
+
+    weight, rates = trained(tmp_path / "whole")
+    assert rates == [0.1] * 6 + [0.05] * 6 + [0.025] * 4
+    for stops in ((5,), (6,), (7, 12), (11, 13)):
+        resumed, again = trained(tmp_path / str(stops), *stops)
+        assert torch.equal(resumed, weight) and again == rates

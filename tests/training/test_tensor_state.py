@@ -11,10 +11,13 @@ from dagnn.errors import CheckpointError, RunError
 from dagnn.training.config import OPTIMIZERS, OptimizerConfig
 from dagnn.training.optimizers import make_optimizer
 from dagnn.training.tensor_state import (
+    flags_of,
+    load_flags,
     load_model,
     load_optimizer,
     load_weights,
     model_tensors,
+    names_of_groups,
     optimizer_state,
     unwrapped,
 )
@@ -140,13 +143,65 @@ def test_weights_for_use_are_the_averaged_ones():
     assert model.second.weight.eq(0).all()
 
 
-def test_state_that_is_no_tensor_is_refused():
+def test_state_that_is_no_tensor_belongs_to_the_model():
     class Extra(nn.Linear):
-        def get_extra_state(self):
-            return {"a": 1}
+        seen = 1
 
-    with pytest.raises(RunError, match="the model's state _extra_state is a dict"):
-        model_tensors(Extra(1, 1))
+        def get_extra_state(self):
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state):
+            self.seen = state["seen"]
+
+    model, again = Extra(1, 1), Extra(1, 1)
+    model.seen = 7
+    load_model(again, model_tensors(model))
+    assert again.seen == 7
+
+
+def test_flags_come_back_and_those_of_another_model_are_refused():
+    model, again = Straight(), Straight()
+    model.first.bias.requires_grad_(False)
+    model.second.eval()
+    flags = flags_of(model)
+    assert flags == {"frozen": ["first.bias"], "evaluating": ["second"]}
+    again.second.weight.requires_grad_(False)
+    load_flags(again, flags)
+    assert flags_of(again) == flags
+    with pytest.raises(CheckpointError, match="only the checkpoint has third"):
+        load_flags(again, {"frozen": ["third"], "evaluating": []})
+
+
+def test_groups_that_were_added_while_training_are_made_again():
+    """The optimizer of a resumed training has the groups of the beginning; the checkpoint has those of its moment."""
+    model = Straight()
+    optimizer = torch.optim.Adam(model.first.parameters(), lr=0.1)
+    begun = names_of_groups(optimizer, model)
+    train(model, optimizer, 2)
+    optimizer.add_param_group({"params": model.second.parameters(), "lr": 0.01, "betas": (0.5, 0.6)})
+    train(model, optimizer, 2)
+    tensors, state = optimizer_state(optimizer, model, begun)
+    again = Straight()
+    load_model(again, model_tensors(model))
+    resumed = torch.optim.Adam(again.first.parameters(), lr=0.1)
+    load_optimizer(resumed, again, {key: each.clone() for key, each in tensors.items()}, json.loads(json.dumps(state)))
+    assert [group["lr"] for group in resumed.param_groups] == [0.1, 0.01]
+    assert [group["betas"] for group in resumed.param_groups] == [(0.9, 0.999), (0.5, 0.6)]
+    train(model, optimizer, 2, seed=1)
+    train(again, resumed, 2, seed=1)
+    assert all(torch.equal(each, again.state_dict()[name]) for name, each in model.state_dict().items())
+    with pytest.raises(CheckpointError, match="over other parameters"):
+        load_optimizer(torch.optim.Adam([again.first.weight]), again, tensors, state)
+
+
+def test_a_rate_that_is_a_tensor_stays_one():
+    model = Straight()
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
+    train(model, optimizer, 1)
+    _, state = optimizer_state(optimizer, model)
+    fresh = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.7))
+    load_optimizer(fresh, model, {}, json.loads(json.dumps(state)))
+    assert torch.equal(fresh.param_groups[0]["lr"], torch.tensor(0.1))
 
 
 def test_names_are_those_of_the_module_inside():

@@ -5,61 +5,13 @@ import re
 
 import pytest
 import torch
+from plain_training import Cycle, config, data, linear, mse
 from small_training import NUM_STEPS, small_config, small_trainer
 from torch import nn
 
 from dagnn.errors import ConfigError, RunError
-from dagnn.training import BatchSource, MappedSource, RunDirectory, Trainer, TrainingConfig, TrainingInterrupted
+from dagnn.training import BatchSource, MappedSource, RunDirectory, Trainer, TrainingInterrupted
 from dagnn.training.metrics import read_metrics
-
-
-class Cycle:
-    """The given batches, again and again."""
-
-    def __init__(self, batches):
-        self.batches, self.position = batches, 0
-
-    def next_batch(self):
-        self.position += 1
-        return self.batches[(self.position - 1) % len(self.batches)]
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.position = state["position"]
-
-
-def config(**flags):
-    plain = {
-        "max_steps": 5,
-        "batch_size": 4,
-        "micro_batches": 1,
-        "optimizer.name": "sgd",
-        "optimizer.lr": 0.1,
-        "optimizer.weight_decay": 0.0,
-        "schedule.name": "constant",
-        "max_norm": 0.0,
-        "ema_decay": 0.0,
-        "checkpoint.keep_best": 0,
-    }
-    return TrainingConfig.resolve(
-        environment={}, flags={**plain, **{key.replace("__", "."): value for key, value in flags.items()}}
-    )
-
-
-def mse(model, batch):
-    return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-
-def data(*sizes, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(n, 3, generator=generator), torch.randn(n, 1, generator=generator)) for n in sizes]
-
-
-def linear(seed=0, **options):
-    torch.manual_seed(seed)
-    return nn.Linear(3, 1, **options)
 
 
 def rows_of(run, kind):

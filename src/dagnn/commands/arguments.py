@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -10,11 +12,12 @@ from typing import TypeVar
 import tyro
 
 from dagnn.errors import ConfigError
-from dagnn.training.text import printable
+from dagnn.training.text import printable, write_line
 
 Arguments = TypeVar("Arguments")
 # What tyro says of a value that may be left out; how it tried each kind follows.
 _OPTIONAL = re.compile(r"no type matching \{None\}\|(\w+) could be instantiated from \[(.*?)\]\. Got errors: .*")
+_NARROWEST, _WIDEST = 60, 200  # columns
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
 
@@ -40,7 +43,7 @@ def _in_words(name: str) -> Iterator[None]:
     """What tyro has to say and to print, in a ConfigError."""
     told = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(told), _fit_width():
             yield
     except SystemExit as stop:
         if not stop.code:
@@ -48,9 +51,24 @@ def _in_words(name: str) -> Iterator[None]:
         raise ConfigError(f"{_in_one_line(told.getvalue())}; see dagnn {name} --help.") from None
 
 
+@contextlib.contextmanager
+def _fit_width() -> Iterator[None]:
+    """The terminal's width within what help texts can be laid out in: at 5 columns that takes tyro minutes and 4 GB."""
+    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(width)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+
+
 def complain(message: str) -> None:
     """One line on stderr without control characters, whatever is in the message: it may quote a stranger's file."""
-    print(f"dagnn: {printable(' '.join(message.split()))}", file=sys.stderr)
+    write_line(f"dagnn: {printable(' '.join(message.split()))}", sys.stderr)
 
 
 def _in_one_line(box: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 from tyro.conf import arg
 
 from dagnn.commands.arguments import complain, parsed_with_rest
+from dagnn.commands.streams import say
 from dagnn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ def run(arguments: Sequence[str]) -> int:
     with leaving_on_signals(), joined() as processes:
         # Decided by one process: another may look when the run directory is just being made.
         config, resume, step = processes.by_first(lambda: _plan(given, unknown))
-        note = print if processes.is_first else _unsaid
+        note = say if processes.is_first else _unsaid
         try:
             train(config, resume=resume, step=step, reschedule=given.reschedule, note=note)
         except TrainingInterrupted as interrupted:
             if processes.is_first:
-                complain(str(interrupted))
+                complain(f"{interrupted} Go on with dagnn train --resume {config.run_directory}")
             return interrupted.exit_code
         report = report_after_training(config.run_directory, complain) if processes.is_first else None
         if report is not None:

@@ -1,9 +1,9 @@
 """One checkpoint on disk: tensors as safetensors, the rest as JSON, and a manifest that proves them whole.
 
     step-00001234/
-        model.safetensors       parameters and buffers by name
+        model.safetensors       parameters, buffers and extra state by name
         optimizer.safetensors   moments by "<parameter name>/<slot>"
-        ema.safetensors         averaged parameters by name, when there are any
+        ema.safetensors         the model's averaged tensors by name, tied ones under each, when there are any
         state.json              everything else that decides how training goes on
         clock.json              seconds spent: the one part that differs between two equal runs
         manifest.json           format, run, step, score, and size and sha256 of every other file
@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from dagnn._version import __version__
 from dagnn.errors import CheckpointError
 from dagnn.training.durable import sync_directory, write_new
+from dagnn.training.tensor_file import tensor_file, tensors_in_file
 
 FORMAT = 1
 TENSOR_GROUPS = ("model", "optimizer", "ema")
@@ -36,6 +35,8 @@ _MANIFEST = "manifest.json"
 _JSON_FILES = ("state.json", "clock.json")
 _TENSOR_FILES = tuple(f"{group}.safetensors" for group in TENSOR_GROUPS)
 _MAX_MANIFEST_BYTES = 1 << 20
+# A pipe in the place of a file is not waited for; Windows would else take \r\n for \n.
+_UNALTERED = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -50,7 +51,7 @@ class Checkpoint:
         run_id: the run that it belongs to.
         step: optimizer steps made.
         score: the monitored metric at this very step, or None when it was not evaluated (or not finite).
-        tensors: group (of `TENSOR_GROUPS`) -> name -> tensor.
+        tensors: group (of `TENSOR_GROUPS`) -> name -> tensor; in "model" also extra state that is no tensor.
         state: JSON values, finite numbers only.
         clock: ``seconds`` and ``cpu_seconds`` of training so far.
     """
@@ -58,7 +59,7 @@ class Checkpoint:
     run_id: str
     step: int
     score: float | None
-    tensors: Mapping[str, Mapping[str, Tensor]]
+    tensors: Mapping[str, Mapping[str, Any]]
     state: Mapping[str, Any]
     clock: Mapping[str, float] = field(default_factory=dict)
 
@@ -78,6 +79,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
     Raises:
         OSError: as the system says; ``path`` is then a part of a checkpoint that does not verify.
+        RunError: a tensor or value cannot be kept.
     """
     path.mkdir()
     listed = {}
@@ -141,8 +143,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for group, name in zip(TENSOR_GROUPS, _TENSOR_FILES, strict=True):
         if name in contents:
             try:
-                tensors[group] = safetensors.torch.load(contents[name])
-            except (SafetensorError, ValueError, KeyError) as error:
+                tensors[group] = tensors_in_file(contents[name])
+            except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
                 raise DamagedCheckpointError(f"{path / name} cannot be read: {error}.") from error
     state, clock = (_parse_json(path, name, contents[name]) for name in _JSON_FILES)
     return Checkpoint(manifest.run_id, manifest.step, manifest.score, tensors, state, clock)
@@ -168,11 +170,7 @@ def _file_contents(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
     contents = []
     for group in TENSOR_GROUPS:
         if group in checkpoint.tensors:
-            # Copies: safetensors refuses tensors that share memory, such as tied weights.
-            copies = {
-                name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors[group].items()
-            }
-            contents.append((f"{group}.safetensors", safetensors.torch.save(copies)))
+            contents.append((f"{group}.safetensors", tensor_file(checkpoint.tensors[group], f"the {group}'s")))
     contents.append(("state.json", json_bytes(checkpoint.state)))
     contents.append(("clock.json", json_bytes(checkpoint.clock)))
     return contents
@@ -209,7 +207,7 @@ def _read(path: Path, name: str, num_bytes: int, *, exactly: bool = False) -> by
     """
     try:
         # Not followed, not waited for: a link or a pipe in the place of a file is refused.
-        descriptor = os.open(path / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | _UNALTERED)
     except OSError as error:
         if (path / name).is_symlink():
             raise CheckpointError(f"{path / name} is not a plain file: a checkpoint holds no links.") from error

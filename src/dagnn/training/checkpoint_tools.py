@@ -13,6 +13,7 @@ from dagnn.training.durable import new_file
 from dagnn.training.foreign import read_foreign
 from dagnn.training.resume import find_run
 from dagnn.training.run_directory import RunDirectory
+from dagnn.training.tensor_state import averaged_tensors
 from dagnn.training.text import printable
 
 
@@ -60,11 +61,14 @@ def list_checkpoints(path: str | Path) -> list[str]:
     store = CheckpointStore(run.checkpoints_path, run.run_id, mode=config.monitor_mode)
     steps, best = store.steps(), store.best()
     lines = []
-    for step in steps:
+    for step in store.all_steps():
         try:
             manifest = read_manifest(store.path_of(step))
         except CheckpointError as error:
             lines.append(f"step {step:,}  damaged: {printable(str(error))}")
+            continue
+        if step not in steps:
+            lines.append(f"step {step:,}  foreign: step {manifest.step:,} of run {printable(manifest.run_id)}")
             continue
         size = sum(num_bytes for num_bytes, _ in manifest.files.values())
         score = "" if manifest.score is None else f"  {printable(config.monitor)} {manifest.score:.4f}"
@@ -89,9 +93,9 @@ def export_weights(path: str | Path, target: str | Path, *, averaged: bool = Tru
         RunError: there is no run, or the file exists or cannot be written.
     """
     checkpoint = checkpoint_of(path)
-    weights = dict(checkpoint.tensors["model"])
-    if averaged:
-        weights |= checkpoint.tensors.get("ema", {})
+    state = averaged_tensors(checkpoint.tensors) if averaged else checkpoint.tensors["model"]
+    # Extra state that is no tensor is none of the weights.
+    weights = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     told = {"run": checkpoint.run_id, "step": str(checkpoint.step), "averaged": str(averaged).lower()}
     write_weights(Path(target), weights, told)
     return len(weights)
@@ -144,6 +148,9 @@ def write_weights(target: Path, weights: Mapping[str, Tensor], told: dict[str, s
         separate = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
         with new_file(target) as temporary:
             safetensors.torch.save_file(separate, temporary, metadata=told)
+    except KeyError as error:  # a dtype that safetensors has no word for
+        odd = ", ".join(sorted(name for name, each in weights.items() if str(each.dtype) in str(error)))
+        raise RunError(f"cannot write {target}: a safetensors file cannot hold {error.args[0]} ({odd}).") from error
     except (OSError, safetensors.SafetensorError) as error:
         told_error = getattr(error, "strerror", None) or error
         raise RunError(f"cannot write {target}: {told_error}.") from error
@@ -160,4 +167,4 @@ def _checkpoints(path: Path) -> list[tuple[Path, str | None]]:
     if step is not None:
         return [(path, run.run_id)]
     store = CheckpointStore(run.checkpoints_path, run.run_id)
-    return [(store.path_of(each), run.run_id) for each in store.steps()]
+    return [(store.path_of(each), run.run_id) for each in store.all_steps()]

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dagnn.errors import ConfigError
 
-LossFunction = Callable[[nn.Module, Any], Tensor]
+LossFunction = Callable[[nn.Module, Any], Any]
 
 
 def compiled(loss_fn: LossFunction) -> LossFunction:
@@ -25,7 +25,7 @@ def compiled(loss_fn: LossFunction) -> LossFunction:
     fast = torch.compile(loss_fn, dynamic=True)
     from torch._dynamo.exc import TorchDynamoException
 
-    def call(model: nn.Module, batch: Any) -> Tensor:
+    def call(model: nn.Module, batch: Any) -> Any:
         try:
             return fast(model, batch)
         except TorchDynamoException as error:

@@ -26,7 +26,7 @@ from dagnn.training.settings import (
 
 NUM_LEVELS = 7
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
-SCHEDULES = ("constant", "step", "exponential", "cosine", "warmup", "warmup_cosine")
+SCHEDULES = ("constant", "step", "exponential", "cosine", "warmup", "warmup_cosine", "plateau")
 _MAX_FILE_CHARACTERS = 1 << 20
 _WARMUP_SCHEDULES = ("warmup", "warmup_cosine")
 
@@ -139,12 +139,15 @@ class ScheduleConfig:
     step_size: int = setting(1000, "steps between two drops of step", **at_least(1))
     gamma: float = setting(
         0.5,
-        "factor of step (each drop) and exponential (each step)",
+        "factor of step and plateau (each drop) and exponential (each step)",
         allowed="a number above 0, at most 1",
         accepts=lambda value: 0 < value <= 1,
     )
     final_fraction: float = setting(0.01, "lr at the end of a cosine, as a part of the base", **within(0.0, 1.0))
     steps: int = setting(0, "step at which a cosine ends; 0: max_steps", **at_least(0))
+    patience: int = setting(
+        5, "evaluations in a row without a better monitor that a plateau lets pass; the next one drops", **at_least(0)
+    )
 
 
 @dataclass(frozen=True)
@@ -346,6 +349,7 @@ class TrainingConfig:
             "early_stopping.patience": self.early_stopping.patience,
             "early_stopping.when_right": self.early_stopping.when_right,
             "curriculum.own_runs": self.curriculum.own_runs,
+            "schedule.name = plateau": self.schedule.name == "plateau",
         }
         found += [
             f"eval_every = 0: allowed is at least 1 with {key} (nothing to wait for)."

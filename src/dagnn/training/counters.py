@@ -22,6 +22,8 @@ class Counters:
         best_score, best_step: of the monitored metric.
         waited_from: the score that early stopping waits to be beaten; None before the first.
         waited: evaluations in a row that did not beat it.
+        plateau_from, plateau_waited: the same for a plateau of the learning rate, since its last drop.
+        drops: of the learning rate on plateaus.
         epoch: sums of the epoch under way, as `EpochMeans.to_json` gives them.
         num_rows: metrics rows written.
     """
@@ -39,7 +41,10 @@ class Counters:
     num_rows: int = 0
     waited_from: float | None = None
     waited: int = 0
-    epoch: list[float] = field(default_factory=list)
+    epoch: list[Any] = field(default_factory=list)
+    plateau_from: float | None = None
+    plateau_waited: int = 0
+    drops: int = 0
 
     def rank(self, score: float, mode: str) -> bool:
         """Note this score, reached at ``step``; True when it is the best so far. NaN and infinity never are."""
@@ -59,6 +64,26 @@ class Counters:
             self.waited_from, self.waited = score, 0
         else:
             self.waited += 1
+
+    def wait_anew(self) -> None:
+        """Forget what was waited for: a harder level lowers every score."""
+        self.waited, self.waited_from = 0, None
+        self.plateau_waited, self.plateau_from = 0, None
+
+    def drop(self, score: float | None, mode: str, patience: int) -> bool:
+        """Count an evaluation; True when the learning rate drops. As torch's ReduceLROnPlateau(threshold=0)."""
+        if score is None:
+            return False
+        sign = 1.0 if mode == "max" else -1.0
+        if math.isfinite(score) and (self.plateau_from is None or sign * (score - self.plateau_from) > 0):
+            self.plateau_from, self.plateau_waited = score, 0
+        else:
+            self.plateau_waited += 1
+        if self.plateau_waited <= patience:
+            return False
+        self.plateau_waited = 0
+        self.drops += 1
+        return True
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; a number that is not finite becomes a string, as in the metrics file."""

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -32,9 +31,9 @@ from dagnn.training.lr_finder import LrCurve
 from dagnn.training.processes import Processes
 from dagnn.training.promotion import LevelPromotion
 from dagnn.training.rng import seed_everything
-from dagnn.training.run_directory import RunDirectory, open_run
+from dagnn.training.run_directory import RunDirectory, open_checkpoints, open_run
 from dagnn.training.tally import Tally
-from dagnn.training.trainer import Trainer, open_checkpoints
+from dagnn.training.trainer import Trainer
 from dagnn.training.window_file import Cost, read_windows, write_windows
 from dagnn.training.window_objective import window_objective
 from dagnn.training.window_source import Mistake, WindowBatch, WindowSource
@@ -79,7 +78,12 @@ def train(
         trainer = make_trainer(run, config, windows)
         if resume:
             trainer.resume(step, reschedule=reschedule)
-        trainer.fit()
+        before = trainer.step
+        if trainer.fit().step == before and resume:
+            note(f"no step was left: the run ended at step {before:,}; --max-steps with more goes on")
+            judged = processes.by_first(lambda: _judged_before(run, config, before))
+            if judged is not None:
+                return judged
         note(f"asking {config.test_samples} test expressions of each level")
         return processes.by_first(lambda: _judged(run, config))
 
@@ -179,6 +183,17 @@ def _judged(run: RunDirectory, config: TrainingConfig) -> Evaluation:
     return found
 
 
+def _judged_before(run: RunDirectory, config: TrainingConfig, step: int) -> Evaluation | None:
+    """The evaluation in the run, where it is of this step and asked as many expressions."""
+    try:
+        found = Evaluation.read(run.path)
+    except RunError:
+        return None
+    if found is None or found.step != step:
+        return None
+    return found if all(each.expressions == config.test_samples for each in found.levels.values()) else None
+
+
 def _windows(
     run: RunDirectory, config: TrainingConfig, processes: Processes, note: Callable[[str], object]
 ) -> WindowSet:
@@ -214,9 +229,8 @@ def _cores() -> int:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process and of its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    """CPU time of this process and of its children that have ended (Windows counts those as none)."""
+    return sum(os.times()[:4])
 
 
 def _progress_of(

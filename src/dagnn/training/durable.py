@@ -39,7 +39,7 @@ def new_file(target: Path) -> Iterator[Path]:
     temporary = target.with_name(f".writing-{os.getpid()}-{target.name}")
     try:
         yield temporary
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:  # Windows waits for what was opened to be written only
             os.fsync(file.fileno())
         # Not a rename: a link fails where the name is taken, even just now.
         os.link(temporary, target)
@@ -49,7 +49,9 @@ def new_file(target: Path) -> Iterator[Path]:
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until the disk has the directory's entries: renames and new names."""
+    """Wait until the disk has the directory's entries: renames and new names. Windows has nothing to wait for."""
+    if os.name == "nt":
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

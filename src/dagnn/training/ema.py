@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dagnn.errors import RunError
+
 
 class WeightAverage:
-    """Averaged copies of the floating-point parameters of a model.
+    """Averaged copies of the floating-point and complex parameters of a model.
 
     After update number t (from 1), ``average += (1 - d_t) * (weights - average)`` with
     ``d_t = min(decay, t / (t + 10))``: early on the average spans about the last tenth of the steps made, so
@@ -20,7 +23,8 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         """Start at the model's present weights. ``decay``: 0 to below 1."""
-        self._weights = {name: each for name, each in model.named_parameters() if each.is_floating_point()}
+        self._model = model
+        self._weights = _weights_of(model)
         self._averages = {name: each.detach().clone() for name, each in self._weights.items()}
         self._decay = decay
 
@@ -35,7 +39,17 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights; outside, bit for bit its own again."""
+        """Inside, the model has the averaged weights; outside, bit for bit its own again.
+
+        Raises:
+            RunError: its parameters were replaced since.
+        """
+        for name, weight in _weights_of(self._model).items():
+            if self._weights.get(name) is not weight:
+                raise RunError(
+                    f"the parameter {name} was replaced while its average was kept: train with ema_decay = 0, or make "
+                    "a new trainer after a change of structure."
+                )
         own = {name: weight.detach().clone() for name, weight in self._weights.items()}
         try:
             _copy(self._averages, self._weights)
@@ -50,6 +64,65 @@ class WeightAverage:
     def load_state_dict(self, averages: Mapping[str, Tensor]) -> None:
         """Put the averages where `state_dict` found them; names and shapes must be the model's."""
         _copy(averages, self._averages)
+
+    def saved(self) -> dict[str, Tensor]:
+        """The tensors of the model's state dict that averaging alters, averaged: what a checkpoint keeps.
+
+        Laid over the state dict they are the averaged model: a tied weight has its average under each of its names,
+        and what a module derives from its weights when it is saved is derived from the averages.
+        """
+        own = self._model.state_dict()
+        alike = self.names_alike()
+        if alike == self._weights.keys() and _holds_its_tensors(self._model, own):
+            return self.state_dict()
+        with self.applied():
+            averaged = {name: _cloned(value) for name, value in self._model.state_dict().items()}
+        return {
+            name: value
+            for name, value in averaged.items()
+            if isinstance(value, Tensor) and (name in alike or not _same(value, own[name]))
+        }
+
+    def names_alike(self) -> set[str]:
+        """The names under which the model's state dict has memory of an averaged weight."""
+        memory = {weight.untyped_storage().data_ptr() for weight in self._weights.values() if weight.numel()}
+        return {
+            name
+            for name, value in self._model.state_dict().items()
+            if isinstance(value, Tensor)
+            and (name in self._weights or (value.numel() and value.untyped_storage().data_ptr() in memory))
+        }
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Put the averages where `saved` found them. The model's own state is in between another and comes back."""
+        own = {name: _cloned(value) for name, value in self._model.state_dict().items()}
+        try:
+            self._model.load_state_dict({**own, **saved})
+            _copy(self._weights, self._averages)
+        finally:
+            self._model.load_state_dict(own)
+
+
+def _weights_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: each for name, each in model.named_parameters() if each.is_floating_point() or each.is_complex()}
+
+
+def _holds_its_tensors(model: nn.Module, state: Mapping[str, Any]) -> bool:
+    """Whether the state dict is parameters and buffers by their own names, and nothing made when it is saved."""
+    held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    return all(
+        name in held and value.data_ptr() == held[name].data_ptr()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    )
+
+
+def _cloned(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _same(value: Tensor, other: Tensor) -> bool:
+    return value.shape == other.shape and torch.equal(value, other)
 
 
 @torch.no_grad()

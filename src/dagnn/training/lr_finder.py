@@ -2,14 +2,16 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from dagnn.errors import ConfigError
+from dagnn.training.iterable_source import as_source
+from dagnn.training.losses import Returned
 from dagnn.training.rng import untouched_rng
 from dagnn.training.source import BatchSource
 
@@ -42,8 +44,8 @@ class LrCurve:
 
 def find_lr(
     model: nn.Module,
-    loss_fn: Callable[[nn.Module, Any], Tensor],
-    source: BatchSource[Any],
+    loss_fn: Callable[[nn.Module, Any], Any],
+    source: BatchSource[Any] | Iterable[Any],
     make_optimizer: Callable[[nn.Module], Optimizer],
     *,
     lowest: float = 1e-6,
@@ -70,7 +72,8 @@ def find_lr(
         raise ConfigError(f"expected 0 < lowest < highest, got lowest={lowest} and highest={highest}.")
     if steps < 2:
         raise ConfigError(f"steps must be at least 2, got {steps}.")
-    position = copy.deepcopy(source.state_dict())
+    batches = as_source(source, seed=0, rank=0)
+    position = copy.deepcopy(batches.state_dict())
     rates: list[float] = []
     losses: list[float] = []
     try:
@@ -83,7 +86,7 @@ def find_lr(
                 for group in optimizer.param_groups:
                     group["lr"] = rate
                 optimizer.zero_grad()
-                loss = loss_fn(trial, source.next_batch())
+                loss = Returned.of(loss_fn(trial, batches.next_batch())).total
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 average = _SMOOTHING * average + (1 - _SMOOTHING) * float(loss.detach())
@@ -93,5 +96,5 @@ def find_lr(
                 rates.append(rate)
                 losses.append(smoothed)
     finally:
-        source.load_state_dict(position)
+        batches.load_state_dict(position)
     return LrCurve(tuple(rates), tuple(losses))

@@ -49,7 +49,7 @@ class MetricsLog:
             # Unbuffered: a row is one write, and a failed one leaves nothing behind to be written at exit.
             self._file = path.open("ab", buffering=0)
             found, size = _first_rows(path, num_rows)
-            os.truncate(path, size)
+            self._file.truncate(size)
         except OSError as error:
             raise RunError(f"cannot open {path}: {error.strerror or error}.") from error
         if found < num_rows:

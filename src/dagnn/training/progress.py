@@ -2,32 +2,39 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TextIO
 
+from dagnn.training.text import write_line
+
 _LINES_PER_RUN = 50
+# Without the rate in steps: the values say samples a second, and at 80 columns both leave no room for a bar.
+_BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} left {remaining}{postfix}"
 
 
 class Progress:
     """Shows steps, loss, learning rate and evaluations.
 
     On a terminal: a tqdm bar that starts at the step resumed from, its rate measured in this session only. Elsewhere
-    (a file, a pipe): at most one line every ``max_steps / 50`` steps, and the last step always.
+    (a file, a pipe): at most one line every ``max_steps / 50`` steps, and the last step always. Where nobody can read
+    it (any more), training goes on without it.
     """
 
     def __init__(self, max_steps: int, *, step: int = 0, stream: TextIO | None = None, shown: bool = True) -> None:
         """Start at ``step``. ``stream``: None is stderr, so that stdout stays free for results."""
-        self._stream = sys.stderr if stream is None else stream
+        self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._max_steps = max_steps
         self._interval = max(1, -(-max_steps // _LINES_PER_RUN))
         self._first_step, self._started = step, time.monotonic()
         self._items = 0.0
-        self._shown = shown
         self._bar: Any = None
-        if shown and self._stream.isatty():
-            from tqdm import tqdm
+        self._shown = shown and self._stream is not None and not self._stream.closed
+        if self._shown and self._stream is not None and self._stream.isatty():
+            with self._while_read():
+                from tqdm import tqdm
 
-            self._bar = tqdm(total=max_steps, initial=step, file=self._stream, unit="step", dynamic_ncols=True)
+                self._bar = tqdm(total=max_steps, initial=step, file=self._stream, dynamic_ncols=True, bar_format=_BAR)
 
     def step(self, step: int, values: Mapping[str, Any], items: float | None = None) -> None:
         """After an optimizer step.
@@ -44,25 +51,38 @@ class Progress:
             values = {**values, "samples/s": f"{self._items / max(time.monotonic() - self._started, 1e-9):,.0f}"}
         text = " ".join(f"{key} {_short(value)}" for key, value in values.items() if value is not None)
         if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(step - self._bar.n)
+            with self._while_read():
+                self._bar.set_postfix_str(text, refresh=False)
+                self._bar.update(step - self._bar.n)
         else:
             self._line(f"step {step}/{self._max_steps} {text} {self._time_left(step)}")
 
     def note(self, text: str) -> None:
         """One line that stays, such as an evaluation."""
         if self._bar is not None:
-            self._bar.write(text, file=self._stream)
+            with self._while_read():
+                self._bar.write(text, file=self._stream)
         elif self._shown:
             self._line(text)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._bar is not None:
-            self._bar.close()
+            with self._while_read():
+                self._bar.close()
+
+    @contextmanager
+    def _while_read(self) -> Iterator[None]:
+        """The bar; gone with its reader."""
+        try:
+            yield
+        except (OSError, ValueError):
+            if self._bar is not None:
+                self._bar.disable = True  # else tqdm writes once more when it is thrown away
+            self._bar, self._shown = None, False
 
     def _line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._shown = write_line(text, self._stream)
 
     def _time_left(self, step: int) -> str:
         seconds = (time.monotonic() - self._started) / max(1, step - self._first_step) * (self._max_steps - step)

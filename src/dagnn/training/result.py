@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagnn.training.clock import Clock
+from dagnn.training.counters import Counters
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -31,3 +34,19 @@ class TrainingResult:
     cpu_seconds: float
     checkpoint: Path | None
     stopped_early: bool = False
+
+    @classmethod
+    def of(cls, counters: Counters, clock: Clock, checkpoint: Path | None, stopped_early: bool) -> "TrainingResult":
+        """The result of a training with these numbers."""
+        return cls(
+            step=counters.step,
+            loss=counters.loss,
+            skipped=counters.skipped,
+            evaluation=dict(counters.evaluation),
+            best_score=counters.best_score,
+            best_step=counters.best_step,
+            seconds=clock.seconds,
+            cpu_seconds=clock.cpu_seconds,
+            checkpoint=checkpoint,
+            stopped_early=stopped_early,
+        )

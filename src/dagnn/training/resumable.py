@@ -1,20 +1,32 @@
 """Everything that decides how a training goes on, in one place: taken into a checkpoint, and put back."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from dagnn.errors import CheckpointError, DagnnError
-from dagnn.training.checkpoint import Checkpoint
+from dagnn.errors import CheckpointError, DagnnError, RunError
+from dagnn.training.checkpoint import Checkpoint, json_bytes
 from dagnn.training.counters import Counters
 from dagnn.training.ema import WeightAverage
+from dagnn.training.plain_values import json_value, packed, unpacked
 from dagnn.training.promotion import LevelPromotion
-from dagnn.training.rng import seed_everything, set_rng_state
+from dagnn.training.rng import rng_state, seed_everything, set_rng_state
 from dagnn.training.source import BatchSource
-from dagnn.training.tensor_state import check_tensors, load_model, load_optimizer, model_tensors, optimizer_state
+from dagnn.training.tensor_file import check_kept
+from dagnn.training.tensor_state import (
+    check_optimizer,
+    check_tensors,
+    flags_of,
+    load_flags,
+    load_model,
+    load_optimizer,
+    model_tensors,
+    names_of_groups,
+    optimizer_state,
+)
 
 
 @dataclass(frozen=True)
@@ -26,25 +38,46 @@ class Resumable:
     average: WeightAverage | None
     source: BatchSource[Any]
     promotion: LevelPromotion | None
+    begun: list[list[str]] = field(default_factory=list)
 
-    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Tensors by group and name, not copies."""
-        groups: dict[str, Mapping[str, Tensor]] = {
+    def begin(self) -> None:
+        """Note the optimizer's groups as they are when a training begins: a resume finds them so, whatever came since.
+
+        Raises:
+            RunError: the optimizer has a parameter that is not the model's.
+        """
+        self.begun[:] = names_of_groups(self.optimizer, self.model)
+
+    def tensors(self) -> dict[str, Mapping[str, Any]]:
+        """Tensors by group and name, and extra state; not copies."""
+        groups: dict[str, Mapping[str, Any]] = {
             "model": model_tensors(self.model),
             "optimizer": optimizer_state(self.optimizer, self.model)[0],
         }
-        return groups if self.average is None else {**groups, "ema": self.average.state_dict()}
+        return groups if self.average is None else {**groups, "ema": self.average.saved()}
+
+    def check(self, counters: Counters, description: Any) -> None:
+        """Raise RunError where a checkpoint of this moment could not be kept, naming what cannot; writes nothing."""
+        for group, entries in self.tensors().items():
+            check_kept(entries, f"the {group}'s")
+        state = self.state(counters, description, [rng_state()])
+        for part, value in state.items():
+            try:
+                json_bytes(value)
+            except ValueError as error:
+                raise RunError(f"the checkpoint's {part} is no JSON: {error}.") from error
 
     def state(self, counters: Counters, description: Any, rng_of_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """All the rest as JSON values; ``rng_of_rank`` are the generators of every process (`rng_state`)."""
         first, *others = rng_of_rank
         return {
             "counters": counters.to_json(),
-            "data": self.source.state_dict(),
+            "data": packed(self.source.state_dict(), "the state of the source"),
             "promotion": None if self.promotion is None else self.promotion.state_dict(),
-            "optimizer": optimizer_state(self.optimizer, self.model)[1],
+            "optimizer": optimizer_state(self.optimizer, self.model, self.begun or None)[1],
+            "flags": flags_of(self.model),
             "rng": first,
-            "description": description,
+            "description": json_value(description, "the description"),
             **({"rng_of_other_ranks": others} if others else {}),
         }
 
@@ -78,7 +111,7 @@ class Resumable:
 
     def _restore(
         self,
-        tensors: Mapping[str, Mapping[str, Tensor]],
+        tensors: Mapping[str, Mapping[str, Any]],
         state: Mapping[str, Any],
         announce_levels: Callable[[], None],
     ) -> Counters:
@@ -89,17 +122,23 @@ class Resumable:
             )
         # What can be compared is compared first, so that a refusal leaves everything as it was.
         counters = Counters.from_json(state["counters"])
-        check_tensors(tensors["model"], model_tensors(self.model), "model")
+        own = model_tensors(self.model)
+        check_tensors(tensors["model"], own, "model")
         if self.average is not None:
-            check_tensors(tensors["ema"], self.average.state_dict(), "model")
-        load_optimizer(self.optimizer, self.model, tensors["optimizer"], state["optimizer"])
-        load_model(self.model, tensors["model"])
-        if self.average is not None:
-            self.average.load_state_dict(tensors["ema"])
+            averaged = self.average.names_alike() | {name for name in tensors["ema"] if name in own}
+            check_tensors(tensors["ema"], {name: own[name] for name in averaged}, "model")
+        check_optimizer(self.optimizer, self.model, state["optimizer"])
         if self.promotion is not None:
             self.promotion.load_state_dict(state["promotion"])
-        announce_levels()
-        self.source.load_state_dict(state["data"])
+        announce_levels()  # which may give the optimizer further groups
+        load_optimizer(self.optimizer, self.model, tensors["optimizer"], state["optimizer"])
+        self.begun[:] = state["optimizer"].get("begun", state["optimizer"]["names"])
+        load_model(self.model, tensors["model"])
+        if self.average is not None:
+            self.average.load(tensors["ema"])
+        if "flags" in state:  # an older checkpoint has none
+            load_flags(self.model, state["flags"])
+        self.source.load_state_dict(unpacked(state["data"]))
         return counters
 
 

@@ -24,7 +24,7 @@ _FREE = {
     "checkpoint.keep_best",
 }
 # Schedules whose learning rate at a step does not depend on how many steps there will be.
-_ENDLESS = ("constant", "step", "exponential", "warmup")
+_ENDLESS = ("constant", "step", "exponential", "warmup", "plateau")
 RESCHEDULE = ("keep", "stretch")
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dagnn._version import __version__
 from dagnn.errors import RunError
 from dagnn.training.checkpoint import json_bytes
+from dagnn.training.checkpoint_store import CheckpointStore
 from dagnn.training.config import TrainingConfig
 from dagnn.training.durable import replace_file
 
@@ -163,13 +164,25 @@ def open_run(config: TrainingConfig, resume: bool, processes: "Processes") -> Ru
     return taken[0] if taken else RunDirectory.read(path)
 
 
+def open_checkpoints(run: RunDirectory, config: TrainingConfig) -> CheckpointStore:
+    """The checkpoints of a run, kept as its configuration says."""
+    return CheckpointStore(
+        run.checkpoints_path,
+        run.run_id,
+        keep_last=config.checkpoint.keep_last,
+        keep_best=config.checkpoint.keep_best,
+        mode=config.monitor_mode,
+    )
+
+
 def _run_id(path: Path) -> str:
     _refuse_links(path)
     try:
         run: Any = json.loads((path / _RUN).read_bytes())
         return str(run["run"])
     except FileNotFoundError:
-        raise RunError(f"{path} holds no run: {path / _RUN} is missing; name the directory of a trained run.") from None
+        told = "name the directory of a trained run, or train one: dagnn train."
+        raise RunError(f"{path} holds no run: {path / _RUN} is missing; {told}") from None
     except OSError as error:
         raise RunError(f"cannot read {path / _RUN}: {error.strerror or error}.") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:

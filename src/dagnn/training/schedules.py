@@ -1,7 +1,7 @@
-"""Learning-rate schedules: pure functions of the step, so that a resumed run cannot drift from its curve.
+"""Learning-rate schedules: functions of the step, so that a resumed run cannot drift from its curve.
 
 A schedule gives the *factor* on the base learning rate for the optimizer step with this number (the first
-is 0), and its only state is the step; `ScheduledRates` applies it. With ``T = schedule.steps`` (by default
+is 0); `ScheduledRates` applies it. With ``T = schedule.steps`` (by default
 ``max_steps``), ``W = warmup_steps``, ``S = step_size``, ``g = gamma``, ``f = final_fraction``:
 
     constant        1
@@ -10,6 +10,9 @@ is 0), and its only state is the step; `ScheduledRates` applies it. With ``T = s
     cosine          f + (1 - f) * (1 + cos(pi * min(step, T) / T)) / 2
     warmup          min(1, (step + 1) / W);  1 when W = 0
     warmup_cosine   (step + 1) / W below W, then the cosine from 1 at step W to f at step T
+    plateau         g ** drops: a drop after more than `schedule.patience` evaluations in a row without a better monitor
+
+The drops of a plateau are numbers of the training, saved with it; all other factors depend on the step alone.
 
 Warm-up starts at 1 / W, not 0: a first step with learning rate 0 would be thrown away. Step W - 1 and step W
 both have factor 1, so the two pieces meet without a kink.
@@ -27,14 +30,20 @@ from dagnn.training.config import ScheduleConfig
 Schedule = Callable[[int], float]
 
 
-def make_schedule(config: ScheduleConfig, num_steps: int) -> Schedule:
-    """The factor on the base learning rate as a function of the step, from 0; a cosine ends at ``num_steps``."""
+def make_schedule(config: ScheduleConfig, num_steps: int, drops: Callable[[], int] = lambda: 0) -> Schedule:
+    """The factor on the base learning rate as a function of the step, from 0.
+
+    Args:
+        num_steps: where a cosine ends.
+        drops: of a plateau, so far.
+    """
     schedules: dict[str, Schedule] = {
         "constant": lambda step: 1.0,
         "step": lambda step: config.gamma ** (step // config.step_size),
         "exponential": lambda step: config.gamma**step,
         "cosine": lambda step: cosine(step, num_steps, config.final_fraction),
         "warmup": lambda step: warmup(step, config.warmup_steps),
+        "plateau": lambda step: config.gamma ** drops(),
         "warmup_cosine": lambda step: warmup_cosine(step, num_steps, config.warmup_steps, config.final_fraction),
     }
     return schedules[config.name]
@@ -68,14 +77,15 @@ class ScheduledRates:
     def __init__(self, optimizer: Optimizer, schedule: Schedule, step: int = 0) -> None:
         """The next update uses ``schedule(step)``."""
         self._optimizer, self._schedule, self._step = optimizer, schedule, step
-        self._set()
+        self.set()
 
     def step(self) -> None:
         """After an update."""
         self._step += 1
-        self._set()
+        self.set()
 
-    def _set(self) -> None:
+    def set(self) -> None:
+        """The rates of the next update, again: groups may have been added."""
         factor = self._schedule(self._step)
         for group in self._optimizer.param_groups:
             if "initial_lr" not in group:  # groups may be added

@@ -119,6 +119,8 @@ def convert(wanted: Setting, value: Any) -> Any:
         converted = _converted(wanted.type, value)
         if _is_finite(converted) and wanted.accepts(converted):
             return converted
+    except UnicodeEncodeError:  # of other bytes: it could not be written into config.toml
+        raise ValueError(f"{wanted.key} = {_shown(value)}: allowed is {wanted.allowed}, in UTF-8.") from None
     except (TypeError, ValueError):
         pass
     raise ValueError(f"{wanted.key} = {_shown(value)}: allowed is {wanted.allowed}.")
@@ -182,6 +184,7 @@ def _converted(kind: Any, value: Any) -> Any:
         raise TypeError
     if kind is str:
         if isinstance(value, str):
+            value.encode()
             return value
     elif isinstance(value, str | int) or (kind is float and isinstance(value, float)):
         return kind(value)

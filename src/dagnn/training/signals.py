@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save once, leave; a second signal leaves at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: finish the step, save once, leave; a second signal leaves at once."""
 
 import multiprocessing
 import signal
@@ -9,14 +9,16 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP comes when the terminal is closed; Windows has none.
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_HANGUP = getattr(signal, "SIGHUP", None)
 
 
 class TrainingInterrupted(Exception):
     """Training was stopped from outside; everything up to ``step`` is saved.
 
     Attributes:
-        exit_code: what the process should exit with: 130 after SIGINT, 143 after SIGTERM.
+        exit_code: what the process should exit with: 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP.
         step: optimizer steps made.
         checkpoint: where they are saved; None for a training without a run directory.
     """
@@ -112,8 +114,10 @@ class StopRequest:
 @contextmanager
 def _handlers(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _SIGNALS}
+    if before.get(_HANGUP) is signal.SIG_IGN:
+        del before[_HANGUP]  # nohup: the training is to survive its terminal
     try:
-        for number in _SIGNALS:
+        for number in before:
             signal.signal(number, handle)
         yield
     finally:

@@ -32,6 +32,7 @@ class Tally:
         count = Fraction(0)
         pairs = ((value, 1.0) for value in values) if weights is None else zip(values, weights, strict=True)
         for value, weight in pairs:
+            value = value if isinstance(value, int | float | Fraction) else float(value)  # NumPy's and torch's numbers
             count += Fraction(weight)
             exact = math.isfinite(value) and not isinstance(total, float)
             total = total + Fraction(value) * Fraction(weight) if exact else float(total) + float(value) * weight

@@ -1,17 +1,16 @@
 """Trainer: batch -> forward -> loss -> accumulate -> step, with exact resume."""
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from dagnn.errors import ConfigError, RunError
+from dagnn.errors import RunError
 from dagnn.training.checkpoint import Checkpoint
 from dagnn.training.checkpoint_store import CheckpointStore
 from dagnn.training.clock import Clock
@@ -19,6 +18,8 @@ from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import Counters
 from dagnn.training.ema import WeightAverage
 from dagnn.training.epochs import EpochMeans
+from dagnn.training.evaluating import checked_metrics, evaluated, score_of
+from dagnn.training.iterable_source import as_source
 from dagnn.training.lr_finder import LrCurve, find_lr
 from dagnn.training.metrics import MetricsLog
 from dagnn.training.optimizers import make_optimizer
@@ -30,11 +31,10 @@ from dagnn.training.result import TrainingResult
 from dagnn.training.resumable import Resumable, num_ranks_of
 from dagnn.training.resume import changes, same_training
 from dagnn.training.rng import rng_state, seed_everything, untouched_rng
-from dagnn.training.run_directory import RunDirectory
-from dagnn.training.signals import EvaluationAborted, StopRequest, TrainingInterrupted
+from dagnn.training.run_directory import RunDirectory, open_checkpoints
+from dagnn.training.signals import StopRequest, TrainingInterrupted
 from dagnn.training.source import BatchSource
-from dagnn.training.tally import joined_metrics
-from dagnn.training.tensor_state import unwrapped
+from dagnn.training.tensor_state import check_initialised, flags_of, load_flags, unwrapped
 from dagnn.training.threads import torch_threads
 from dagnn.training.window_step import WindowStep
 
@@ -42,7 +42,7 @@ _MAX_REFUSED_IN_A_ROW = 20
 
 
 class Trainer:
-    """Trains any module on any `BatchSource`, and resumes to the bit.
+    """Trains any module on any `BatchSource` or DataLoader, and resumes to the bit.
 
     `resume`, then `fit`, gives the same weights, optimizer state, averages, random numbers, data and metrics
     rows as never having stopped, wherever it was stopped.
@@ -51,7 +51,8 @@ class Trainer:
     own share of the data: all hold the same weights and decide alike, and the first writes.
 
     Attributes:
-        model, source, config, promotion: as given.
+        model, config, promotion: as given.
+        source: as given, or an `IterableSource` around it.
         optimizer: as given or built.
         stop: ``trainer.stop.request()`` does what Ctrl-C does.
     """
@@ -59,15 +60,15 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: Callable[[nn.Module, Any], Tensor],
-        source: BatchSource[Any],
+        loss_fn: Callable[[nn.Module, Any], Any],
+        source: BatchSource[Any] | Iterable[Any],
         config: TrainingConfig,
         *,
         run: RunDirectory | None = None,
         evaluate: Callable[[nn.Module, int], Mapping[str, Any]] | None = None,
         promotion: LevelPromotion | None = None,
         on_promotion: Callable[[tuple[int, ...]], None] | None = None,
-        weight: Callable[[Any], float] | None = None,
+        weight: Callable[[Any], float | Mapping[str, float]] | None = None,
         optimizer: Optimizer | None = None,
         description: Any = None,
         show_progress: bool = True,
@@ -75,24 +76,29 @@ class Trainer:
         """Nothing is read, written or drawn yet.
 
         Args:
-            loss_fn: ``loss_fn(model, micro_batch)`` gives the mean loss over the micro-batch's items.
-            source: gives ``config.micro_batches`` micro-batches for each optimizer step.
+            loss_fn: ``loss_fn(model, micro_batch)`` gives the mean loss over the micro-batch's items; or ``(loss,
+                weight)``, where only it knows what the mean was divided by; or losses by name, which are added, each
+                with a column ``loss/<name>`` of the metrics.
+            source: gives ``config.micro_batches`` micro-batches for each optimizer step: a `BatchSource`, or a
+                DataLoader or another iterable of micro-batches, then as `IterableSource` says.
             run: where configuration, metrics and checkpoints are kept; None keeps nothing.
             evaluate: ``evaluate(model, step)``, called every ``eval_every`` steps and after the last one, in
-                eval mode, without gradients, with the averaged weights where there are any. Returns JSON values by
-                name: the monitored metric, and ``"accuracy/<level>"`` for promotion; a true ``"finished"`` ends the
-                training; a `Tally` counts as its mean, over the shares of all processes, each of which is asked.
-                What it draws from the generators leaves no trace; a signal may abort it, and the resume then calls
-                it again.
+                eval mode, without gradients, with the averaged weights where there are any. Returns numbers of any
+                kind, or other JSON values, by name: the monitored metric, and ``"accuracy/<level>"`` for promotion; a
+                true ``"finished"`` ends the training; a `Tally` counts as its mean, over the shares of all processes,
+                each of which is asked. What it draws from the generators leaves no trace. Where a signal aborts it, or
+                it fails, the step is saved without it, and the resume calls it again.
             promotion: the rule that opens levels.
             on_promotion: called with the open levels when training starts or resumes (before the source's state
                 is loaded) and whenever a level opens: this is how the source learns what to draw from.
-            weight: items in a micro-batch; None counts its first dimension.
+            weight: items in a micro-batch, or what each named loss is a mean of; None counts its first dimension.
             optimizer: None builds ``config.optimizer``.
             description: JSON value kept in every checkpoint: what is needed to build the model again.
         """
+        check_initialised(model)
+        self._processes = Processes()
         self.model = model
-        self.source = source
+        self.source = as_source(source, seed=config.seed, rank=self._processes.rank)
         self.config = config
         self.promotion = promotion
         self.optimizer = make_optimizer(model, config.optimizer) if optimizer is None else optimizer
@@ -102,17 +108,19 @@ class Trainer:
         self._on_promotion = on_promotion
         self._weight = weight
         self._description = description
-        self._processes = Processes()
         self._show_progress = show_progress and self._processes.is_first
         self._run = run
         self._store = None if run is None else open_checkpoints(run, config)
         self._average = WeightAverage(unwrapped(model), config.ema_decay) if config.ema_decay else None
-        self._parts = Resumable(model, self.optimizer, self._average, source, promotion)
+        self._parts = Resumable(model, self.optimizer, self._average, self.source, promotion)
         self._window: WindowStep | None = None
 
         self._counters = Counters()
         self._epoch = EpochMeans()
         self._started = False
+        self._flags: dict[str, list[str]] | None = None  # of the model when the training stopped in this process
+        self._made = 0  # steps by this trainer
+        self._rehearsed = False
         self._changes: list[tuple[str, dict[str, Any]]] = []  # rows of metrics.jsonl about a resume
         self._saved: tuple[int, int, bool] | None = None
         self._checkpoint: Path | None = None
@@ -134,8 +142,10 @@ class Trainer:
 
         Raises:
             TrainingInterrupted: by a signal, or by ``stop.request()``.
-            RunError: the run cannot be written; or a step was refused and ``non_finite`` is "stop", or too many
-                in a row were. The last checkpoint stays.
+            RunError: the run cannot be written, or (before the first step) something of the model, optimizer or source
+                cannot be kept in a checkpoint; or a step was refused and ``non_finite`` is "stop", or too many in a row
+                were. The last checkpoint stays.
+            ConfigError: the evaluation returned what is no metric, or none that is monitored; the step is saved.
         """
         with ExitStack() as stack:
             stack.enter_context(self.stop.installed())
@@ -155,10 +165,17 @@ class Trainer:
             stack.enter_context(self._clock.running())
             stack.enter_context(self._profiler.running())
             self.model.train()
+            if self._flags is not None:
+                load_flags(self.model, self._flags)
+            if self._ended:
+                self._progress.note(f"no step is left: the training ended at step {self.step}")
             while self._changes:
                 self._write(*self._changes.pop(0))
                 self._counters.save_due = True
-            self._loop()
+            try:
+                self._loop()
+            finally:
+                self._flags = flags_of(self.model)
         return self._result()
 
     def resume(self, step: int | None = None, *, reschedule: str | None = None) -> bool:
@@ -191,6 +208,7 @@ class Trainer:
         self._counters = self._parts.restore(
             checkpoint, self._announce_levels, rank=self._processes.rank, seed=self.config.seed
         )
+        self._flags = flags_of(self.model)
         self._epoch = EpochMeans.from_json(self._counters.epoch)
         self._clock = Clock(checkpoint.clock.get("seconds", 0.0), checkpoint.clock.get("cpu_seconds", 0.0))
         self._processes.by_first(lambda: self._go_on_from(checkpoint.step))
@@ -249,12 +267,17 @@ class Trainer:
         if self._run is not None and self._processes.is_first:
             self._run.store_config(self.config)
         self._processes.same_model(self.model)
+        self._parts.begin()
         seed_everything(self.config.seed, self._processes.rank)
         self._announce_levels()
         self._started = True
 
     def _loop(self) -> None:
         while True:
+            if self._store is not None and not self._rehearsed:
+                # Before the first step, and after it: some optimizers make their state in it.
+                self._parts.check(self._counters, self._description)
+                self._rehearsed = self._made > 0
             if self._counters.evaluation_due:
                 self._run_evaluation()
             # After an aborted evaluation the save stays due, for after the resume: it is to hold the score.
@@ -264,7 +287,7 @@ class Trainer:
             if self._asked_to_stop():
                 self._save()
                 raise TrainingInterrupted(self.stop.taken(), self.step, self._checkpoint)
-            if self.step >= self.config.max_steps or self._stopped_early:
+            if self._ended:
                 return
             self._train_step()
 
@@ -274,6 +297,10 @@ class Trainer:
         if asked:
             self.stop.request(asked[0])
         return bool(asked)
+
+    @property
+    def _ended(self) -> bool:
+        return self.step >= self.config.max_steps or self._stopped_early
 
     @property
     def _stopped_early(self) -> bool:
@@ -296,6 +323,7 @@ class Trainer:
         """The window made a step."""
         counters = self._counters
         counters.step += 1
+        self._made += 1
         counters.refused_in_a_row = 0
         counters.loss = values["loss"]
         if self._average is not None:
@@ -325,18 +353,19 @@ class Trainer:
     def _run_evaluation(self) -> None:
         """Evaluate, record, rank, promote. Aborted by a signal it stays due, for after the resume."""
         assert self._evaluate is not None
-        data = copy.deepcopy(self.source.state_dict())
-        own: Mapping[str, Any] | None = None
-        try:
+        evaluate = self._evaluate
+
+        def own() -> dict[str, Any]:
             with untouched_rng(), self.averaged() as model, torch.no_grad(), self.stop.interruptible():
-                own = dict(self._evaluate(model, self.step))
-        except EvaluationAborted:
-            pass
-        parts = [part for part in self._processes.gather(own) if part is not None]
-        if len(parts) < self._processes.size:
-            self.source.load_state_dict(data)  # an evaluation may weigh examples anew: then it will do so again
+                return checked_metrics(evaluate(model, self.step), self.config, self.promotion)
+
+        try:
+            metrics = evaluated(own, self.source, self._processes)
+        except Exception:
+            self._save()  # the steps are made: an evaluation that fails must not cost them
+            raise
+        if metrics is None:
             return
-        metrics = joined_metrics(parts)
         counters = self._counters
         counters.evaluation_due = False
         counters.evaluation, counters.evaluated_step = metrics, self.step
@@ -344,7 +373,10 @@ class Trainer:
         shown = " ".join(f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, float))
         self._progress.note(f"evaluation at step {self.step}: {shown}")
 
-        score = self._score()
+        score = score_of(metrics, self.config)
+        schedule = self.config.schedule
+        if schedule.name == "plateau" and counters.drop(score, self.config.monitor_mode, schedule.patience):
+            self._progress.note(f"plateau: the learning rate drops to {schedule.gamma**counters.drops:.4g} of its base")
         if score is not None and counters.rank(score, self.config.monitor_mode):
             counters.save_due = counters.save_due or self.config.checkpoint.keep_best > 0
         if score is not None and self.config.early_stopping.patience:
@@ -360,18 +392,8 @@ class Trainer:
             if self.promotion.observe(self.step, {k: float(value) for k, value in given.items() if value is not None}):
                 self._write("promotion", {"level": self.promotion.level, "active": self.promotion.active})
                 self._progress.note(f"level {self.promotion.level} opens at step {self.step}")
-                # A harder level lowers every score: whoever waits for a better one waits anew.
-                counters.waited, counters.waited_from = 0, None
+                counters.wait_anew()
                 self._announce_levels()
-
-    def _score(self) -> float | None:
-        """The monitored metric of the last evaluation; None when it has none and none is needed."""
-        name, metrics = self.config.monitor, self._counters.evaluation
-        if name in metrics:
-            return float(metrics[name])
-        if self.config.checkpoint.keep_best or self.config.early_stopping.patience:
-            raise ConfigError(f"monitor = {name}: the evaluation returned {', '.join(metrics) or 'nothing'}.")
-        return None
 
     def _announce_levels(self) -> None:
         if self.promotion is not None and self._on_promotion is not None:
@@ -401,7 +423,8 @@ class Trainer:
             self._metrics.sync()  # the checkpoint counts on these rows
         self._counters.epoch = self._epoch.to_json()
         state = self._parts.state(self._counters, self._description, generators)
-        score = self._score() if self._counters.evaluated_step == self.step else None
+        evaluated = self._counters.evaluated_step == self.step
+        score = score_of(self._counters.evaluation, self.config) if evaluated else None
         score = score if score is not None and math.isfinite(score) else None
         return self._store.save(
             Checkpoint(self._run.run_id, self.step, score, self._parts.tensors(), state, self._clock.to_json())
@@ -417,30 +440,9 @@ class Trainer:
             self._processes,
             step=self.step,
             weight=self._weight,
+            drops=lambda: self._counters.drops,
         )
 
     def _result(self) -> TrainingResult:
-        counters = self._counters
-        return TrainingResult(
-            step=counters.step,
-            loss=counters.loss,
-            skipped=counters.skipped,
-            evaluation=dict(counters.evaluation),
-            best_score=counters.best_score,
-            best_step=counters.best_step,
-            seconds=self._clock.seconds,
-            cpu_seconds=self._clock.cpu_seconds,
-            checkpoint=self._checkpoint,
-            stopped_early=self._stopped_early and counters.step < self.config.max_steps,
-        )
-
-
-def open_checkpoints(run: RunDirectory, config: TrainingConfig) -> CheckpointStore:
-    """The checkpoints of a run, kept as its configuration says."""
-    return CheckpointStore(
-        run.checkpoints_path,
-        run.run_id,
-        keep_last=config.checkpoint.keep_last,
-        keep_best=config.checkpoint.keep_best,
-        mode=config.monitor_mode,
-    )
+        early = self._stopped_early and self.step < self.config.max_steps
+        return TrainingResult.of(self._counters, self._clock, self._checkpoint, early)

@@ -1,12 +1,12 @@
 """One optimizer step: its micro-batches drawn, computed, accumulated, and the update made or refused."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from dagnn.accumulation import GradientAccumulator
@@ -15,6 +15,7 @@ from dagnn.errors import RunError
 from dagnn.training.compiled import compiled
 from dagnn.training.config import TrainingConfig
 from dagnn.training.epochs import Share
+from dagnn.training.losses import WITHOUT_NAME, Returned
 from dagnn.training.processes import Processes, device_of
 from dagnn.training.schedules import ScheduledRates, make_schedule
 from dagnn.training.source import BatchSource
@@ -42,14 +43,15 @@ class WindowStep:
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: Callable[[nn.Module, Any], Tensor],
+        loss_fn: Callable[[nn.Module, Any], Any],
         source: BatchSource[Any],
         optimizer: Optimizer,
         config: TrainingConfig,
         processes: Processes,
         *,
         step: int,
-        weight: Callable[[Any], float] | None,
+        weight: Callable[[Any], Any] | None,
+        drops: Callable[[], int] = lambda: 0,
     ) -> None:
         """The learning rate starts at its value for ``step``: its position is no state of its own that could differ."""
         self._model = model
@@ -60,11 +62,12 @@ class WindowStep:
         self._count = config.micro_batches
         self._weight = weight
         self._autocast = _autocast(model, config.precision)
+        self._rates = ScheduledRates(optimizer, make_schedule(config.schedule, config.schedule_steps, drops), step)
         self._accumulator = GradientAccumulator(
             model,
             optimizer,
             max_norm=config.max_norm or None,
-            scheduler=ScheduledRates(optimizer, make_schedule(config.schedule, config.schedule_steps), step),
+            scheduler=self._rates,
             process_group=processes.group,
         )
         self._epochs: list[tuple[int | None, bool]] = []
@@ -72,28 +75,30 @@ class WindowStep:
 
     def make(self) -> Outcome:
         """The next window. All processes refuse it, or none."""
+        self._rates.set()  # an evaluation may have dropped the rate, or a group been added
         lr = float(self._optimizer.param_groups[0]["lr"])
-        window, losses, weights = next(self._windows), [], []
+        window, parts = next(self._windows), []
         epochs, self._epochs = self._epochs, []
         for batch in window:
             with self._autocast():
-                loss = self._loss_fn(self._model, batch)
-            window.backward(loss)
-            losses.append(loss.detach())
-            weights.append(float((self._weight or count_items)(batch)))
+                returned = Returned.of(self._loss_fn(self._model, batch))
+            window.backward(returned.loss, returned.weight)
+            weight = (self._weight or count_items)(batch) if returned.weight is None else returned.weight
+            parts.append(returned.parts(weight))
         window.settle()
         self._processes.same_buffers(self._model)
         joined = window.joined
         shares = [
-            Share(epoch, weight * float(loss) if weight else 0.0, weight, last)
-            for (epoch, last), loss, weight in zip(epochs, losses, weights, strict=True)
+            Share(epoch, *first, last, dict(others))
+            for (epoch, last), ((_, first), *others) in zip(epochs, (each.items() for each in parts), strict=True)
         ]
         # A loss may be infinite where every gradient is finite (a saturated clamp): refused as well.
         if not joined.empty and not math.isfinite(joined.loss):
             window.discard()
-            return Outcome(_row(joined.loss, None, lr, None, self._count), "the loss is not finite", shares)
+            row = _row(joined.loss, None, lr, None, self._count, joined.losses)
+            return Outcome(row, "the loss is not finite", shares)
         update = window.step()
-        row = _row(update.loss, update.grad_norm, lr, update.weight, self._count)
+        row = _row(update.loss, update.grad_norm, lr, update.weight, self._count, update.losses)
         refused = _REASONS.get(update.skipped, update.skipped) if update.skipped else None
         return Outcome(row, refused, shares)
 
@@ -119,5 +124,10 @@ def _autocast(model: nn.Module, precision: str) -> Callable[[], AbstractContextM
     return lambda: torch.autocast(device, dtype=torch.bfloat16)
 
 
-def _row(loss: float, grad_norm: float | None, lr: float, weight: float | None, count: int) -> dict[str, Any]:
-    return {"loss": loss, "grad_norm": grad_norm, "lr": lr, "weight": weight, "micro_batches": count}
+def _row(
+    loss: float, grad_norm: float | None, lr: float, weight: float | None, count: int, losses: Mapping[str, float]
+) -> dict[str, Any]:
+    row = {"loss": loss, "grad_norm": grad_norm, "lr": lr, "weight": weight, "micro_batches": count}
+    if losses.keys() <= {WITHOUT_NAME}:
+        return row
+    return {**row, **{f"loss/{name}": each for name, each in losses.items()}}
