@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from dagnn.errors import GraphError
+from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import Dag, DagBatch, collate
 
 
@@ -59,3 +59,10 @@ def test_samples_of_different_structure_are_refused(samples, message):
     with pytest.raises(GraphError) as error:
         collate(samples)
     assert str(error.value) == message
+
+
+@pytest.mark.fault("graphs_and_networks", 8)
+def test_a_batch_is_no_sample():
+    batch = DagBatch.from_dags(GRAPHS)
+    with pytest.raises(DtypeError, match="a sample holds a DagBatch, which is a batch already"):
+        collate([(batch, 1), (batch, 2)])

@@ -11,7 +11,7 @@ from strategies import dags
 
 from dagnn.errors import CheckpointError
 from dagnn.graph import Dag
-from dagnn.nn import DagNN
+from dagnn.nn import DagNN, dag_nn_file
 
 EDGES = [("x", "a"), ("x", "λ"), ("a", "y"), ("λ", "y"), ("s", "y")]
 
@@ -127,3 +127,31 @@ def test_a_failed_save_keeps_what_was_there(tmp_path, monkeypatch):
         network().save(path)
     assert path.read_bytes() == before
     assert [item.name for item in tmp_path.iterdir()] == ["net"]
+
+
+@pytest.mark.fault("graphs_and_networks", 2)
+@pytest.mark.parametrize(("count", "fits"), [(9, True), (10, False)])
+def test_an_earlier_file_whose_names_sorted_otherwise_is_refused(tmp_path, count, fits):
+    # Earlier versions kept 10.0 as a float and sorted it by its text, before 2.0.
+    net = DagNN(Dag([(u, 0.5) for u in range(1, count + 1)], names=[*range(1, count + 1), 0.5]))
+    net.save(tmp_path / "net")
+    tensors = safetensors.torch.load_file(tmp_path / "net")
+    with safetensors.safe_open(tmp_path / "net", "pt") as file:
+        document = json.loads(file.metadata()["dagnn"])
+    dag = json.loads(document["dag"])
+    dag["names"] = list(map(float, dag["names"]))
+    document = json.dumps(document | {"dag": json.dumps(dag)})
+    metadata = {"dagnn": document, "sha256": dag_nn_file._digest(document, tensors)}
+    safetensors.torch.save_file(tensors, tmp_path / "net", metadata)
+    if fits:
+        assert torch.equal(DagNN.load(tmp_path / "net").edge_weight, net.edge_weight)
+    else:
+        with pytest.raises(CheckpointError, match="of an earlier version, which sorted floats as text"):
+            DagNN.load(tmp_path / "net")
+
+
+def test_names_of_every_kind_come_back(tmp_path):
+    names = [3, "a", 0.5, b"b", None, (1, "a"), frozenset({"x", "y", ("z", 2)})]
+    net = DagNN(Dag([(name, "o") for name in names]))
+    net.save(tmp_path / "net")
+    assert DagNN.load(tmp_path / "net").edge_weights() == net.edge_weights()

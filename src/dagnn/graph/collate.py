@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from dagnn.errors import GraphError
+from dagnn.errors import DtypeError, GraphError
 from dagnn.graph.batch import DagBatch
 from dagnn.graph.dag import Dag
 
@@ -21,6 +21,7 @@ def collate(samples: Sequence[Any]) -> Any:
 
     Raises:
         GraphError: no samples, samples of different structure, or Dags that cannot be in one batch.
+        DtypeError: a sample with a `DagBatch` in it.
 
     >>> batch, targets = collate([(Dag([(0, 1)]), 3), (Dag([], 1), 4)])
     >>> batch.num_graphs, targets
@@ -31,6 +32,8 @@ def collate(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if isinstance(first, Dag):
         return DagBatch.from_dags(samples)
+    if isinstance(first, DagBatch):
+        raise DtypeError("a sample holds a DagBatch, which is a batch already: give its graphs, list(batch).")
     if isinstance(first, Mapping):
         _check_same([sorted(map(str, sample)) for sample in samples], "keys")
         return {key: collate([sample[key] for sample in samples]) for key in first}

@@ -24,7 +24,7 @@ def canonical_names(names: Iterable[Any], where: Callable[[int], str] = "names[{
     Raises:
         DtypeError: something that cannot be a name; says which.
     """
-    given = names if isinstance(names, tuple) else tuple(names)
+    given = tuple(names)
     # Their types first, as a set: a million names take 15 ms that way, and ten times as long one by one.
     if set(map(type, given)) <= _PLAIN:
         return given

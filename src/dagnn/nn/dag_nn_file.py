@@ -10,7 +10,7 @@ imported.
 import hashlib
 import json
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import CheckpointError, DagnnError
-from dagnn.graph import Dag
+from dagnn.graph import Dag, json_format
+from dagnn.graph.name_forms import sort_key
 from dagnn.nn.reparametrised import value_of
 
 if TYPE_CHECKING:
@@ -108,11 +109,26 @@ def _parse(path: Path, document: dict[str, Any]) -> Document:
             f"{path} has version {document.get('version')!r}, this dagnn reads version {VERSION}: update dagnn."
         )
     try:
-        dag, bias = Dag.from_json(document["dag"]), document["bias"]
+        arguments, bias = json_format.arguments_from(document["dag"]), document["bias"]
+        dag = Dag(**arguments)
         nodes = bias if isinstance(bias, bool) else [dag.name_of(node) for node in bias]
-        return Document(dag, list(document["activations"]), nodes)
+        parsed = Document(dag, list(document["activations"]), nodes)
     except (DagnnError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{path} holds no valid network: {error}") from error
+    _check_order(path, arguments["names"] or (), dag)
+    return parsed
+
+
+def _check_order(path: Path, written: Sequence[Hashable], dag: Dag) -> None:
+    """Raise CheckpointError if names sort otherwise than when they were written: 10.0 was a text, before 2.0."""
+    if set(map(type, written)) <= {int, str}:
+        return
+    before, now = list(map(sort_key, written)), list(map(sort_key, dag.names or ()))
+    if sorted(range(len(now)), key=before.__getitem__) != sorted(range(len(now)), key=now.__getitem__):
+        raise CheckpointError(
+            f"{path} is of an earlier version, which sorted floats as text: its weights would change places. Load it "
+            "with the version that wrote it, and save it with names that are str or int."
+        )
 
 
 def _indices(mask: Tensor) -> list[int]:
