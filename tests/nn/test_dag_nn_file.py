@@ -152,6 +152,6 @@ def test_an_earlier_file_whose_names_sorted_otherwise_is_refused(tmp_path, count
 
 def test_names_of_every_kind_come_back(tmp_path):
     names = [3, "a", 0.5, b"b", None, (1, "a"), frozenset({"x", "y", ("z", 2)})]
-    net = DagNN(Dag([(name, "o") for name in names]))
+    net = DagNN(Dag([(name, "o") for name in names], names=[*names, "o"]))
     net.save(tmp_path / "net")
     assert DagNN.load(tmp_path / "net").edge_weights() == net.edge_weights()
