@@ -97,6 +97,7 @@ def test_an_output_that_no_input_reached_before_may_stay_so():
     ("arguments", "message"),
     [
         ({}, "either threshold or fraction, got threshold=None and fraction=None"),
+        ({"fraction": "half"}, "either threshold or fraction, got .*fraction='half': give one number"),
         ({"threshold": 1.0, "fraction": 0.5}, "either threshold or fraction"),
         ({"threshold": -1.0}, "threshold must be at least 0, got -1.0"),
         ({"threshold": math.nan}, "threshold must be at least 0, got nan"),
@@ -169,6 +170,7 @@ def test_a_source_keeps_its_bias_when_it_gets_an_edge():
         ([("q", "y")], {"nodes": ["a"]}, GraphError, "'a'"),
         ([], {"nodes": 2}, GraphError, "the nodes of this Dag have names, got nodes=2: list the names"),
         ([("a", "b")], {"weight": [1.0, 2.0]}, ConfigError, r"weight must be a number or 1 numbers"),
+        ([("a", "b")], {"weight": "one"}, ConfigError, r"weight must be a number or 1 numbers, got 'one'"),
         ([("a", "b")], {"activation": "swish"}, ConfigError, "activation must be one of"),
     ],
 )

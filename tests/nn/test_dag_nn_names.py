@@ -80,6 +80,7 @@ def test_setting_takes_any_number_and_leaves_the_rest():
         ({("a", "h"): torch.ones(2)}, DtypeError, r"weights\[\('a', 'h'\)\] must be a real number"),
         ({("a", "h"): 1j}, DtypeError, "must be a real number, got 1j"),
         ({("a", "h"): None}, DtypeError, "must be a real number, got None"),
+        ({("a", "h"): 10**400}, DtypeError, r"weights\[\('a', 'h'\)\] is too large for torch.float64"),
         ([1.0, 2.0], DtypeError, "weights must be a mapping from name to number, got a list"),
     ],
 )

@@ -9,6 +9,7 @@ from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, T
 from dagnn.nn.dag_nn import DagNN
 from dagnn.nn.dag_nn_convert import from_sequential
 from dagnn.nn.dag_nn_edit import StructureChange
+from dagnn.nn.dag_nn_names import NamedParameters
 from dagnn.nn.dag_sweep import DagSweep
 from dagnn.nn.edit_scripts import EditScripts
 from dagnn.nn.embedding import Embedding
@@ -39,6 +40,7 @@ __all__ = [
     "LearnableModule",
     "MessagePassing",
     "MultiHeadAttention",
+    "NamedParameters",
     "NodeAttention",
     "NodeDecoder",
     "NodeHead",

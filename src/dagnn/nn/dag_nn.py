@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dagnn import kernels
-from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.graph.lasting import lasting
 from dagnn.kernels.activations import check_activation
@@ -309,9 +309,7 @@ class DagNN(NamedParameters):
         check_own(self, _PARAMETERS, "grow")
         check_activation(activation)
         dag, new = dag_nn_edit.with_more(self, edges, nodes)
-        values = torch.as_tensor(weight, dtype=self.edge_weight.dtype, device=self.edge_weight.device)
-        if values.dim() > 1 or (values.dim() == 1 and len(values) != len(new)):
-            raise ConfigError(f"weight must be a number or {len(new)} numbers, got the shape {list(values.shape)}.")
+        values = dag_nn_edit.new_weights(weight, len(new), self.edge_weight)
         activations = self.activations + [activation] * (dag.num_nodes - self.dag.num_nodes)
         change = self._changed(dag, activations)
         slots = self._layout.slots_of(torch.from_numpy(new))

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -123,9 +124,11 @@ def kept_by_prune(net: "DagNN", threshold: float | None, fraction: float | None)
     Raises:
         ConfigError: not exactly one of ``threshold`` and ``fraction``, or one out of range.
     """
-    if (threshold is None) == (fraction is None):
+    given = [value for value in (threshold, fraction) if value is not None]
+    if len(given) != 1 or not isinstance(given[0], Real | Tensor):
         raise ConfigError(
-            f"prune needs either threshold or fraction, got threshold={threshold!r} and fraction={fraction!r}."
+            f"prune needs either threshold or fraction, got threshold={threshold!r} and fraction={fraction!r}: "
+            "give one number."
         )
     if net.edge_weight.is_meta:
         raise ConfigError(
@@ -216,6 +219,17 @@ def with_more(
         node_attributes=dag.node_attributes,
     )
     return grown, new
+
+
+def new_weights(weight: object, count: int, like: Tensor) -> Tensor:
+    """One number, or ``count`` numbers, of the dtype and on the device of ``like``."""
+    try:
+        values = torch.as_tensor(weight, dtype=like.dtype, device=like.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"weight must be a number or {count} numbers, got {weight!r}.") from error
+    if values.dim() > 1 or (values.dim() == 1 and len(values) != count):
+        raise ConfigError(f"weight must be a number or {count} numbers, got the shape {list(values.shape)}.")
+    return values
 
 
 def _more_nodes(dag: Dag, nodes: Sequence[Hashable] | int) -> tuple[int, tuple[Hashable, ...] | None]:

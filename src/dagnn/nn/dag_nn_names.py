@@ -15,7 +15,7 @@ from dagnn.nn.reparametrised import check_own, value_of
 
 
 class NamedParameters(LearnableModule):
-    """What `DagNN` offers by name, of its vectors of weights and biases."""
+    """What a `DagNN` offers by name: its weights, biases and gradients."""
 
     edge_weight: nn.Parameter
     bias: nn.Parameter
@@ -45,7 +45,7 @@ class NamedParameters(LearnableModule):
 
         Raises:
             GraphError: an unknown node, or no such edge. Nothing has changed then, as with every error.
-            DtypeError: a value that is no real number, or no mapping.
+            DtypeError: a value that is no real number, or one too large for the dtype; no mapping.
             ConfigError: the weights are computed from others, as by ``torch.nn.utils.parametrize``.
         """
         check_own(self, ("edge_weight",), "set_weights")
@@ -106,18 +106,21 @@ def _assign(parameter: Tensor, values: Mapping[Any, Any], slot_of: Callable[[Any
     """Write every value into the slot of its name, in place; nothing is written if one is wrong."""
     if not isinstance(values, Mapping) and not hasattr(values, "items"):
         raise DtypeError(f"{argument} must be a mapping from name to number, got a {type(values).__name__}.")
-    number_at = {slot_of(name): _number(name, value, argument) for name, value in values.items()}
+    number_at = {slot_of(name): _number(name, value, argument, parameter.dtype) for name, value in values.items()}
     with torch.no_grad():
         slots = torch.tensor(list(number_at), dtype=torch.int64, device=parameter.device)
         numbers = torch.tensor(list(number_at.values()), dtype=parameter.dtype, device=parameter.device)
         parameter.index_copy_(0, slots, numbers)
 
 
-def _number(name: Hashable, value: Any, argument: str) -> float:
+def _number(name: Hashable, value: Any, argument: str, dtype: torch.dtype) -> float:
     if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) == 1:
         value = value.item()
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise DtypeError(f"{argument}[{name!r}] must be a real number, got {value!r}.")
+    largest = torch.finfo(dtype).max
+    if largest < abs(value) < math.inf:
+        raise DtypeError(f"{argument}[{name!r}] is too large for {dtype}, whose largest number is {largest:.4g}.")
     return float(value)
