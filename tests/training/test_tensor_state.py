@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from dagnn.errors import CheckpointError, RunError
+from dagnn.graph import Dag
+from dagnn.nn import DagNN
 from dagnn.training.config import OPTIMIZERS, OptimizerConfig
 from dagnn.training.optimizers import make_optimizer
 from dagnn.training.tensor_state import (
@@ -216,3 +218,20 @@ def test_names_are_those_of_the_module_inside():
 
     holder = Holder()
     assert unwrapped(holder) is holder
+
+
+@pytest.mark.fault("graphs_and_networks", 5)
+def test_a_checkpoint_knows_whose_edges_its_weights_are_and_an_earlier_one_is_taken():
+    def model(edges):
+        return nn.Sequential(DagNN(Dag(edges)), nn.Linear(1, 1))
+
+    one, other = model([("a", "h"), ("b", "h"), ("h", "y")]), model([("a", "h"), ("h", "y"), ("b", "y")])
+    tensors = model_tensors(one)
+    before = copy.deepcopy(model_tensors(other))
+    with pytest.raises(CheckpointError, match="only the state dict has the edge 'b' -> 'h'"):
+        load_model(other, tensors)
+    assert all(torch.equal(value, before[name]) for name, value in model_tensors(other).items())
+    del tensors["0._extra_state"]
+    twin = model([("h", "y"), ("b", "h"), ("a", "h")])
+    load_model(twin, tensors)
+    assert twin[0].edge_weights() == one[0].edge_weights()

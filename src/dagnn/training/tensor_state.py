@@ -44,6 +44,8 @@ def check_tensors(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str
         CheckpointError: they differ; the message names the first that does.
     """
     for name in (*wanted, *saved):
+        if name not in saved and name.rpartition(".")[2] == "_extra_state":
+            continue  # load_state_dict knows whether the module can do without
         if name not in saved or name not in wanted:
             who = "the checkpoint lacks" if name not in saved else "only the checkpoint has"
             raise CheckpointError(f"the checkpoint is of another {what}: {who} {name}.")
