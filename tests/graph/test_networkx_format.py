@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from names import disguised, named_graph, spelled
 from strategies import dags
 
 from dagnn.errors import CycleError, DtypeError, GraphError
@@ -103,6 +104,25 @@ def test_data_that_only_some_have_is_refused():
         "edge a -> b has the data 'w' but edge b -> c has not: give it to all, or choose what to read, as in "
         "edge_attributes=[]."
     )
+
+
+@pytest.mark.fault("graphs_and_networks", 1, 14)
+@given(st.integers(0, 10_000), st.randoms(use_true_random=False))
+def test_names_in_disguise_come_and_go(seed, rng):
+    names, edges = named_graph(seed)
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(disguised(name, rng) for name in names)
+    graph.add_edges_from((disguised(names[u], rng), disguised(names[v], rng)) for u, v in edges)
+    dag = Dag.from_networkx(graph)
+    assert list(map(spelled, dag.names or range(dag.num_nodes))) == list(map(spelled, names))
+    assert dag.edges.tolist() == sorted(map(list, edges), key=lambda edge: (edge[1], edge[0]))
+    assert Dag.from_networkx(dag.to_networkx()) == dag
+    assert Dag.from_json(dag.to_json()) == dag
+
+
+def test_one_graph_is_no_list_of_graphs():
+    with pytest.raises(DtypeError, match=r"needs a list of graphs, got one: use Dag\.from_networkx"):
+        DagBatch.from_networkx(networkx.DiGraph([(0, 1)]))
 
 
 @pytest.mark.fault("graphs_and_networks", 15)

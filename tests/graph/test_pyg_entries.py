@@ -100,3 +100,10 @@ def test_names_of_a_batch_are_those_of_its_graphs():
     with pytest.raises(DtypeError, match="cannot name a node"):
         DagBatch.from_pyg(joined([chain(1, names=[object()])]))
     assert DagBatch.from_pyg(joined([chain(1, names="methane"), chain(2, names="ethane")])).names is None
+
+
+@pytest.mark.fault("graphs_and_networks", 8)
+def test_a_batch_is_not_one_graph():
+    with pytest.raises(DtypeError, match=r"needs a single graph, got a Batch of 2: use DagBatch\.from_pyg"):
+        Dag.from_pyg(joined([chain(2), chain(3)]))
+    assert Dag.from_pyg(joined([chain(3)])).num_nodes == 3

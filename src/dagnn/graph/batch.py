@@ -123,6 +123,8 @@ class DagBatch:
         edge_attributes: Iterable[str] | None = None,
     ) -> Self:
         """The union of NetworkX graphs, each read as by `Dag.from_networkx`."""
+        if hasattr(graphs, "nodes"):  # iterating, it would yield its nodes
+            raise DtypeError("DagBatch.from_networkx needs a list of graphs, got one: use Dag.from_networkx for it.")
         chosen: dict[str, Any] = {"node_attributes": node_attributes, "edge_attributes": edge_attributes}
         return cls.from_dags(Dag.from_networkx(graph, **chosen) for graph in graphs)
 

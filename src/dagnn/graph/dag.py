@@ -213,10 +213,11 @@ class Dag(Content):
             node_attributes, edge_attributes: which of them to read, by the name here; by default all.
 
         Raises:
-            DtypeError: something without an ``edge_index`` of its own, such as ``HeteroData``.
+            DtypeError: something without an ``edge_index`` of its own, such as ``HeteroData``, or several graphs.
             GraphError: an attribute that is not there, or an ``edge_...`` without one value per edge.
             CycleError: the edges form a cycle.
         """
+        pyg_format.check_is_one_graph(data)
         return cls(**pyg_format.arguments_from(data, node_attributes, edge_attributes))
 
     @classmethod

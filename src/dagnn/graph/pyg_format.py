@@ -63,6 +63,13 @@ def arguments_from(
     }
 
 
+def check_is_one_graph(data: Any) -> None:
+    """DtypeError for a `Batch` of several graphs, which would pass for one large graph."""
+    ptr = getattr(data, "ptr", None)
+    if isinstance(ptr, Tensor) and ptr.ndim == 1 and len(ptr) > 2:
+        raise DtypeError(f"Dag.from_pyg needs a single graph, got a Batch of {len(ptr) - 1}: use DagBatch.from_pyg.")
+
+
 class _Entries:
     """The entries of a `Data` or `Batch`, as they were before PyG joined them.
 
