@@ -207,6 +207,7 @@ def test_floats_are_names_where_numbers_are():
     dag = Dag([(1.5, 2.5), (1.5, 3)], names=[1.5, 2.5, 3])
     assert dag.edges.tolist() == [[0, 1], [0, 2]]
     assert Dag.from_networkx(dag.to_networkx()) == dag
+    assert dag == Dag(np.array([[1.5, 2.5], [1.5, 3.0]]), names=np.array([1.5, 2.5, 3]), outputs=np.array([2.5, 3.0]))
     with pytest.raises(GraphError, match=r"edge 0 is 0 -> 1, but 0 is not among the names 1.5, 2.5"):
         Dag([(0, 1)], names=[1.5, 2.5])
     for edges in ([(1.5, 2.5)], [("a", 2.5)], [(True, False)]):

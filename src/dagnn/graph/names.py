@@ -54,7 +54,7 @@ class NodeNames:
 
         A tensor or array of ints holds indices, one of bools is a mask; any other iterable holds names.
         """
-        if isinstance(nodes, np.ndarray) and not is_numeric(nodes):
+        if _holds_names(nodes, have_numbers=self.has_numbers):
             nodes = nodes.tolist()
         if isinstance(nodes, Tensor | np.ndarray):
             if nodes.dtype in (torch.bool, np.bool_) and list(nodes.shape) == [self.num_nodes]:
@@ -79,7 +79,7 @@ class NodeNames:
 
     def ends_of(self, edges: Any, argument: str) -> NDArray[np.int64]:
         """int64 ``[n, 2]``: the nodes of edges given as pairs of names, or by index as a tensor or array of ints."""
-        if isinstance(edges, np.ndarray) and not is_numeric(edges):
+        if _holds_names(edges, have_numbers=self.has_numbers):
             edges = edges.tolist()
         if isinstance(edges, Tensor | np.ndarray):
             check_edges(edges, None)
@@ -134,9 +134,9 @@ def has_number(names: tuple[Hashable, ...]) -> bool:
     return not {int, float}.isdisjoint(map(type, names))
 
 
-def is_numeric(values: Tensor | NDArray[Any]) -> bool:
-    """Does the tensor or array hold numbers, rather than names: str, bytes or objects?"""
-    return isinstance(values, Tensor) or values.dtype.kind in "biufcmM"
+def _holds_names(values: Any, *, have_numbers: bool) -> bool:
+    """Is it an array of names rather than of indices: text, objects, or floats where names are numbers?"""
+    return isinstance(values, np.ndarray) and values.dtype.kind not in ("biucmM" if have_numbers else "biufcmM")
 
 
 def read_edges(
@@ -151,7 +151,7 @@ def read_edges(
         edges = edges.to_numpy().tolist()
     if np.ma.is_masked(edges):
         raise GraphError("edges has masked entries, which are no nodes: drop those rows.")
-    if isinstance(edges, Tensor | np.ndarray) and is_numeric(edges):
+    if isinstance(edges, Tensor | np.ndarray) and not _holds_names(edges, have_numbers=has_number(names or ())):
         rows, known = edges, names
     else:
         rows, known = _read_pairs(edges, names)
