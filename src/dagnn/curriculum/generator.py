@@ -248,6 +248,7 @@ def _derivative(expr: Expr, largest: int) -> Expr:
     refuse_undefined(expr[1])  # (log -2) beside an x: values are real
     function = simplify(expr[1])
     result = derivative(function, expr[2])
+    refuse_undefined(result)  # (log -2) from (^ -2 x)
     refuse_large_numbers(function)
     if size(result) > largest:
         raise Dropped(TOO_LARGE)

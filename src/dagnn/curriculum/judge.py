@@ -1,6 +1,7 @@
 """The engine's word on an answer: right or wrong, and why. The answer may come from a network and be anything."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 from dagnn.curriculum.decimals import same_decimal
 from dagnn.curriculum.exact.answer import answer as exact_answer
@@ -13,8 +14,10 @@ from dagnn.curriculum.expression import FUNCTIONS, Expr, check, from_fraction, n
 from dagnn.curriculum.levels import level_spec
 from dagnn.errors import ExpressionError
 
-# An answer of a generated sample has at most 200 nodes; a runaway one must not take seconds to refuse.
-LARGEST_ANSWER = 2_000
+# An answer of a generated sample has at most 200 nodes; a runaway one must not take seconds to refuse. A sum is quickly
+# judged, while a product of n factors has a derivative of n^2.
+LARGEST_ANSWER = 25_000
+LARGEST_TERM = 1_000
 
 _PLAIN_OPERATORS = frozenset(("+", "-", "*", "/", "^", *FUNCTIONS))
 
@@ -86,8 +89,22 @@ def _garbage(answer: object) -> str | None:
         return f"no expression: {error}"
     if size(answer) > LARGEST_ANSWER:
         return f"more than {LARGEST_ANSWER:,} nodes"
+    if size(answer) > LARGEST_TERM and any(size(term) > LARGEST_TERM for term in _terms(answer)):
+        return f"a term of more than {LARGEST_TERM:,} nodes"
     left = _left_over(answer)
     return None if left is None else f"not worked out: {left} is left"
+
+
+def _terms(answer: Expr) -> list[Expr]:
+    """What is added up, however deep the sum."""
+    terms, waiting = [], [answer]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tuple) and item[0] in ("+", "-"):
+            waiting += item[1:]
+        else:
+            terms.append(item)
+    return terms
 
 
 def is_worked_out(answer: Expr, level: int | None = None) -> bool:
@@ -143,6 +160,8 @@ def _judge_antiderivative(expression: Expr, given: Expr) -> Verdict:
         slope = derivative(simplify(to_binary(given)), symbol)
     except (ExpressionError, RecursionError) as error:
         return Verdict(False, f"cannot be differentiated: {error}")
+    if next(islice(walk(slope), LARGEST_ANSWER, None), None) is not None:
+        return Verdict(False, f"its derivative has more than {LARGEST_ANSWER:,} nodes")
     return _judge_equivalence(
         integrand, slope, "its derivative is the integrand", f"its derivative is not {place(integrand)}"
     )

@@ -9,7 +9,7 @@ from math import gcd
 from typing import Literal
 
 from dagnn.curriculum.expression import CONSTANTS, Expr, is_decimal
-from dagnn.errors import ConfigError
+from dagnn.errors import ConfigError, ExpressionError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -30,8 +30,14 @@ def split_of(expr: Expr) -> Split:
 
     Numbers belong to training, reduced fractions too: ``(/ 7 3)`` is its own answer, and if it were held out, no
     training expression could contain 7/3.
+
+    Raises:
+        ExpressionError: nested too deep.
     """
-    return "train" if _is_number(expr) else _split_of_text(canonical_text(expr))
+    try:
+        return "train" if _is_number(expr) else _split_of_text(canonical_text(expr))
+    except RecursionError:
+        raise ExpressionError("the expression is nested too deep: split it.") from None
 
 
 def has_held_out_part(expr: Expr) -> bool:

@@ -112,7 +112,7 @@ def test_a_continuous_integrand_has_its_integral(text, value):
 
 
 @pytest.mark.fault("curriculum", 2)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["(/ 1 (+ (* {a} x) {b}))", "(tan (+ (* {a} x) {b}))", "(log (+ (* {a} x) {b}))",
                      "(/ (cos x) (+ {b} (* {a} (sin x))))", "(/ (exp x) (+ (* {a} (exp x)) {b}))",
@@ -140,7 +140,7 @@ def test_an_integral_that_is_given_is_that_of_quadrature(form, a, b, lower, uppe
             return mpmath.cos(x) / (b + a * mpmath.sin(x))
         return mpmath.exp(x) / (a * mpmath.exp(x) + b) if "exp" in form else 1 / inner
 
-    area = mpmath.quad(value, mpmath.linspace(lower, upper, 17))
+    area = mpmath.quad(value, mpmath.linspace(lower, upper, 5))
     assert abs(mpmath.mpf(given_) - area) <= 0.006 * abs(area) + 1e-9
 
 

@@ -1,14 +1,22 @@
-"""Exact mathematics on expressions: one file per subject, and ``answer`` in front of them all."""
+"""Exact mathematics on expressions: one file per subject, and ``answer`` in front of them all.
 
+Each takes sums of 10,000 terms, and refuses what is nested deeper than Python recurses.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from dagnn.curriculum.exact import derivative as _derivative
+from dagnn.curriculum.exact import equation as _equation
+from dagnn.curriculum.exact import equivalence as _equivalence
+from dagnn.curriculum.exact import evaluate as _evaluate
+from dagnn.curriculum.exact import integral as _integral
+from dagnn.curriculum.exact import precise as _precise
+from dagnn.curriculum.exact import simplify as _simplify
+from dagnn.curriculum.exact import substitute as _substitute
 from dagnn.curriculum.exact.answer import answer
-from dagnn.curriculum.exact.derivative import derivative
-from dagnn.curriculum.exact.equation import rational_roots, solve
-from dagnn.curriculum.exact.equivalence import equivalent
-from dagnn.curriculum.exact.evaluate import evaluate
-from dagnn.curriculum.exact.integral import antiderivative, definite_integral
-from dagnn.curriculum.exact.precise import approximate
-from dagnn.curriculum.exact.simplify import simplify
-from dagnn.curriculum.exact.substitute import substitute
+from dagnn.errors import ExpressionError
 
 __all__ = [
     "answer",
@@ -23,3 +31,31 @@ __all__ = [
     "solve",
     "substitute",
 ]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _shallow(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """The function, refusing in words what is nested too deep for it."""
+
+    @wraps(function)
+    def refusing(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except RecursionError:
+            raise ExpressionError("the expression is nested too deep: split it.") from None
+
+    return refusing
+
+
+antiderivative = _shallow(_integral.antiderivative)
+approximate = _shallow(_precise.approximate)
+definite_integral = _shallow(_integral.definite_integral)
+derivative = _shallow(_derivative.derivative)
+equivalent = _shallow(_equivalence.equivalent)
+evaluate = _shallow(_evaluate.evaluate)
+rational_roots = _shallow(_equation.rational_roots)
+simplify = _shallow(_simplify.simplify)
+solve = _shallow(_equation.solve)
+substitute = _shallow(_substitute.substitute)

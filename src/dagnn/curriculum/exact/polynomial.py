@@ -5,7 +5,7 @@ from itertools import pairwise, zip_longest
 
 from dagnn.curriculum.exact.evaluate import DomainError, checked_size, evaluate, place
 from dagnn.curriculum.exact.simplify import add, as_number, multiply, raise_to, simplify
-from dagnn.curriculum.expression import CONSTANTS, Expr, free_symbols, from_fraction, number_of
+from dagnn.curriculum.expression import CONSTANTS, Expr, free_symbols, from_fraction, left_spine, number_of
 from dagnn.errors import ExpressionError
 
 # Coefficients from the constant up, without trailing zeros: [5, 2] is 2 x + 5, [] is 0.
@@ -35,6 +35,27 @@ def rational_function_of(expr: Expr, symbol: str) -> tuple[Polynomial, Polynomia
     Raises:
         ExpressionError: not a rational function of ``symbol`` with rational coefficients, or a degree above 64.
     """
+    first, chain = left_spine(expr, ("+", "-", "*", "/"))
+    numerator, denominator = _of_leaf_or_function(first, symbol)
+    for item in chain:
+        head = item[0]
+        for operand in item[2:]:
+            top, bottom = rational_function_of(operand, symbol)
+            if head == "*":
+                numerator, denominator = times(numerator, top), times(denominator, bottom)
+            elif head == "/":
+                if not top:
+                    raise DomainError(f"division by zero at {place(item)}.")
+                numerator, denominator = times(numerator, bottom), times(denominator, top)
+            elif denominator == bottom:
+                numerator = plus(numerator, top, -1 if head == "-" else 1)
+            else:
+                numerator = plus(times(numerator, bottom), times(top, denominator), -1 if head == "-" else 1)
+                denominator = times(denominator, bottom)
+    return numerator, denominator
+
+
+def _of_leaf_or_function(expr: Expr, symbol: str) -> tuple[Polynomial, Polynomial]:
     number = number_of(expr)
     if number is not None:
         return _trimmed([number]), [Fraction(1)]
@@ -45,31 +66,15 @@ def rational_function_of(expr: Expr, symbol: str) -> tuple[Polynomial, Polynomia
             raise ExpressionError(f"{expr} has no rational value: bind it with (subst E {expr} value).")
         return [Fraction(0), Fraction(1)], [Fraction(1)]
     assert isinstance(expr, tuple)
-    head = expr[0]
-    if head == "^":
+    if expr[0] == "^":
         return _power(expr, symbol)
-    if head not in ("+", "-", "*", "/"):
-        constant = as_number(simplify(expr))  # (sqrt 4)
-        if constant is not None:
-            return _trimmed([Fraction(constant)]), [Fraction(1)]
-        raise ExpressionError(f"{place(expr)} is not a polynomial in {symbol}.")
-    numerator, denominator = rational_function_of(expr[1], symbol)
-    if len(expr) == 2:
+    if expr[0] == "-":
+        numerator, denominator = rational_function_of(expr[1], symbol)
         return [-c for c in numerator], denominator
-    for operand in expr[2:]:
-        top, bottom = rational_function_of(operand, symbol)
-        if head == "*":
-            numerator, denominator = times(numerator, top), times(denominator, bottom)
-        elif head == "/":
-            if not top:
-                raise DomainError(f"division by zero at {place(expr)}.")
-            numerator, denominator = times(numerator, bottom), times(denominator, top)
-        elif denominator == bottom:
-            numerator = plus(numerator, top, -1 if head == "-" else 1)
-        else:
-            numerator = plus(times(numerator, bottom), times(top, denominator), -1 if head == "-" else 1)
-            denominator = times(denominator, bottom)
-    return numerator, denominator
+    constant = as_number(simplify(expr))  # (sqrt 4)
+    if constant is None:
+        raise ExpressionError(f"{place(expr)} is not a polynomial in {symbol}.")
+    return _trimmed([Fraction(constant)]), [Fraction(1)]
 
 
 def plus(a: Polynomial, b: Polynomial, sign: int = 1) -> Polynomial:
