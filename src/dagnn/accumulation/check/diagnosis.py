@@ -31,12 +31,18 @@ def diagnose_equal(found: Weights, k: int, size: int) -> list[Cause]:
         if close(ratios, constant, found.tolerance) and _are_counts(totals, k):
             text = f"the first two steps are {_list(totals[:2])} times too large: sums that are never divided."
             return [*causes, cause(Kind.SUM_LOSS, text)]
+        counted = [c for w, js in enumerate(found.windows) for c in (fresh[w][j] for j in js)]
+        if k > 1 and close(counted, [1.0] * len(counted), found.tolerance):
+            text = (
+                f"each micro-batch counts 1, where {_list(found.shares[0])} are right: losses are added, not averaged."
+            )
+            return [*causes, cause(Kind.NOT_SCALED, text)]
         came = [
             found.incoming[w][j] / s
             for w, js in enumerate(found.windows)
             for j, s in zip(js, found.shares[w], strict=True)
         ]
-        if close(came, came[:1] * len(came), found.tolerance):
+        if close(came, [1.0] * len(came), found.tolerance):
             text = "what backward passes gave is right, but was changed in .grad before the window was complete."
             return [*causes, cause(Kind.CLIP_PER_MICRO_BATCH, text)]
         causes.append(
@@ -159,8 +165,7 @@ def _pattern_causes(found: Weights, supports: list[list[int]]) -> list[Cause]:
 def _are_counts(ratios: Sequence[float], k: int) -> bool:
     """Numbers of items or tokens, or those divided by the number of micro-batches."""
     return any(
-        all(r * times > 1.5 and abs(r * times - round(r * times)) < 1e-4 * r * times for r in ratios)
-        for times in (1, k)
+        all(r > 1.5 and abs(r * times - round(r * times)) < 1e-4 * r * times for r in ratios) for times in (1, k)
     )
 
 

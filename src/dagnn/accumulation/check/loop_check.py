@@ -175,7 +175,7 @@ class _Checker:
         if wrong is None or shown is None:
             return causes
         for one in self._loop.examine(Layout.of([self._size - 1] * len(layout.sizes), self._k)):
-            if one.held == shown.held and len(one.steps) == len(shown.steps):
+            if one.held == shown.held and len(one.steps) == len(shown.steps) > 0:
                 before, after = (ratio_of(e.steps[0], e.expected[0])[0] for e in (shown, one))
                 times = f"the gradient is {before:.4g} times that of the full batch's mean"
                 better = cause(Kind.WRONG_SCALE, f"{times}.")

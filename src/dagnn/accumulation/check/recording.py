@@ -36,6 +36,7 @@ class Recording:
     incoming_left: Gradients = field(default_factory=list)
     scheduler_steps: int = 0  # of the scheduler that stepped most
     rates: list[float] = field(default_factory=list)  # the learning rate at each step of the first group
+    random: bool = False  # torch's generator was drawn from
     rate_moves: bool = False  # it took several values within one window
     scaled: bool = False  # a GradScaler was at work
     unscaled: bool = False  # a GradScaler was there, but disabled
@@ -67,6 +68,7 @@ def record(
         ConfigError: it steps another model than the one it gets, or moves parameters without an optimizer.
     """
     subject.reset()
+    random_state = torch.get_rng_state()
     watch = _Watch(subject, train_step, scale, loss_scale)
     try:
         with watch, subject.computing():
@@ -81,7 +83,9 @@ def record(
     except Exception as error:
         text = str(error).strip().partition("\n")[0][:300]
         raise AccumulationError(f"the loop could not be run, it raised {type(error).__name__}: {text}") from error
-    return watch.result()
+    result = watch.result()
+    result.random = not torch.equal(torch.get_rng_state(), random_state)
+    return result
 
 
 def num_arguments(train_step: TrainStep) -> int:

@@ -169,8 +169,8 @@ class Subject:
             for p, g in zip(self.parameters, gradient, strict=True):
                 if g is not None:
                     p.data.add_((g * (sign * step / norm)).to(p.dtype))
-            with self.computing(), torch.no_grad():
-                losses.append(float(self.loss(self.batch).real))
+            with self.computing():  # with autograd: a gradient penalty needs it
+                losses.append(float(self.loss(self.batch).detach().real))
         self.reset()
         return (losses[0] - losses[1]) / (2 * step)
 

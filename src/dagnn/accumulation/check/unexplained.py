@@ -133,10 +133,14 @@ def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> l
     slack = max(1e-6, 10 * loop.tolerance)
     ratio, rest = ratio_of(whole[0], examined.expected[0])
     if rest <= slack:
-        scale = [] if abs(ratio - 1) <= slack else [scale_cause(ratio, k, size, slack)]
-        return [*scale, coupled()]
+        return [coupled() if abs(ratio - 1) <= slack else scale_cause(ratio, k, size, slack)]
     if relative_error(ours[0], whole[0]) > slack:
-        return [coupled()]
+        backwards = next((g.steps for g in loop.groups(layout, SMALL, backwards=True) if g.held == examined.held), ours)
+        if relative_error(backwards[0], ours[0]) <= slack:
+            return [coupled()]
+        return [
+            cause(Kind.OTHER_LOSS, "the step depends on the order of the micro-batches: not all have the same loss.")
+        ]
     if k > 1:
         _, wholes = loop.compare_with_whole_windows(Layout.of([size] * (k + 1), k), SMALL)
         alone = next((g.steps for g in wholes if g.held == examined.held), [])
