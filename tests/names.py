@@ -16,6 +16,7 @@ import numpy as np
 
 from dagnn.graph import Dag
 from dagnn.nn.parameter_layout import ParameterLayout
+from dagnn.nn.state_record import record_of
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -91,12 +92,14 @@ def declared(names: list[Any], edges: list[tuple[int, int]], rng: random.Random,
 
 
 def digest(seed: int, count: int = 150) -> str:
-    """Of the names of all slots of many graphs."""
+    """Of the names of all slots of many graphs, and of what a state dict would say of them."""
     rng, text = random.Random(seed), list[str]()
     for number in range(count):
         layout = ParameterLayout(declared(*named_graph(number), rng, renumber=True), True)
         for u, v in layout.edge_names():
             text.append(f"{spelled(u)} -> {spelled(v)}")
+        text += map(spelled, layout.bias_names())
+        text.append(str(record_of(layout).tolist()))  # what a state dict says of it
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 
