@@ -1,7 +1,12 @@
 """Progress: a bar on a terminal that starts where the run stands, plain lines elsewhere."""
 
 import io
+import sys
 
+import pytest
+from plain_training import Cycle, config, data, linear, mse
+
+from dagnn.training import RunDirectory, Trainer
 from dagnn.training.progress import Progress
 
 
@@ -52,3 +57,58 @@ def test_hidden_progress_writes_nothing():
         progress.note("x")
         progress.close()
         assert stream.getvalue() == ""
+
+
+class Broken(io.StringIO):
+    """A stream whose reader goes away after some writes."""
+
+    def __init__(self, after=0, error=BrokenPipeError, terminal=False):
+        super().__init__()
+        self.left, self.error, self.terminal = after, error, terminal
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().write(text)
+
+    def flush(self):
+        if self.left < 0:
+            raise self.error
+
+
+@pytest.mark.fault("training_and_command", 6)
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError(5, "Input/output error"), ValueError("closed")])
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_reader_that_goes_away_stops_nothing(monkeypatch, tmp_path, after, error, terminal):
+    monkeypatch.setattr(sys, "stderr", Broken(after, error, terminal))
+    settings = config(max_steps=6, eval_every=2)
+    with RunDirectory.create(tmp_path / "run", settings) as run:
+        evaluate = lambda model, step: {"accuracy": 0.5}  # noqa: E731
+        result = Trainer(linear(), mse, Cycle(data(4)), settings, run=run, evaluate=evaluate).fit()
+    assert result.step == 6 and result.checkpoint.exists()
+
+
+@pytest.mark.fault("training_and_command", 7)
+def test_training_without_streams_and_in_any_encoding(monkeypatch):
+    def trained():
+        evaluate = lambda model, step: {"accuracy": 0.5, "ünïcode\udcff": 0.25}  # noqa: E731
+        settings = config(max_steps=2, eval_every=1)
+        assert Trainer(linear(), mse, Cycle(data(4)), settings, evaluate=evaluate).fit().step == 2
+
+    monkeypatch.setattr(sys, "stderr", None)
+    trained()
+    for encoding in ("ascii", "latin-1", "utf-8", "utf-16"):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written, encoding=encoding, errors="strict"))
+        trained()
+        sys.stderr.flush()
+        assert "step 2/2" in written.getvalue().decode(encoding)
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    trained()

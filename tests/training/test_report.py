@@ -20,7 +20,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def row(step):
     loss = float("nan") if step == 20 else 3.0 / step
-    return {"loss": loss, "grad_norm": 1.0, "lr": 1e-3 / step, "level": 2, "seconds": 0.5}
+    return {"loss": loss, "grad_norm": 1.0, "lr": 1e-3 / step, "level": 2, "seconds": step / 2}
 
 
 @pytest.fixture
@@ -122,12 +122,45 @@ def test_run_without_a_final_evaluation_shows_the_last_one(run):
     found = report(run)
 
     assert found.evaluation.summary() == {
-        "levels": {"1": {"accuracy": 1.0, "expressions": 80}, "2": {"accuracy": 0.25, "expressions": 80}},
+        "levels": {
+            "1": {"accuracy": 1.0, "expressions": 80, "samples_seen": None, "samples_per_second": None},
+            "2": {"accuracy": 0.25, "expressions": 80, "samples_seen": None, "samples_per_second": None},
+        },
         "cpu_seconds": None,
         "wall_seconds": 60.0,
         "parameters": None,
         "step": 120,
+        "evaluated": False,
     }
+    assert found.text.splitlines()[:5] == [
+        "not evaluated yet: accuracies of validation, while training",
+        "level  accuracy  expressions  samples seen  samples/s",
+        "1      100.00 %           80     not known  not known",
+        "2       25.00 %           80     not known  not known",
+        "step 120, 60 wall seconds",
+    ]
+
+
+@pytest.mark.fault("docs_and_packaging", 1)
+def test_time_of_an_unfinished_run_is_that_of_its_clock(tmp_path):
+    """``seconds`` is cumulative, over all sessions: the last is the time of the run, and the sum of all is nothing."""
+    with RunDirectory.create(tmp_path / "run", TrainingConfig()) as directory:
+        for first in (1, 51):  # stopped after step 50 and resumed
+            with MetricsLog(directory.metrics_path, num_rows=first - 1) as log:
+                for step in range(first, first + 50):
+                    log.write("step", step, {**row(step), "seconds": 0.37 * step})
+    assert report(tmp_path / "run").evaluation.wall_seconds == pytest.approx(37.0)
+    assert "step 100, 37 wall seconds" in report(tmp_path / "run").text
+
+
+@pytest.mark.fault("docs_and_packaging", 1)
+def test_picture_of_a_run_that_is_not_evaluated_says_so(run, evaluated, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(module, "draw_curves", lambda title, steps, accuracy, errors: drawn.append(errors) or PNG)
+    report(run)
+    (run / "evaluation.json").unlink()
+    report(run)
+    assert drawn[0] == {"derive ^": {"other value": 1}} and drawn[1] is None
 
 
 def test_run_that_has_just_begun_has_a_report(tmp_path):
@@ -135,7 +168,7 @@ def test_run_that_has_just_begun_has_a_report(tmp_path):
 
     found = report(tmp_path / "$x_0$ run")
 
-    assert found.text.splitlines()[:2] == ["no evaluation yet", "step 0, 0 wall seconds"]
+    assert found.text.splitlines()[:2] == ["not evaluated yet", "step 0"]
     assert found.problem == ""
     assert found.picture.read_bytes().startswith(PNG)
 

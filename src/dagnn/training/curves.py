@@ -13,7 +13,7 @@ def draw_curves(
     title: str,
     steps: Sequence[Mapping[str, Any]],
     accuracy_of_level: Mapping[int, Sequence[tuple[int, float]]],
-    errors: Mapping[str, Mapping[str, int]],
+    errors: Mapping[str, Mapping[str, int]] | None,
 ) -> bytes:
     """The four panels as a PNG.
 
@@ -23,7 +23,7 @@ def draw_curves(
         title: of the whole picture.
         steps: rows of metrics.jsonl, with ``step``, ``loss`` and ``lr``.
         accuracy_of_level: level -> (step, accuracy 0 .. 1), in the order of the steps.
-        errors: operator of the expression -> reason -> wrong answers.
+        errors: operator of the expression -> reason -> wrong answers; None before they were evaluated.
     """
     # Imported here: it takes half a second, and only a report needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -49,7 +49,12 @@ def _draw_loss(axes: Any, steps: Sequence[Mapping[str, Any]]) -> None:
     axes.plot(numbers, losses, color="0.75", linewidth=0.6, label="each step")
     blocks = [range(i, min(i + _SMOOTHED, len(losses))) for i in range(0, len(losses), _SMOOTHED)]
     means = [sum(losses[i] for i in block) / len(block) for block in blocks]
-    axes.plot([numbers[block[-1]] for block in blocks], means, color="C0", label=f"mean of {_SMOOTHED}")
+    axes.plot(
+        [(numbers[block[0]] + numbers[block[-1]]) / 2 for block in blocks],
+        means,
+        color="C0",
+        label=f"mean of {_SMOOTHED}",
+    )
     # A logarithm only where there is something to take it of: one positive loss.
     if any(loss > 0 for loss in losses):
         axes.set_yscale("log", nonpositive="mask")
@@ -69,12 +74,14 @@ def _draw_lr(axes: Any, steps: Sequence[Mapping[str, Any]]) -> None:
     axes.plot([row["step"] for row in steps], [float(row["lr"]) for row in steps], color="C0")
 
 
-def _draw_errors(axes: Any, errors: Mapping[str, Mapping[str, int]]) -> None:
-    axes.set(title="wrong answers by operator and reason", xlabel="wrong answers")
+def _draw_errors(axes: Any, errors: Mapping[str, Mapping[str, int]] | None) -> None:
+    axes.set(title="wrong answers by operator and reason")
     if not errors:
-        axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
-        axes.set_yticks([])
+        told = "not evaluated yet" if errors is None else "none"
+        axes.text(0.5, 0.5, told, ha="center", va="center", transform=axes.transAxes)
+        axes.set_axis_off()
         return
+    axes.set(xlabel="wrong answers")
     totals = Counter({operator: sum(reasons.values()) for operator, reasons in errors.items()})
     operators = [operator for operator, _ in totals.most_common(_SHOWN_OPERATORS)][::-1]  # the largest on top
     left = [0] * len(operators)

@@ -69,8 +69,8 @@ class LevelResult:
     Attributes:
         accuracy: part of the expressions that were answered right, 0 .. 1.
         expressions: how many were asked.
-        samples_seen: expressions that training has learned from.
-        samples_per_second: expressions answered per second of this evaluation.
+        samples_seen: expressions that training has learned from; None where it is not known.
+        samples_per_second: expressions answered per second of this evaluation; None where it is not known.
         examples: a few, right and wrong ones.
         errors: operator of the expression -> `Example.error` -> wrong answers.
         engine_misses: wrong answers to what the engine's own steps do not answer right either.
@@ -78,8 +78,8 @@ class LevelResult:
 
     accuracy: float
     expressions: int
-    samples_seen: int = 0
-    samples_per_second: float = 0.0
+    samples_seen: int | None = 0
+    samples_per_second: float | None = 0.0
     examples: tuple[Example, ...] = ()
     errors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     engine_misses: int = 0
@@ -163,6 +163,7 @@ class Evaluation:
         parameters: trainable numbers of the network; None where it is not known.
         step: optimizer steps made.
         windows: what it was asked about; None where it is not known.
+        evaluated: whether it is a judgement of this step; else ``levels`` are what training found on the way.
     """
 
     levels: Mapping[int, LevelResult]
@@ -171,14 +172,19 @@ class Evaluation:
     parameters: int | None
     step: int
     windows: WindowCounts | None = None
+    evaluated: bool = True
 
     def summary(self) -> dict[str, Any]:
-        """What ``--json`` prints: accuracy and number of expressions by level, and the cost; JSON values."""
+        """What ``--json`` prints: accuracy and number of expressions by level, and the cost; JSON values.
+
+        Where it is not evaluated yet it says so, and what is not known is null.
+        """
+        unknown = {} if self.evaluated else {"samples_seen": None, "samples_per_second": None}
         levels = {
-            str(level): {"accuracy": result.accuracy, "expressions": result.expressions}
+            str(level): {"accuracy": result.accuracy, "expressions": result.expressions, **unknown}
             for level, result in sorted(self.levels.items())
         }
-        return {"levels": levels} | self._cost()
+        return {"levels": levels} | self._cost() | ({} if self.evaluated else {"evaluated": False})
 
     def write(self, directory: str | Path) -> Path:
         """Writes evaluation.json into a run's directory, in one step, and returns its path. Raises RunError."""

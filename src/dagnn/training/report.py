@@ -16,6 +16,7 @@ from dagnn.training.run_directory import RunDirectory
 
 PICTURE_NAME = "report.png"
 _WIDTH = 60  # of an expression in the list of examples
+_NOT_YET = "not evaluated yet"
 _ACCURACY = re.compile(r"accuracy/(\d+)")
 
 
@@ -39,8 +40,8 @@ class Report:
 def report(run: str | Path, *, picture: str | Path | None = None) -> Report:
     """The report of a run directory, from metrics.jsonl and evaluation.json; the run may still be training.
 
-    Without evaluation.json the accuracies are those of the last evaluation in metrics.jsonl. A picture that cannot be
-    made is told in the report and is no error.
+    Without an evaluation.json of its last step, it says "not evaluated yet" and shows the accuracies of the evaluations
+    in metrics.jsonl, made while training. A picture that cannot be made is told in the report and is no error.
 
     Args:
         run: the run directory.
@@ -90,8 +91,8 @@ def results_table(evaluation: Evaluation) -> list[str]:
             str(level),
             f"{100 * result.accuracy:.2f} %",
             str(result.expressions),
-            f"{result.samples_seen:,}",
-            f"{result.samples_per_second:,.0f}",
+            "not known" if result.samples_seen is None else f"{result.samples_seen:,}",
+            "not known" if result.samples_per_second is None else f"{result.samples_per_second:,.0f}",
         )
         for level, result in sorted(evaluation.levels.items())
     ]
@@ -101,9 +102,10 @@ def results_table(evaluation: Evaluation) -> list[str]:
     for name, seconds in (("CPU", evaluation.cpu_seconds), ("wall", evaluation.wall_seconds)):
         if seconds is not None:
             cost.append(f"{seconds:,.0f} {name} seconds")
+    told = [] if evaluation.evaluated else [_NOT_YET + (": accuracies of validation, while training" if lines else "")]
     if not lines:
-        return ["no evaluation yet", ", ".join(cost)]
-    return [*_aligned([head, *lines]), *_wrong(evaluation), *_windows(evaluation.windows), ", ".join(cost)]
+        return [_NOT_YET, ", ".join(cost)]
+    return [*told, *_aligned([head, *lines]), *_wrong(evaluation), *_windows(evaluation.windows), ", ".join(cost)]
 
 
 def errors_table(evaluation: Evaluation) -> list[str]:
@@ -155,9 +157,14 @@ def _from_metrics(rows: Sequence[Mapping[str, Any]], expressions: int) -> Evalua
     levels: dict[int, LevelResult] = {}
     for row in rows:
         if row.get("kind") == "evaluation":
-            levels |= {level: LevelResult(accuracy, expressions) for level, accuracy in accuracies(row).items()}
-    seconds = sum(float(row.get("seconds", 0.0)) for row in rows)
-    return Evaluation(levels, None, seconds, None, max((row.get("step", 0) for row in rows), default=0))
+            levels |= {
+                level: LevelResult(accuracy, expressions, samples_seen=None, samples_per_second=None)
+                for level, accuracy in accuracies(row).items()
+            }
+    # Of the run so far, over all its sessions: the clock goes on where a resume begins.
+    seconds = max((float(row["seconds"]) for row in rows if "seconds" in row), default=None)
+    step = max((row.get("step", 0) for row in rows), default=0)
+    return Evaluation(levels, None, seconds, None, step, evaluated=False)
 
 
 def _draw(target: Path, title: str, rows: Sequence[Mapping[str, Any]], evaluation: Evaluation) -> str:
@@ -173,7 +180,8 @@ def _draw(target: Path, title: str, rows: Sequence[Mapping[str, Any]], evaluatio
             if not points or points[-1][0] < evaluation.step:
                 points.append((evaluation.step, result.accuracy))
         steps = [row for row in rows if row.get("kind") == "step"]
-        replace_file(target, draw_curves(title, steps, accuracy_of_level, _all_errors(evaluation)))
+        errors = _all_errors(evaluation) if evaluation.evaluated else None
+        replace_file(target, draw_curves(title, steps, accuracy_of_level, errors))
     except Exception as error:
         return _printable(str(error)) or type(error).__name__
     return ""
