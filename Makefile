@@ -6,7 +6,9 @@
 #   make bench        every benchmark in full;  make bench-NAME runs benchmarks/NAME.py (ARGS="--quick")
 #   make docs         the site, in site/
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+# Where pip also looks for torch: on Linux PyPI's own is built for CUDA, with gigabytes of libraries. Empty: PyPI alone.
+TORCH_INDEX ?= $(if $(filter Linux,$(shell uname -s)),https://download.pytorch.org/whl/cpu)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 DOCS_INSTALLED := .venv/docs-installed
@@ -25,9 +27,11 @@ install: $(INSTALLED)
 
 # The group `dev` is read by Python itself: `pip install --group` needs a newer pip than many machines have.
 $(INSTALLED): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; old = sys.version_info < (3, 11); old and sys.stderr.write("dagnn needs Python 3.11 or newer, and $(PYTHON) is %s: name another, such as make install PYTHON=python3.12\n" % sys.version.split()[0]); sys.exit(old)'
+	@# One of an older Python, or half made, is made anew.
+	@$(BIN)/python -c 'import pip, tomllib' 2>/dev/null || { rm -rf .venv; $(PYTHON) -m venv .venv; } || { rm -rf .venv; exit 1; }
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > .venv/dev.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e . -r .venv/dev.txt
+	$(BIN)/python -m pip install --quiet $(addprefix --extra-index-url ,$(TORCH_INDEX)) -c constraints.txt -e . -r .venv/dev.txt
 	touch $@
 
 train: $(INSTALLED)

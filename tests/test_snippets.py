@@ -18,6 +18,7 @@ MODULES = sorted(
     if ">>>" in path.read_text()
 )
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_GOES_ON = "# goes on from above\n"
 PAGES = [
     path
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -38,16 +39,20 @@ def test_examples_in_docstrings_hold(name):
     assert result.attempted > 0
 
 
+@pytest.mark.fault("docs_and_packaging", 10)
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_python_on_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+def test_python_on_a_page_runs_as_the_page_says(page, tmp_path, monkeypatch):
+    """A snippet runs alone when it is copied, unless its first line says that it goes on from those above."""
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
-    names: dict[str, object] = {"__name__": "__main__"}
+    above: dict[str, object] = {"__name__": "__main__"}
 
     for match in _BLOCK.finditer(text):
         # Blank lines before it, so that a traceback names the line of the page.
         lines_before = text.count("\n", 0, match.start(1))
+        names = above if match[1].startswith(_GOES_ON) else {"__name__": "__main__"}
         exec(compile("\n" * lines_before + match[1], str(page), "exec"), names)
+        above |= names
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

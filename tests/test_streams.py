@@ -55,11 +55,8 @@ def run(arguments, redirections="", **environment):
 
 
 @pytest.mark.fault("training_and_command", 7)
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "cp1252"])
-@pytest.mark.parametrize("closed", ["-", "stdout", "stderr", "stdin"])
+@pytest.mark.parametrize(("encoding", "closed"), [("ascii", "stdout"), ("cp1252", "stderr")])
 def test_no_command_has_a_traceback(tmp_path, encoding, closed):
-    if (encoding, closed) not in {("ascii", "-"), ("ascii", "stdout"), ("utf-8", "stderr"), ("cp1252", "stdin")}:
-        return  # each encoding and each stream once, as a process takes its time
     commands = [" ".join(each) for name, each in COMMANDS.items() if name not in ("solve",)]
     done = subprocess.run(
         [sys.executable, "-c", ALL, closed, *commands], cwd=tmp_path, capture_output=True, text=True, errors="replace",
@@ -100,6 +97,7 @@ def test_help_fits_any_terminal(columns):
             os.environ["COLUMNS"] = before
 
 
+@pytest.mark.slow
 @pytest.mark.fault("training_and_command", 6)
 def test_training_goes_on_when_nobody_reads(tmp_path):
     """``dagnn train 2>&1 | head -1``, and a report that nobody reads either: all is saved."""

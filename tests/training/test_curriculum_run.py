@@ -49,6 +49,15 @@ def test_the_run_holds_its_evaluation_of_every_level(finished):
     )
 
 
+@pytest.mark.fault("training_and_command", 9)
+def test_a_resume_of_a_complete_run_says_that_no_step_was_left(finished):
+    path, evaluation = finished
+    before, notes = rows_without_clock(path), []
+    assert train(config_of(path), resume=True, note=notes.append) == evaluation  # not asked again
+    assert notes == ["no step was left: the run ended at step 24; --max-steps with more goes on"]
+    assert rows_without_clock(path) == before
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(finished, tmp_path):
     path, _ = finished
     train(config_of(tmp_path / "same"), note=lambda line: None)
