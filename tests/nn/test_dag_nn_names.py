@@ -179,7 +179,6 @@ def test_what_is_read_saved_and_copied_is_what_the_network_computes(tool, name, 
         assert torch.equal(pickle.loads(pickle.dumps(net))(X), expected)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool != "spectral_norm"])
 def test_backward_by_hand_goes_through_the_tool(tool):
     net, twin = network(), network()

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from module_cases import CASES, every, loss_of, made
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import fully_shard
 
+from dagnn.errors import ConfigError
 from dagnn.graph import Dag
 from dagnn.nn import DagNN, from_sequential
 
@@ -74,3 +77,25 @@ def test_fake_tensors_make_a_network_without_values():
     assert (net.edge_weight.shape, net.bias.shape) == ((5,), (3,))
     net.load_state_dict(DagNN(dag).state_dict(), assign=True)
     assert net(torch.ones(2, 1)).shape == (2, 1)
+
+
+@pytest.mark.filterwarnings("default")  # those of PyTorch's own random numbers on several devices
+def test_a_sharded_network_is_drawn_read_and_saved_whole_and_keeps_its_structure(tmp_path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net = DagNN(Dag(DIAMOND), device="meta")
+        fully_shard(net)
+        net.to_empty(device="cpu").reset_parameters()
+        weights = net.edge_weights()
+        assert all(0 < abs(weight) <= 3**0.5 for weight in weights.values())
+        net.save(tmp_path / "net")
+        y = net(torch.ones(2, 1))
+        net.reshard()  # memory that NumPy has borrowed could not be given back
+        assert torch.equal(DagNN.load(tmp_path / "net")(torch.ones(2, 1)), y)
+        for change in (lambda: net.prune(fraction=0.2), lambda: net.grow([("a", "b")]), lambda: net.set_weights({})):
+            with pytest.raises(ConfigError, match="needs the parameters whole, but fully_shard has taken them apart"):
+                change()
+        net.load_state_dict(net.state_dict())
+        assert net.edge_weights() == weights
+    finally:
+        dist.destroy_process_group()

@@ -18,7 +18,7 @@ from dagnn.kernels.activations import check_activation
 from dagnn.nn import dag_nn_edit, dag_nn_file
 from dagnn.nn.checks import check_dag
 from dagnn.nn.dag_nn_edit import StructureChange
-from dagnn.nn.dag_nn_init import bias_mask, initial_bounds, node_activations, warn_of_constants
+from dagnn.nn.dag_nn_init import bias_mask, draw_uniform, initial_bounds, node_activations, warn_of_constants
 from dagnn.nn.dag_nn_names import NamedParameters
 from dagnn.nn.named_inputs import as_input
 from dagnn.nn.parameter_layout import ParameterLayout
@@ -134,7 +134,7 @@ class DagNN(NamedParameters):
         check_own(self, _PARAMETERS, "reset_parameters")
         weight_bound, bias_bound = initial_bounds(self._layout, self.activations)
         for parameter, bound in ((self.edge_weight, weight_bound), (self.bias, bias_bound)):
-            parameter.uniform_(-1, 1, generator=generator).mul_(torch.from_numpy(bound).to(parameter))
+            draw_uniform(parameter, bound, generator)
 
     @property
     def input_names(self) -> tuple[Hashable, ...]:

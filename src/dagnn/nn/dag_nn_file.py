@@ -62,7 +62,8 @@ def write(path: Path, net: "DagNN") -> None:
         }
     )
     # What they are computed to be, if some tool of PyTorch does that: the file holds a plain network.
-    tensors = {name: value_of(net, name).detach().cpu().contiguous() for name in ("edge_weight", "bias")}
+    # Copies: to hash them NumPy borrows their memory, and PyTorch never resizes that again, as fully_shard must.
+    tensors = {name: value_of(net, name).detach().cpu().clone() for name in ("edge_weight", "bias")}
     content = safetensors.torch.save(tensors, {"dagnn": document, "sha256": _digest(document, tensors)})
 
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")

@@ -92,8 +92,8 @@ def warn_of_constants(dag: Dag, bias: object) -> None:
     warnings.warn(
         f"no edge leads to {shown}{more}, which {are} not among the inputs: the network learns a constant there, "
         "random at the start. List measured nodes in Dag(inputs=...); drop the others with dag.without_dangling(), or "
-        "dag.remove(nodes=dag.dangling().unfed); or, if constants are what you want, give these nodes a bias by name, "
-        "bias=[...].",
+        "dag.remove(nodes=dag.dangling().unfed); or, if constants are what you want, name these nodes in bias=[...], "
+        "or ignore dagnn.ConstantNodesWarning.",
         ConstantNodesWarning,
         stacklevel=3,
     )
@@ -113,3 +113,15 @@ def initial_bounds(
         is_source = (layout.in_degree == 0)[layout.has_bias]
         # A uniform variable in +-b has the variance b^2 / 3.
         return (3 * variance).sqrt().numpy(), (3**0.5 * is_source.double()).numpy()
+
+
+@torch.no_grad()
+def draw_uniform(parameter: Tensor, bound: NDArray[np.float64], generator: torch.Generator | None) -> None:
+    """Every entry uniformly within its bound, in place; also of a parameter that fully_shard has taken apart."""
+    largest = torch.from_numpy(bound).to(parameter.dtype).to(parameter.device)
+    if hasattr(parameter, "placements"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(parameter, DTensor)
+        largest = distribute_tensor(largest, parameter.device_mesh, parameter.placements)
+    parameter.uniform_(-1, 1, generator=generator).mul_(largest)

@@ -14,10 +14,11 @@ from dagnn.errors import ConfigError
 
 
 def value_of(module: nn.Module, name: str) -> Tensor:
-    """The parameter called ``name``, or what it is computed to be with the numbers of now."""
+    """The parameter called ``name``, whole, or what it is computed to be with the numbers of now."""
     parameter = module._parameters.get(name)
     if parameter is not None:
-        return parameter
+        whole: Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        return whole
     for hook in _hooks(module, name):
         if isinstance(hook, SpectralNorm):
             computed: Tensor = hook.compute_weight(module, do_power_iteration=False)  # reading changes nothing
@@ -43,6 +44,10 @@ def before_call(module: nn.Module, *inputs: Any) -> None:
 
 def check_own(module: nn.Module, names: tuple[str, ...], what: str) -> None:
     """Raise ConfigError unless these are parameters of the module's own; ``what`` cannot be done otherwise."""
+    if hasattr(module, "reshard") and what != "reset_parameters":
+        raise ConfigError(
+            f"{what} needs the parameters whole, but fully_shard has taken them apart: do it before that."
+        )
     for name in names:
         if module._parameters.get(name) is not None:
             continue
