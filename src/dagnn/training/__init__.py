@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from dagnn.training.checkpoint import verify_checkpoint as verify_checkpoint
     from dagnn.training.checkpoint_store import CheckpointStore as CheckpointStore
     from dagnn.training.config import TrainingConfig as TrainingConfig
+    from dagnn.training.iterable_source import IterableSource as IterableSource
     from dagnn.training.loaded_source import LoadedSource as LoadedSource
     from dagnn.training.lr_finder import LrCurve as LrCurve
     from dagnn.training.lr_finder import find_lr as find_lr
@@ -31,6 +32,7 @@ _MODULE_OF = {
     "BatchSource": "dagnn.training.source",
     "Checkpoint": "dagnn.training.checkpoint",
     "CheckpointStore": "dagnn.training.checkpoint_store",
+    "IterableSource": "dagnn.training.iterable_source",
     "LoadedSource": "dagnn.training.loaded_source",
     "LrCurve": "dagnn.training.lr_finder",
     "LevelPromotion": "dagnn.training.promotion",
