@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dagnn.errors import DtypeError
 
-_PLAIN = frozenset({int, str, bytes, type(None)})
+PLAIN = frozenset({int, str, bytes, type(None)})
+"""Types whose values are names in their one form already."""
 
 
 def canonical_names(names: Iterable[Any], where: Callable[[int], str] = "names[{}] is".format) -> tuple[Hashable, ...]:
@@ -26,7 +27,7 @@ def canonical_names(names: Iterable[Any], where: Callable[[int], str] = "names[{
     """
     given = tuple(names)
     # Their types first, as a set: a million names take 15 ms that way, and ten times as long one by one.
-    if set(map(type, given)) <= _PLAIN:
+    if set(map(type, given)) <= PLAIN:
         return given
     forms = list[Hashable]()
     for place, name in enumerate(given):
@@ -46,7 +47,7 @@ def canonical(name: Any) -> Hashable:
     >>> canonical((np.int64(3), np.str_("a"), 2.0, True))
     (3, 'a', 2, 1)
     """
-    return name if type(name) in _PLAIN else _reader(type(name))(name)  # type: ignore[arg-type]
+    return name if type(name) in PLAIN else _reader(type(name))(name)  # type: ignore[arg-type]
 
 
 @lru_cache(256)
@@ -70,7 +71,7 @@ def _reader(kind: type) -> Callable[[Any], Hashable]:
 
 
 def _tuple(name: tuple[Any, ...]) -> tuple[Hashable, ...]:
-    if type(name) is tuple and _PLAIN.issuperset(map(type, name)):
+    if type(name) is tuple and PLAIN.issuperset(map(type, name)):
         return name
     return tuple(map(canonical, name))
 

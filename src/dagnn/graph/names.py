@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph.checks import check_edges, check_is_int64, node_count
-from dagnn.graph.name_forms import canonical, canonical_names, sort_key
+from dagnn.graph.name_forms import PLAIN, canonical, canonical_names, sort_key
 
 _NO_PAIRS = (str, bytes, set, frozenset, Mapping)
 """What has a length, but no first and second: a set lists its two in the order of the hash seed, a mapping its keys."""
@@ -147,11 +147,14 @@ def read_edges(
     Returns:
         An array int64 ``[num_edges, 2]`` of our own, in C order; and the nodes with their names, given or found.
     """
-    if len(getattr(edges, "shape", ())) == 2 and hasattr(edges, "to_numpy"):  # a frame: it iterates over its columns
-        edges = edges.to_numpy().tolist()
-    if np.ma.is_masked(edges):
-        raise GraphError("edges has masked entries, which are no nodes: drop those rows.")
-    if isinstance(edges, Tensor | np.ndarray) and not _holds_names(edges, have_numbers=has_number(names or ())):
+    is_tensor = isinstance(edges, Tensor)
+    if not is_tensor and hasattr(edges, "shape"):
+        if len(edges.shape) == 2 and hasattr(edges, "to_numpy"):  # a frame: it iterates over its columns
+            edges = edges.to_numpy().tolist()
+        elif np.ma.is_masked(edges):
+            raise GraphError("edges has masked entries, which are no nodes: drop those rows.")
+    is_array = isinstance(edges, np.ndarray)
+    if is_tensor or (is_array and not _holds_names(edges, have_numbers=has_number(names or ()))):
         rows, known = edges, names
     else:
         rows, known = _read_pairs(edges, names)
@@ -199,7 +202,7 @@ def _read_pairs(
         except OverflowError:
             bad = next(i for i, end in enumerate(flat) if not -(2**63) <= end < 2**63)
             raise GraphError(f"edge {bad // 2} has the end {flat[bad]}, which no int64 holds.") from None
-    ends = canonical_names(flat, lambda place: f"edge {place // 2} has the end")
+    ends = flat if types <= PLAIN else canonical_names(flat, lambda place: f"edge {place // 2} has the end")
     known = tuple(dict.fromkeys(ends)) if names is None else names
     if names is None and isinstance(pairs, set | frozenset):
         known = tuple(sorted(known, key=sort_key))
