@@ -100,6 +100,8 @@ def power(a, b):
         if a == 0 and b < 0:
             raise Undefined("0 to a negative power")
         return a ** int(b)
+    if a < 0 and abs(b - mp.nint(b)) < mp.mpf(10) ** -25:
+        raise Unknown("is the exponent whole?")
     if a < 0 or (a == 0 and b < 0):
         raise Undefined("a negative base")
     if a == 0:

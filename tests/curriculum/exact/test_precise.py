@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagnn.curriculum.decimals import decimal_leaf
-from dagnn.curriculum.exact.precise import approximate, approximate_once, enclosure, fraction_of
+from dagnn.curriculum.exact.precise import approximate, approximate_once, enclosure, ends_of
 from dagnn.curriculum.expression import parse, to_text
 from dagnn.errors import ExpressionError
 
@@ -20,7 +20,7 @@ def test_the_value_lies_in_its_ball(name, argument, bits):
     theirs = mpmath.mp.clone()
     theirs.prec = bits + 200
     value = getattr(theirs, name)(theirs.mpf(argument.numerator) / argument.denominator)
-    low, high = (fraction_of(end) for end in (ball.lower(), ball.upper()))
+    low, high = ends_of(ball)
     assert theirs.mpf(low.numerator) / low.denominator <= value <= theirs.mpf(high.numerator) / high.denominator
     assert value == 0 or ball.rel_accuracy_bits() > bits - 40
 

@@ -31,6 +31,9 @@ def said(text, level=None):
         ("(^ 1.0001 100000)", "22000"),
         ("(log (exp -1000))", "-1000"),
         ("(sin (^ 10 2000))", "0.268"),
+        ("(+ 12.35 (exp -500))", "12.4"),
+        ("(- 12.35 (exp -500))", "12.3"),
+        ("(+ 12.45 (exp -500))", "12.5"),
         ("(- (exp (* pi (sqrt 163))) 262537412640768744)", "-0.00000000000075"),
         ("(/ (+ 1.225 (/ 1 (^ 10 2000))) 1)", "1.23"),
     ],
@@ -83,6 +86,8 @@ def test_digits_of_any_size_are_those_of_mpmath(a, b, c):
         ("(integrate (^ x (/ -1 2)) x 0 1)", "has no real value in all of 0 to 1"),
         ("(integrate (/ (exp (/ 1 x)) (^ x 2)) x -1 1)", "has a pole"),
         ("(integrate (tan x) x (log 2) 10000000)", "has a pole"),
+        ("(integrate (/ 1 x) x (exp (- (exp 50))) 1)", "is too large, or too near to 0"),
+        ("(integrate (/ 1 x) x 1 (exp (exp 50)))", "is too large, or too near to 0"),
     ],
 )
 def test_an_integrand_that_is_not_proved_continuous_has_no_integral(text, reason):

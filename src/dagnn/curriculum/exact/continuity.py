@@ -14,7 +14,7 @@ from flint import arb, ctx
 
 from dagnn.curriculum.exact.evaluate import place
 from dagnn.curriculum.exact.polynomial import Polynomial, has_root_between, polynomial_of, value_at, without_root
-from dagnn.curriculum.exact.precise import Undecided, enclosure, exact_value, fraction_of
+from dagnn.curriculum.exact.precise import Undecided, enclosure, ends_of, exact_value, is_far
 from dagnn.curriculum.exact.substitute import substitute
 from dagnn.curriculum.expression import Expr, free_symbols, walk
 from dagnn.errors import ExpressionError
@@ -66,6 +66,8 @@ def refuse_discontinuous(expr: Expr, symbol: str, lower: Expr, upper: Expr, *, w
         if interval is None:
             interval = _interval(whole or expr, lower, upper)
         sign = _sign_between(operand, symbol, interval)
+        if sign is None and need is not _Need.NOT_NEGATIVE and _is_zero_at_a_bound(operand, symbol, interval):
+            sign = "0"
         if _holds(need, sign):
             continue
         ends = f"{place(lower)} and {place(upper)}"
@@ -152,8 +154,9 @@ def _ends(bound: Expr) -> tuple[Fraction, Fraction]:
         ball = enclosure(bound, _BITS)
     except Undecided as undecided:
         raise ExpressionError(f"{undecided}: the bound {place(bound)} has no certain value.") from None
-    with ctx.workprec(_BITS):
-        return fraction_of(ball.lower()), fraction_of(ball.upper())
+    if is_far(ball):
+        raise ExpressionError(f"the bound {place(bound)} is too large, or too near to 0.")
+    return ends_of(ball)
 
 
 def _sign_of_number(expr: Expr) -> str | None:
@@ -173,10 +176,11 @@ def _sign_between(expr: Expr, symbol: str, interval: _Interval) -> str | None:
     if free_symbols(expr) != {symbol}:
         return None
     polynomial = polynomial_of(expr, symbol)
-    sign = _sign_by_pieces(expr, symbol, interval) if polynomial is None else _sign_of_polynomial(polynomial, interval)
-    if sign is None and any(exact_value(substitute(expr, symbol, bound)) == 0 for bound in interval.bounds):
-        return "0"
-    return sign
+    return _sign_by_pieces(expr, symbol, interval) if polynomial is None else _sign_of_polynomial(polynomial, interval)
+
+
+def _is_zero_at_a_bound(expr: Expr, symbol: str, interval: _Interval) -> bool:
+    return any(exact_value(substitute(expr, symbol, bound)) == 0 for bound in interval.bounds)
 
 
 def _sign_of_polynomial(polynomial: Polynomial, interval: _Interval) -> str | None:

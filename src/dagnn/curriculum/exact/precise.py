@@ -69,10 +69,8 @@ def approximate(expr: Expr) -> int | str:
                 return decimal_leaf(exact)
         if 0 in ball:
             reason = f"the value of {place(expr)} is 0 or too near to 0 to tell"
-        elif _is_far(ball):
-            raise ExpressionError(
-                f"the value of {place(expr)} is 10 to the {_magnitude(ball)}: too far from 1 to write out."
-            )
+        elif is_far(ball):
+            raise ExpressionError(f"the value of {place(expr)} is {_magnitude(ball)}: too far from 1 to write out.")
         else:
             reason = f"the value of {place(expr)} is too near to the middle between two roundings to tell"
     raise ExpressionError(f"{reason}, with {bits:,} bits: no digits of it can be proved.")
@@ -275,18 +273,20 @@ def _leaf(ball: arb) -> int | str | None:
     """The 3 digits on which the whole ball agrees; None where it does not, or is too far from 1 to write out."""
     if 0 in ball:
         return 0 if ball.is_zero() else None
-    if _is_far(ball):
+    if is_far(ball):
         return None
     middle = float(ball)
     if ball.rel_accuracy_bits() > 45 and 1e-290 < abs(middle) < 1e290:
         # Half the time of the exact ends, which lie between these two.
-        low, high = decimal_leaf(middle * (1 - 1e-12)), decimal_leaf(middle * (1 + 1e-12))
-    else:
-        low, high = decimal_leaf(fraction_of(ball.lower())), decimal_leaf(fraction_of(ball.upper()))
+        leaf = decimal_leaf(middle * (1 - 1e-12))
+        if leaf == decimal_leaf(middle * (1 + 1e-12)):
+            return leaf
+    low, high = map(decimal_leaf, ends_of(ball))
     return low if low == high else None
 
 
-def _is_far(ball: arb) -> bool:
+def is_far(ball: arb) -> bool:
+    """Is its centre beyond 10 to the 1,000, or below 10 to the -1,000? Its digits could fill the memory."""
     mantissa, exponent = ball.mid().man_exp()
     return not -_LARGEST_EXPONENT < int(exponent) + int(mantissa).bit_length() < _LARGEST_EXPONENT
 
@@ -294,10 +294,15 @@ def _is_far(ball: arb) -> bool:
 def _magnitude(ball: arb) -> str:
     """The decimal exponent."""
     exponent = (abs(ball).log() / arb(10).log()).floor().unique_fmpz()
-    return "something" if exponent is None else str(exponent)
+    return "huge or tiny" if exponent is None else f"10 to the {exponent}"
 
 
-def fraction_of(end: arb) -> Fraction:
-    """The value of a ball without a radius."""
-    mantissa, exponent = end.man_exp()
+def ends_of(ball: arb) -> tuple[Fraction, Fraction]:
+    """The least and the largest number in a ball; exact, while ``lower()`` rounds to the precision of the moment."""
+    middle, radius = _fraction(ball.mid()), _fraction(ball.rad())
+    return middle - radius, middle + radius
+
+
+def _fraction(point: arb) -> Fraction:
+    mantissa, exponent = point.man_exp()
     return Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
