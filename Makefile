@@ -2,6 +2,8 @@
 #   make train        train the seven levels (RUN=directory, ARGS="flags of dagnn train")
 #   make test         the tests, 8 minutes at most on 2 cores;  make test-all adds the slow ones
 #   make test-faults  kills, failing disks, signals, several processes and hostile files in full (about 20 minutes)
+#   make test-processors  make test as on other processors, one after another: narrower vectors in PyTorch, MKL, oneDNN
+#                     and our own kernels (an hour on 2 cores; what this processor has not, its next narrower does)
 #   make lint         ruff and mypy
 #   make bench        every benchmark in full;  make bench-NAME runs benchmarks/NAME.py (ARGS="--quick")
 #   make docs         the site, in site/
@@ -17,7 +19,7 @@ BENCHMARKS := $(filter-out __init__ harness, $(basename $(notdir $(wildcard benc
 # One thread per test worker: two workers with two threads each would fight over two cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: help install train test test-all test-faults lint format bench docs clean
+.PHONY: help install train test test-all test-faults test-processors lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +44,18 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(PYTEST) -m "slow or not slow" $(ARGS)
+
+PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 \
+	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 \
+	DAGNN_VECTOR_BYTES=16 DAGNN_VECTOR_BYTES=32 DAGNN_VECTOR_BYTES=64
+
+# Every setting runs, whatever another found; a capability that the processor lacks PyTorch would not start with.
+test-processors: $(INSTALLED)
+	@failed=; for setting in $(PROCESSORS); do \
+	  if [ $$setting = ATEN_CPU_CAPABILITY=avx512 ] && ! grep -q avx512f /proc/cpuinfo; then \
+	    echo "== $$setting: skipped, this processor has no AVX-512"; continue; fi; \
+	  echo "== $$setting"; env $$setting $(PYTEST) -m "not slow" $(ARGS) || failed="$$failed $$setting"; \
+	done; echo "failed:$${failed:- none}"; test -z "$$failed"
 
 # Alone on the machine: the kill storm and the signals are about moments.
 test-faults: $(INSTALLED)

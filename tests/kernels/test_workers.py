@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dagnn.graph import Dag
-from dagnn.kernels import workers
+from dagnn.kernels import compiled_plan, workers
 from dagnn.nn import DagNN
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -30,6 +30,11 @@ def dense() -> DagNN:
     edges = [(u, v) for i in range(3) for u in range(start[i], start[i + 1]) for v in range(start[i + 1], start[i + 2])]
     torch.manual_seed(2)
     return DagNN(Dag(torch.tensor(edges), start[4]))
+
+
+@pytest.fixture(autouse=True)
+def _every_pass_is_shared(monkeypatch):
+    monkeypatch.setattr(compiled_plan, "PARALLEL_WORK", 0)
 
 
 @pytest.fixture
@@ -110,3 +115,15 @@ def test_how_many_workers(monkeypatch, restored_threads):
     assert [workers.num_workers(pieces) for pieces in (0, 1, 2, 3, 9)] == [1, 1, 2, 3, 3]
     monkeypatch.setattr(workers, "_is_forked", True)
     assert workers.num_workers(9) == 1
+
+
+@pytest.mark.fault("training_and_command", 11)
+@pytest.mark.parametrize(("work", "shared"), [(1 << 30, 1), (0, 2)])
+def test_a_small_pass_wakes_no_other_thread(work, shared, monkeypatch, restored_threads):
+    monkeypatch.setattr(compiled_plan, "PARALLEL_WORK", work)
+    torch.set_num_threads(2)
+    teams: list[int] = []
+    team = workers._team()
+    monkeypatch.setattr(workers, "_team", lambda: lambda f, frame, count: (teams.append(count), team(f, frame, count)))
+    bits(sparse(), X)
+    assert max(teams, default=1) == shared

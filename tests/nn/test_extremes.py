@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dagnn.nn as dnn
 from dagnn.graph import Dag, DagBatch
@@ -76,6 +77,7 @@ def test_a_graph_alone_equals_itself_among_512(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("shape", ["thousand parents", "chain of 5,000"])
+@pytest.mark.fault("graphs_and_networks", 21)
 def test_results_and_gradients_of_extreme_graphs_are_those_in_double_precision(name, shape):
     if shape == "chain of 5,000" and name == "NodeAttention":
         pytest.skip("attention among all nodes is for small graphs: it needs their square in memory")
@@ -84,15 +86,43 @@ def test_results_and_gradients_of_extreme_graphs_are_those_in_double_precision(n
     graph = Dag(edges)
     layer, run = made(name), LAYERS[name][1]
     x = torch.randn(graph.num_nodes, D)
-    results = []
-    for dtype in (torch.float32, torch.float64):
+
+    def results(dtype: torch.dtype) -> list[Tensor]:
         layer.to(dtype)
         given = x.to(dtype, copy=True).requires_grad_()
         y = run(layer, given, graph)
         (y * torch.linspace(0.5, 1, y.numel(), dtype=dtype).view_as(y)).sum().backward()
-        results.append((y.detach().double(), given.grad.double()))
-    for single, double in zip(*results, strict=True):
-        torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-4 * double.abs().max().item())
+        return [y.detach().double(), given.grad.double()]
+
+    single, double = results(torch.float32), results(torch.float64)
+    if not name.endswith("max"):  # a maximum rounds nothing, and who wins is looked up by value
+        with Rounded():
+            rounded = results(torch.float64)
+    else:
+        rounded = double
+    for found, exact, other in zip(single, double, rounded, strict=True):
+        # Sums of thousands, and what every processor must lose in float32: a gradient that cancels out, nearly all.
+        allowed = 1e-4 * exact.abs().max() + 8 * (other - exact).abs().max()
+        assert (found - exact).abs().max() <= allowed
+
+
+class Rounded(TorchDispatchMode):
+    """Every result in float64 is off by as much as rounding it to float32 could make it.
+
+    Source: Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draws = torch.Generator().manual_seed(0)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for made in torch.utils._pytree.tree_leaves(result):
+            if isinstance(made, Tensor) and made.dtype == torch.float64 and not func.is_view:
+                noise = torch.rand(made.shape, dtype=made.dtype, generator=self._draws) * 2 - 1
+                made.mul_(1 + torch.finfo(torch.float32).eps / 2 * noise)
+        return result
 
 
 def test_a_network_reads_a_chain_of_5000_nodes():

@@ -7,12 +7,11 @@ that is called from another file, delete the ``__pycache__`` folders of this pac
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from numba import njit
+from dagnn.graph.jitted import jitted
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """``function`` as machine code, compiled on the first call, kept on disk, and run without the GIL."""
-    machine_code: Any = njit(cache=True, nogil=True)(function)
-    return cast(Function, machine_code)
+    """``function`` as machine code, compiled on the first call, kept on disk if possible, run without the GIL."""
+    return cast(Function, jitted(function, nogil=True))

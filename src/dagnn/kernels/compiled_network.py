@@ -67,7 +67,7 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
     frame = frame.copy()
     frame.set_addresses(x=x, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
     if not plan.blocks:
-        run(functions["forward"], frame, cut.tiles)
+        run(functions["forward"], frame, cut.tiles, is_shared=cut.is_shared)
         return y, saved
     frame.set_addresses(y=None)  # until its rows are there
 
@@ -79,7 +79,7 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
             block = plan.blocks[number]
             source = _rows(cut, saved.values, block.source_first, block.source_last)
             _multiply(plan.matrix(number, weight), source, _rows(cut, saved.values, first, last))
-        run(functions["forward" if number is None else "activate"], frame, cut.tiles)
+        run(functions["forward" if number is None else "activate"], frame, cut.tiles, is_shared=cut.is_shared)
         frame.set_addresses(x=None)  # it is in its rows now
     return y, saved
 
@@ -113,7 +113,7 @@ def backward(
     cut, functions, frame = plan.prepared(batch, double)
     size, tile_rows = cut.shape.size, plan.num_nodes * cut.shape.tile
     # One piece of scratch memory, one part after another.
-    of_workers = 0 if plan.blocks else num_workers(cut.pieces) * tile_rows
+    of_workers = 0 if plan.blocks else (num_workers(cut.pieces) if cut.is_shared else 1) * tile_rows
     of_edges, of_nodes = cut.pieces * plan.num_sparse, cut.pieces * plan.num_nodes
     scratch = plan.borrow("scratch", of_workers + plan.num_sparse + of_edges + of_nodes, grad_y.dtype)
     deltas_at = scratch.data_ptr()
@@ -133,7 +133,7 @@ def backward(
     if plan.blocks:
         _backward_steps(plan, cut, frame, saved.values, weight, into, grad_x)
     else:
-        run(functions["backward"], frame, cut.pieces)
+        run(functions["backward"], frame, cut.pieces, is_shared=cut.is_shared)
     run(functions["finish"], frame, edge_pieces)
     plan.give_back("scratch", scratch)
     return grad_x
@@ -177,14 +177,14 @@ def _backward_steps(
     deltas = values.new_zeros(plan.num_nodes * cut.row_length)
     frame.set_addresses(deltas=deltas, grad_x=None)
     frame.set(first=0, last=0, delta_worker_bytes=0, delta_tile_bytes=cut.tile_length * cut.shape.size)
-    run(sweep, frame, cut.pieces)  # no nodes yet: only the gradient of y, into its rows
+    run(sweep, frame, cut.pieces, is_shared=cut.is_shared)  # no nodes yet: only the gradient of y, into its rows
     frame.set_addresses(grad_y=None)
 
     for first, last, number in reversed(plan.segments()):
         if first == 0:
             frame.set_addresses(grad_x=grad_x)
         frame.set(first=first, last=last)
-        run(sweep, frame, cut.pieces)
+        run(sweep, frame, cut.pieces, is_shared=cut.is_shared)
         if number is None:
             continue
         block, positions = plan.blocks[number], plan.positions[number]

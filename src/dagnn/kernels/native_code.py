@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dagnn.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Target:
@@ -32,19 +34,50 @@ PLAIN = Target("", "", vector_bytes=16, fma=False)
 """What every processor of the family has: the least that the kernels must run on."""
 
 
+_VARIABLE = "DAGNN_VECTOR_BYTES"
+# What goes with registers of more bytes; nothing that is left asks for them.
+_WIDER = {
+    16: ("avx", "fma", "f16c", "xop", "amx", "vaes", "vpclmulqdq", "evex"),
+    32: ("avx512", "avx10", "evex", "amx"),
+}
+
+
 @cache
 def host_target() -> Target:
-    """The processor that this runs on, as it describes itself."""
+    """The processor that this runs on, as it describes itself, with vectors as `largest_vector` allows. Asked once.
+
+    Raises:
+        ConfigError: ``DAGNN_VECTOR_BYTES`` is none of 16, 32 and 64.
+    """
     import llvmlite.binding as llvm  # type: ignore[import-untyped,unused-ignore]  # here: `import dagnn` does not wait for it
 
+    limit = largest_vector()
     try:
         features = llvm.get_host_cpu_features()
     except RuntimeError:  # a platform on which LLVM cannot ask
         return PLAIN
+    for name in features:
+        if name.startswith(_WIDER.get(limit, ())):
+            features[name] = False
     size = 64 if features.get("avx512f") else 32 if features.get("avx") else 16
     # ARM processors have a fused multiply-add with their vectors and no feature named for it.
     fused = bool(features.get("fma") or features.get("neon"))
     return Target(llvm.get_host_cpu_name(), features.flatten(), size, fused, _level2_bytes())
+
+
+def largest_vector() -> int:
+    """Bytes of the largest vector that compiled code may use, from ``DAGNN_VECTOR_BYTES``; 64 where it is not set.
+
+    A processor with smaller registers uses those. Results differ by rounding from width to width, and by no bit from
+    machine to machine of one width and instruction set.
+
+    Raises:
+        ConfigError: it is none of 16, 32 and 64.
+    """
+    given = os.environ.get(_VARIABLE, "") or "64"
+    if given not in ("16", "32", "64"):
+        raise ConfigError(f"{_VARIABLE}={given!r} is no size of a vector: unset it, or set it to one of 16, 32, 64.")
+    return int(given)
 
 
 def _level2_bytes(default: int = 1 << 20) -> int:

@@ -38,10 +38,10 @@ def num_workers(pieces: int) -> int:
     return min(torch.get_num_threads(), pieces)
 
 
-def run(function: NativeFunction, frame: Frame, pieces: int) -> None:
-    """Calls ``function`` with ``frame`` on `num_workers` threads and waits for all of them."""
+def run(function: NativeFunction, frame: Frame, pieces: int, *, is_shared: bool = True) -> None:
+    """Calls ``function`` with ``frame`` and waits: on `num_workers` threads if work ``is_shared``, else on this one."""
     frame.begin(pieces)
-    workers = num_workers(pieces)
+    workers = num_workers(pieces) if is_shared else 1
     if workers == 1:
         function(frame.address)
     else:

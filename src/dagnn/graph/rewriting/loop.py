@@ -5,11 +5,12 @@ whoever knows the rules, an exact engine or a network, is asked once per distinc
 Legend: `t`, `u`, `v` are node numbers, `w` is a window number.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from dagnn.graph.jitted import jitted
 from dagnn.graph.rewriting.store import NO_NODE, NODES_PER_STEP, build, make_node
 
 MAX_WINDOW = 128  # tokens: 21 nodes within sight, each written at most twice, and 64 hidden ones
@@ -125,7 +126,7 @@ def new_log(capacity: int) -> Log:
     )
 
 
-@njit(cache=True)
+@jitted
 def _hash_tokens(tokens, start, stop):  # type: ignore[no-untyped-def]
     h = np.uint64(stop - start)
     for i in range(start, stop):
@@ -134,7 +135,7 @@ def _hash_tokens(tokens, start, stop):  # type: ignore[no-untyped-def]
     return h ^ (h >> np.uint64(32))
 
 
-@njit(cache=True)
+@jitted
 def _rehash_memo(memo):  # type: ignore[no-untyped-def]
     mask = np.uint64(len(memo.slots) - 1)
     for w in range(memo.size[0]):
@@ -144,7 +145,7 @@ def _rehash_memo(memo):  # type: ignore[no-untyped-def]
         memo.slots[slot] = w
 
 
-@njit(cache=True)
+@jitted
 def _write_window(store, tables, u, tokens, start, nodes, work):  # type: ignore[no-untyped-def]
     """Appends the window of node `u` to `tokens`; returns (end of tokens, number of distinct nodes)."""
     limit = tables.window_depth[store.label[u]]
@@ -190,7 +191,7 @@ def _write_window(store, tables, u, tokens, start, nodes, work):  # type: ignore
     return end, distinct
 
 
-@njit(cache=True)
+@jitted
 def _find_window(memo, end, num_nodes):  # type: ignore[no-untyped-def]
     """The number of the window written behind the last one: an old one, or itself made permanent."""
     w = memo.size[0]
@@ -221,7 +222,7 @@ def _find_window(memo, end, num_nodes):  # type: ignore[no-untyped-def]
     return w
 
 
-@njit(cache=True, nogil=True)
+@partial(jitted, nogil=True)
 def rewrite_loop(store, tables, memo, stack, log, budget):  # type: ignore[no-untyped-def]
     """Rewrites what the stack holds until it is empty or something is missing.
 

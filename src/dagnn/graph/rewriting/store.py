@@ -6,8 +6,8 @@ Compiled with Numba; nothing here knows any label. Legend: `t`, `u`, `v` are nod
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from dagnn.graph.jitted import jitted
 from dagnn.graph.rewriting.signature import MAX_ARITY, SignatureTables
 
 NO_NODE = -1
@@ -59,7 +59,7 @@ def grown(store: Store) -> Store:
     return bigger
 
 
-@njit(cache=True)
+@jitted
 def _hash(label, a, b, c, d):  # type: ignore[no-untyped-def]
     h = np.uint64(label) * np.uint64(0x9E3779B97F4A7C15)
     h = (h ^ np.uint64(a + 1)) * np.uint64(0xFF51AFD7ED558CCD)
@@ -69,7 +69,7 @@ def _hash(label, a, b, c, d):  # type: ignore[no-untyped-def]
     return h ^ (h >> np.uint64(32))
 
 
-@njit(cache=True)
+@jitted
 def _rehash(store):  # type: ignore[no-untyped-def]
     mask = np.uint64(len(store.slots) - 1)
     for t in range(store.size[0]):
@@ -80,7 +80,7 @@ def _rehash(store):  # type: ignore[no-untyped-def]
         store.slots[slot] = t
 
 
-@njit(cache=True)
+@jitted
 def make_node(store, tables, label, a, b, c, d):  # type: ignore[no-untyped-def]
     """The node with this label and these children: the existing one, or a new one."""
     mask = np.uint64(len(store.slots) - 1)
@@ -106,7 +106,7 @@ def make_node(store, tables, label, a, b, c, d):  # type: ignore[no-untyped-def]
     return np.int32(t)
 
 
-@njit(cache=True)
+@jitted
 def build(store, tables, tokens, start, stop, pointers, scratch):  # type: ignore[no-untyped-def]
     """The node that preorder tokens describe: labels, then `number of labels + k` for ``pointers[k]``.
 
@@ -130,7 +130,7 @@ def build(store, tables, tokens, start, stop, pointers, scratch):  # type: ignor
     return scratch[0]
 
 
-@njit(cache=True)
+@jitted
 def unfold(store, tables, root, out):  # type: ignore[no-untyped-def]
     """Writes the labels of the tree below `root` in preorder; the number written, or -1 where `out` is too short."""
     stack = np.empty(len(out) + MAX_ARITY, np.int32)
