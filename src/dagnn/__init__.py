@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dagnn.accumulation import accumulate as accumulate
     from dagnn.accumulation import check_equivalence as check_equivalence
     from dagnn.accumulation import check_loop as check_loop
+    from dagnn.accumulation import weights as weights
     from dagnn.errors import AccumulationError as AccumulationError
     from dagnn.errors import CheckpointError as CheckpointError
     from dagnn.errors import ConfigError as ConfigError
@@ -82,6 +83,7 @@ _MODULE_OF = {
     "ged_matrix": "dagnn.ged",
     "graph_edit_distance": "dagnn.ged",
     "tree_edit_distance": "dagnn.ged",
+    "weights": "dagnn.accumulation",
 }
 
 __all__ = ["__version__", *_MODULE_OF]

@@ -1,12 +1,14 @@
 """BatchNorm inside a window: the warning, and running statistics that move once."""
 
+import copy
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from dagnn.accumulation import AccumulationWarning, GradientAccumulator
+from dagnn.accumulation import AccumulationWarning, GradientAccumulator, accumulate
 
 
 def accumulator_for(model, **options):
@@ -80,3 +82,63 @@ def test_a_discarded_window_leaves_the_statistics_alone():
     assert float(model.running_mean) == 0.0
     model(torch.ones(2, 1))  # the hooks are gone: a plain forward pass moves them again
     assert float(model.running_mean) == pytest.approx(0.1)
+
+
+def checkpointed(model, inputs, use_reentrant):
+    return checkpoint(model, inputs, use_reentrant=use_reentrant)
+
+
+@pytest.mark.fault("accumulation", 8)
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_pass_that_checkpointing_repeats_does_not_count_again(use_reentrant, twice):
+    torch.manual_seed(0)
+    inputs = [torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 2, 5)]
+    deferred = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh()).double()
+    full = copy.deepcopy(deferred)
+    accumulator = accumulator_for(deferred, batch_norm="defer")
+    with pytest.warns(AccumulationWarning):
+        for window in accumulator.windows(inputs, micro_batches=3):
+            for x in window:
+                outer = (lambda x: checkpointed(deferred, x, use_reentrant)) if twice else deferred
+                window.backward(checkpointed(outer, x, use_reentrant).square().mean())
+            window.step()
+    full(torch.cat(inputs))
+    for name, buffer in full[1].named_buffers():
+        assert torch.allclose(getattr(deferred[1], name), buffer, rtol=1e-12), name
+
+
+@pytest.mark.fault("accumulation", 8)
+def test_the_second_pass_of_a_coupled_loss_does_not_count_again():
+    torch.manual_seed(0)
+    inputs = torch.randn(11, 3, dtype=torch.float64)
+    deferred = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    full = copy.deepcopy(deferred)
+    accumulate(
+        deferred, lambda m, x: m(x).square().mean(), inputs, micro_batch_size=4, coupled=True, batch_norm="defer"
+    )
+    full(inputs)
+    for name, buffer in full[1].named_buffers():
+        assert torch.allclose(getattr(deferred[1], name), buffer, rtol=1e-12), name
+
+
+@pytest.mark.fault("accumulation", 8)
+@pytest.mark.parametrize("how", ["by hand", "nan", "nan, skipped"])
+def test_statistics_leave_out_micro_batches_that_were_left_out(how):
+    torch.manual_seed(0)
+    inputs = [torch.randn(n, 1, dtype=torch.float64) for n in (4, 2, 5)]
+    bad = torch.full((3, 1), float("nan") if how != "by hand" else 9.0, dtype=torch.float64)
+    deferred, full = (nn.BatchNorm1d(1).double() for _ in range(2))
+    accumulator = accumulator_for(deferred, batch_norm="defer", on_nonfinite="skip" if "skipped" in how else "drop")
+    with pytest.warns(AccumulationWarning):
+        for window in accumulator.windows([*inputs[:2], bad, inputs[2]], micro_batches=4):
+            for x in window:
+                loss = deferred(x).square().mean()
+                if x is bad and how == "by hand":
+                    window.drop()
+                else:
+                    window.backward(loss)
+            window.step()
+    full(torch.cat(inputs))
+    assert torch.allclose(deferred.running_mean, full.running_mean, rtol=1e-12)
+    assert torch.allclose(deferred.running_var, full.running_var, rtol=1e-12)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dagnn.accumulation import GradientAccumulator
-from dagnn.errors import AccumulationError
+from dagnn.accumulation import GradientAccumulator, accumulate
+from dagnn.errors import AccumulationError, ConfigError
 
 
 class Weight(nn.Module):
@@ -164,3 +164,108 @@ class TestNothingCounted:
                 window.backward(model(x).mean())
             window.step()
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.fault("accumulation", 9)
+class TestNanLossWithoutGradient:
+    """All targets of one micro-batch are ignored, or a loss overflows, while its gradient is 0."""
+
+    @pytest.fixture(params=["nan", "inf"])
+    def offset(self, request):
+        return float(request.param)
+
+    def windows(self, offset, **options):
+        model = Weight()
+        accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0), **options)
+        updates = []
+        for window in accumulator.windows([2.0, 0.0, 4.0, 4.0], micro_batches=2, weight=lambda x: 1):
+            for x in window:
+                window.backward(model(x) + (0.0 if x else offset))
+            updates.append(window.step())
+        return model.w.item(), updates
+
+    def test_skip(self, offset):
+        moved, updates = self.windows(offset)
+        assert moved == -4.0
+        assert [u.skipped for u in updates] == ["non-finite", None]
+
+    def test_raise(self, offset):
+        with pytest.raises(AccumulationError, match=r"the mean loss of the window .* is not finite"):
+            self.windows(offset, on_nonfinite="raise")
+
+    def test_drop(self, offset):
+        moved, updates = self.windows(offset, on_nonfinite="drop")
+        assert moved == -6.0
+        assert [u.weight for u in updates] == [1, 2]
+
+    def test_a_real_loss_with_all_targets_ignored(self):
+        model = nn.Linear(2, 3)
+        before = model.weight.detach().clone()
+        accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        loader = [(torch.ones(2, 2), torch.tensor(t)) for t in ([0, 1], [-100, -100])]
+        for window in accumulator.windows(loader, micro_batches=2):
+            for x, y in window:
+                window.backward(nn.functional.cross_entropy(model(x), y))
+            assert window.step().skipped == "non-finite"
+        assert torch.equal(model.weight, before)
+
+    def test_the_loss_scale_follows_gradients_alone(self, offset):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        self.windows(offset, scaler=scaler)
+        assert scaler.get_scale() == 8.0
+
+    @pytest.mark.parametrize("eager", ["momentum", "last"])
+    def test_eager_updates_stop_before_the_pass(self, offset, eager):
+        model = Weight()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+        accumulator = GradientAccumulator(model, optimizer, on_nonfinite="raise", eager=eager)
+        window = next(accumulator.windows([1.0], micro_batches=1, weight=lambda x: 1))
+        with pytest.raises(AccumulationError, match="the loss is not finite"):
+            for x in window:
+                window.backward(model(x) + offset)
+        with pytest.raises(AccumulationError, match="discard"):
+            window.step()
+        assert model.w.item() == 0.0
+
+
+@pytest.mark.fault("accumulation", 9)
+@pytest.mark.parametrize("bad", [NAN, INF, -1.0])
+def test_a_weight_that_is_no_number_of_items_is_refused(bad):
+    with pytest.raises(ConfigError, match="must be finite and at least 0"):
+        run([1.0, 1.0], [1, bad])
+
+
+def sparse_and_dense(model, x):
+    """Micro-batches with x = 0 go through a sparse embedding, the others through its weight."""
+    return model(torch.tensor([0, 2])).sum() if not x else x * model.weight.sum()
+
+
+@pytest.mark.fault("accumulation", 11)
+@pytest.mark.parametrize("policy", ["skip", "drop", "raise"])
+@pytest.mark.parametrize("order", [(0, 1, 1), (1, 0, 1), (0, 0, 1), (1, 1, 0), (0, 0, 0)])
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_sparse_and_dense_gradients_add_in_any_order(policy, order, max_norm):
+    model = nn.Embedding(3, 2, sparse=True).double()
+    before = model.weight.detach().clone()
+    accumulator = GradientAccumulator(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), on_nonfinite=policy, max_norm=max_norm
+    )
+    window = next(accumulator.windows(order, micro_batches=3, weight=lambda x: 1))
+    for x in window:
+        window.backward(sparse_and_dense(model, x))
+    update = window.step()
+    right = torch.tensor([[1.0], [0.0], [1.0]]).double() * order.count(0) / 3 + sum(order) / 3
+    right = right.expand(3, 2)
+    norm = float(right.norm())
+    assert update.grad_norm == pytest.approx(norm, rel=1e-12)
+    moved = before - model.weight.detach()
+    assert torch.allclose(moved, right * (1.0 if max_norm is None else max_norm / (norm + 1e-6)), rtol=1e-12)
+
+
+@pytest.mark.fault("accumulation", 11)
+@pytest.mark.parametrize("first", [0, 1])
+def test_accumulate_adds_to_sparse_and_dense_gradients_that_are_there(first):
+    model = nn.Embedding(3, 2, sparse=True).double()
+    sparse_and_dense(model, first).backward()
+    accumulate(model, lambda m, x: sparse_and_dense(m, int(x[0])), torch.tensor([1 - first]), micro_batch_size=1)
+    assert model.weight.grad.to_dense().tolist() == [[2.0, 2.0], [1.0, 1.0], [2.0, 2.0]]

@@ -237,3 +237,63 @@ def test_update_equals_windows():
     ]
     assert update == other
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+@pytest.mark.fault("accumulation", 13)
+@pytest.mark.parametrize("batch", [[torch.zeros(3, 8, 8)] * 4, {"x": 3}, (torch.zeros(4), torch.zeros(3))])
+def test_what_cannot_be_cut_is_not_asked_for_a_weight_that_was_given(batch):
+    model = nn.Linear(8, 1)
+    with pytest.raises(AccumulationError, match=r"cannot be cut, with or without weight="):
+        accumulate(model, lambda m, b: m(b[0]).mean(), batch, micro_batch_size=2, weight=len)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(AccumulationError, match=r"cannot be cut, with or without weight="):
+        next(accumulator.windows([batch], micro_batch_size=2, weight=len))
+
+
+@pytest.mark.fault("accumulation", 7)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_images_and_their_targets_stay_together(size):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1).double()
+    images = torch.randn(4, 5).double()
+    targets = [{"boxes": torch.randn(4, 2).double(), "id": i} for i in range(4)]
+
+    def loss_fn(model, batch):
+        return torch.stack([(model(x) - t["boxes"].sum()).square() for x, t in zip(*batch, strict=True)]).mean()
+
+    loss = accumulate(model, loss_fn, (images, targets), micro_batch_size=size)
+    accumulated = model.weight.grad.clone()
+    model.zero_grad()
+    whole = loss_fn(model, (images, targets))
+    whole.backward()
+    assert loss.weight == 4
+    assert loss == pytest.approx(whole.item(), rel=1e-12)
+    assert torch.allclose(accumulated, model.weight.grad, rtol=1e-12)
+
+
+@pytest.mark.fault("accumulation", 16)
+@pytest.mark.parametrize("options", [{}, {"micro_batch_size": "auto"}, {"coupled": True}])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(2, 2).requires_grad_(False), nn.Tanh])
+def test_a_model_with_nothing_to_train_says_so(make, options):
+    with pytest.raises(AccumulationError, match="there is nothing to train"):
+        accumulate(make(), lambda m, x: m(x).mean(), torch.ones(4, 2), **{"micro_batch_size": 2, **options})
+    model = nn.Linear(2, 2).requires_grad_(False)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(AccumulationError, match="there is nothing to train"):
+        for window in accumulator.windows([torch.ones(4, 2)], micro_batches=1):
+            for x in window:
+                window.backward(model(x).mean())
+
+
+@pytest.mark.fault("accumulation", 16)
+def test_lazy_models_work_or_say_what_to_do():
+    x = torch.ones(4, 3)
+    model = nn.LazyLinear(2)
+    accumulate(model, lambda m, x: m(x).mean(), x, micro_batch_size=2)
+    assert model.weight.grad.sum() == pytest.approx(3.0)
+    for lazy, options in ((nn.LazyLinear(2), {"memory": "1GiB"}), (nn.LazyBatchNorm1d(), {})):
+        options = {"micro_batch_size": "auto", "batch_norm": "ignore", **options}
+        with pytest.raises(ConfigError, match="a lazy module of the model has no shape yet"):
+            accumulate(lazy, lambda m, x: m(x).mean(), x, **options)
+        lazy(x)
+        accumulate(lazy, lambda m, x: m(x).mean(), x, **options)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dagnn.accumulation import GradientAccumulator, accumulate
-from dagnn.errors import AccumulationError
+from dagnn.errors import AccumulationError, ConfigError
 
 
 def one_weight(dtype, value=1.0):
@@ -213,3 +213,98 @@ class TestNorm:
     def test_bfloat16_norm_is_summed_in_float32(self, accumulate_dtype):
         update, _ = self.stepped([[1.0] * 1003], torch.bfloat16, None, accumulate_dtype)
         assert update.grad_norm == pytest.approx(31.670, abs=1e-3)
+
+
+def half_loss(model, x):
+    return model(x).sum()
+
+
+def float_loss(model, x):
+    return model(x).float().sum()
+
+
+def autocast_loss(model, x):
+    with torch.autocast("cpu", torch.float16):
+        y = model(x.float())
+    return y.float().sum()
+
+
+@pytest.mark.fault("accumulation", 5)
+@pytest.mark.parametrize("loss_fn", [half_loss, float_loss, autocast_loss])
+@pytest.mark.parametrize("weights", ["equal", "ragged", "one large", "late"])
+def test_float16_gradients_do_not_vanish_in_long_windows(loss_fn, weights):
+    k, small = 1024, 2.0**-15
+    model = one_weight(torch.float32 if loss_fn is autocast_loss else torch.float16)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    counts = {"ragged": [1 + i % 7 for i in range(k)], "one large": [k] + [1] * (k - 1)}.get(weights, [1] * k)
+    loader = [(torch.full((1, 1), small).half(), count) for count in counts]
+    late = weights == "late"
+    window = next(accumulator.windows(loader, micro_batches=k, weight=None if late else lambda b: b[1]))
+    for x, count in window:
+        window.backward(loss_fn(model, x), weight=count if late else None)
+    assert float(model.weight.grad) == pytest.approx(small, rel=1e-4)
+    assert window.step().grad_norm == pytest.approx(small, rel=1e-4)
+
+
+@pytest.mark.fault("accumulation", 5)
+def test_several_float16_losses_do_not_vanish_either():
+    k, small = 1024, 2.0**-15
+    model = one_weight(torch.float16)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    loader = [torch.full((1, 1), small).half()] * k
+    weight = lambda x: {"main": 3, "aux": 5, "other": 1}  # noqa: E731
+    window = next(accumulator.windows(loader, micro_batches=k, weight=weight))
+    for x in window:
+        y = model(x).sum()
+        window.backward({"main": y, "aux": y.float(), "other": 2 * y})
+    assert float(model.weight.grad) == pytest.approx(4 * small, rel=1e-4)
+
+
+@pytest.mark.fault("accumulation", 10)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("parameter", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [[1, 1, 1], [3, 5, 7], [1, 2, 4], [1000, 1, 1]])
+@pytest.mark.parametrize("on_nonfinite", ["skip", "drop"])
+def test_a_16_bit_loss_of_any_weights_keeps_its_exact_share(dtype, parameter, sizes, on_nonfinite):
+    model = one_weight(parameter)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.0), on_nonfinite=on_nonfinite)
+    window = next(accumulator.windows(sizes, micro_batches=len(sizes), weight=float))
+    for size in window:
+        window.backward((model.weight.sum() * size).to(dtype))
+    assert float(model.weight.grad) == pytest.approx(sum(n * n for n in sizes) / sum(sizes), rel=1e-6)
+
+
+@pytest.mark.fault("accumulation", 10)
+@pytest.mark.parametrize("eager", [None, "momentum", "last"])
+def test_several_16_bit_losses_and_eager_updates_keep_their_exact_shares(eager):
+    model = one_weight(torch.float32, 0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    accumulator = GradientAccumulator(model, optimizer, on_nonfinite="raise", eager=eager)
+    weights = [{"main": 1, "aux": n} for n in (3, 5, 6)]
+    names = ("main",) if eager == "last" else ("main", "aux")
+    for window in accumulator.windows(weights, micro_batches=3, weight=dict):
+        for micro in window:
+            value = model.weight.sum().bfloat16()
+            window.backward({name: value * micro[name] for name in names})
+        window.step()
+    right = 1.0 + (9 + 25 + 36) / 14 * ("aux" in names)
+    assert -model.weight.item() == pytest.approx(right, rel=1e-6)
+
+
+@pytest.mark.fault("accumulation", 5)
+@pytest.mark.parametrize("eager", ["momentum", "last"])
+def test_eager_sums_in_16_bits_are_refused_unless_asked_for(eager):
+    model = one_weight(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    with pytest.raises(ConfigError, match="where 16 bits lose small ones"):
+        GradientAccumulator(model, optimizer, eager=eager, on_nonfinite="raise")
+    GradientAccumulator(model, optimizer, eager=eager, on_nonfinite="raise", accumulate_dtype=None)
+
+
+def test_the_reported_loss_of_16_bit_items_does_not_overflow():
+    model = one_weight(torch.float16)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    window = next(accumulator.windows([torch.full((4, 1), 60000.0).half()] * 2, micro_batches=2))
+    for x in window:
+        window.backward(model(x)[:, 0], reduction="none")
+    assert window.step().loss == 60000.0

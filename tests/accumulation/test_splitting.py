@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from dagnn.accumulation.items import count_items
-from dagnn.accumulation.splitting import join_batches, split_batch
+from dagnn.accumulation.splitting import join_batches
+from dagnn.accumulation.splitting import split_batch as split_with_sizes
 from dagnn.errors import AccumulationError, ConfigError
+
+
+def split_batch(batch, size):
+    pieces = split_with_sizes(batch, size)
+    total = sum(items for _, items in pieces)
+    assert [items for _, items in pieces] == [size] * (total // size) + ([total % size] if total % size else [])
+    return [piece for piece, _ in pieces]
 
 
 class Pair(NamedTuple):
@@ -99,8 +107,8 @@ def test_packed_sequences_are_packed_again():
     ("batch", "message"),
     [
         ((torch.zeros(4), torch.zeros(3)), "first dimensions 3, 4"),
-        ({"x": torch.zeros(())}, "no tensor with a first dimension"),
-        ("text", "no tensor with a first dimension"),
+        ({"x": torch.zeros(())}, "nothing with a first dimension"),
+        ("text", "nothing with a first dimension"),
     ],
 )
 def test_batches_that_cannot_be_counted(batch, message):
@@ -112,3 +120,84 @@ def test_batches_that_cannot_be_counted(batch, message):
 def test_bad_size(size):
     with pytest.raises(ConfigError, match="micro_batch_size must be a positive whole number"):
         split_batch(torch.zeros(3), size)
+
+
+def image(*shape):
+    return torch.zeros(3, *(shape or (8, 8)))
+
+
+def boxes(n):
+    return {"boxes": torch.zeros(n, 4), "labels": torch.zeros(n).long()}
+
+
+@pytest.mark.fault("accumulation", 7)
+@pytest.mark.fault("accumulation", 15)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("found", ["n", "varied", 3])
+@pytest.mark.parametrize("container", [list, tuple])
+def test_detection_batches_count_images_and_are_cut_between_them(n, found, container):
+    counts = {"n": [n] * n, "varied": range(n), 3: [3] * n}[found]
+    for images in (container(image() for _ in range(n)), torch.zeros(n, 3, 8, 8)):
+        batch = (images, container({**boxes(c), "id": i} for i, c in enumerate(counts)))
+        assert count_items(batch) == n
+        pieces = split_batch(batch, 2)
+        assert [len(piece[0]) for piece in pieces] == [len(piece[1]) for piece in pieces]
+        assert [target["id"] for piece in pieces for target in piece[1]] == list(range(n))
+        assert count_items({"images": batch[0], "targets": batch[1]}) == n
+
+
+@pytest.mark.fault("accumulation", 7)
+@pytest.mark.parametrize(
+    ("batch", "items"),
+    [
+        ([torch.zeros(5, 2), torch.zeros(7, 2), torch.zeros(2, 2)], 3),
+        ([image(), torch.zeros(1, 8, 8), image(9, 9), image()], 4),
+        ([np.zeros(5), np.zeros(7)], 2),
+        ([torch.tensor(1.0), torch.tensor(2.0)], 2),
+        ([{"image": image(), "height": 480}] * 4, 4),
+        ([{"a": torch.zeros(5)}, {"b": torch.zeros(5)}], 2),
+        ([(image(), 1)] * 5, 5),
+        ([(torch.zeros(3), torch.zeros(1))] * 4, 4),
+        ([[1, 2], [3, 4], [5, 6]], 3),
+        ((["a", "b"], [0, 1], torch.zeros(2, 3)), 2),
+        (((torch.zeros(8, 2), torch.zeros(8, 2)), torch.zeros(8)), 8),
+        ([torch.zeros(8, 4), torch.zeros(8).long()], 8),
+        ([torch.zeros(8, 3, 4, 4), torch.zeros(8)], 8),
+        ((torch.zeros(8, 4), torch.zeros(8, 3)), 8),
+    ],
+)
+def test_lists_of_items_count_items_and_lists_of_parts_their_rows(batch, items):
+    assert count_items(batch) == items
+    assert len(split_batch(batch, 2)) == -(-items // 2)
+
+
+@pytest.mark.fault("accumulation", 7)
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 16])
+def test_a_list_of_equal_images_alone_is_unclear_whatever_its_length(n):
+    with pytest.raises(AccumulationError, match=r"reads as .* items .* pass weight="):
+        count_items([image() for _ in range(n)])
+    with pytest.raises(AccumulationError, match=r"reads as .* with or without weight="):
+        split_batch([image() for _ in range(n)], 1)
+
+
+@pytest.mark.fault("accumulation", 7)
+def test_a_list_that_may_be_cut_in_two_ways_is_not_cut():
+    with pytest.raises(AccumulationError, match="may hold items or parts of items"):
+        split_batch([image() for _ in range(3)], 2)
+
+
+@pytest.mark.fault("accumulation", 14)
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_count_and_cut_their_rows(layout):
+    nested = torch.nested.nested_tensor([torch.full((n, 2), float(n)) for n in (2, 4, 1)], layout=layout)
+    for batch in (nested, (nested, torch.zeros(3)), {"x": nested, "y": torch.zeros(3)}, [nested, torch.zeros(3)]):
+        assert count_items(batch) == 3
+        assert [count_items(piece) for piece in split_batch(batch, 2)] == [2, 1]
+    first, second = split_batch(nested, 2)
+    assert [len(row) for row in first.unbind()] == [2, 4] and second.unbind()[0].tolist() == [[1.0, 1.0]]
+
+
+def test_sparse_tensors_are_cut_too():
+    batch = torch.eye(3).to_sparse()
+    assert [piece.to_dense().tolist() for piece in split_batch(batch, 2)] == [[[1, 0, 0], [0, 1, 0]], [[0, 0, 1]]]

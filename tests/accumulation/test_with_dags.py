@@ -39,8 +39,8 @@ def test_graph_batches_are_counted_and_cut_by_graphs():
     batch = {"graphs": DagBatch.from_dags(dags), "targets": torch.arange(5.0)}
     assert count_items(batch) == 5
     pieces = split_batch(batch, 2)
-    assert [len(piece["graphs"]) for piece in pieces] == [2, 2, 1]
-    assert [piece["graphs"].num_nodes for piece in pieces] == [5, 9, 6]
+    assert [len(piece["graphs"]) for piece, _ in pieces] == [2, 2, 1]
+    assert [piece["graphs"].num_nodes for piece, _ in pieces] == [5, 9, 6]
 
     weight = nn.Parameter(torch.ones(()).double())
     model = nn.ParameterList([weight])

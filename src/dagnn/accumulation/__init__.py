@@ -1,5 +1,6 @@
 """Exact gradient accumulation for any PyTorch model: the accumulated gradient is that of the full batch."""
 
+from dagnn.accumulation import weights as weights
 from dagnn.accumulation.accumulator import GradientAccumulator
 from dagnn.accumulation.check import Report, check_equivalence, check_loop
 from dagnn.accumulation.notices import AccumulationWarning

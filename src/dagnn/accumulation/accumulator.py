@@ -1,6 +1,5 @@
 """GradientAccumulator: exact gradient accumulation around a model and an optimizer that stay as they are."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.arguments import as_list, check_models, check_optimizers, unique_parameters
+from dagnn.accumulation.arguments import check_models, check_optimizers
 from dagnn.accumulation.batchnorm import BatchNormMode, BatchNorms
 from dagnn.accumulation.closures import step_with_closure
 from dagnn.accumulation.cutting import Cut, MicroBatch, Tail, WeightFn, cut_windows
 from dagnn.accumulation.eager import Eager, LastBackwardSums, MomentumSums, check_eager
 from dagnn.accumulation.gradients import AccumulateDtype, GradientSums, check_accumulate_dtype
 from dagnn.accumulation.oneshot import Job, LossFn, MicroBatchSize, run_batch
+from dagnn.accumulation.owned import OwnedParameters
 from dagnn.accumulation.planning import Plan, join_plans
 from dagnn.accumulation.processes import Ranks
 from dagnn.accumulation.ranks import FsdpSync, ranks_of
@@ -45,16 +45,19 @@ class GradientAccumulator:
     (2, 2.0)
 
     Args:
-        model: any module, or several. Only parameters that an optimizer updates get gradients.
+        model: any module, or several. Only parameters that an optimizer updates get gradients; others may be trained
+            by somebody else. What is frozen does not move, whatever is left in its ``.grad``.
         optimizer: any ``torch.optim`` optimizer, or several that are stepped together.
         max_norm: clip the L2 norm over all gradients of the window to this.
-        scheduler: anything with ``step()``, or several; moved once per update.
+        scheduler: anything with ``step()``, or several, of these optimizers; moved once per update.
         scaler: a ``torch.amp.GradScaler`` for float16; unscales once, one scale per window.
-        ema: ``torch.optim.swa_utils.AveragedModel`` or a function of the model; called once per update.
+        ema: ``torch.optim.swa_utils.AveragedModel``, an object with ``update(model)`` or ``update()``, or a function
+            of the model; called once per update. With several models a list of them in the same order, or a mapping
+            ``{model: average}``; one alone is taken if it can be the average of one model only.
         accumulate_dtype: "auto" sums 16-bit gradients in float32; ``torch.float32``, ``torch.float64``, or None to
             sum in the gradients' own dtype.
-        on_nonfinite: what to do when a gradient is inf or nan: "skip" the window (no update), "drop" the micro-batch
-            (its weight leaves the mean; keeps a second set of gradients), or "raise".
+        on_nonfinite: what to do when a gradient or a loss is inf or nan: "skip" the window (no update), "drop" the
+            micro-batch (its weight leaves the mean; keeps a second set of gradients), or "raise".
         batch_norm: BatchNorm normalises each micro-batch by itself, which no accumulator can repair: "warn" says so
             once, "defer" also moves the running statistics once per window by all of its items, "ignore" does nothing.
         process_group: joins processes that hold plain modules; models in DDP or ``fully_shard`` need none.
@@ -65,7 +68,9 @@ class GradientAccumulator:
             last backward pass. Needs ``on_nonfinite="raise"`` and no clipping, since it cannot be undone.
 
     Raises:
-        ConfigError: an argument is out of range or of the wrong kind.
+        ConfigError: an argument is out of range or of the wrong kind, the optimizer holds no parameter of the model, a
+            scheduler cannot be moved by ``step()`` or is another optimizer's, or it is not clear which model ``ema``
+            averages.
     """
 
     def __init__(
@@ -99,15 +104,15 @@ class GradientAccumulator:
             models,
             optimizers,
             max_norm=max_norm,
-            schedulers=[] if scheduler is None else as_list(scheduler),
+            scheduler=scheduler,
             scaler=scaler,
             ema=ema,
             raise_on_nonfinite=on_nonfinite == "raise",
         )
-        self._every_parameter: list[nn.Parameter] | None = None
-        self._group_sizes: list[int] = []
+        self._owned = OwnedParameters(models, optimizers)
         self._batch_norms = BatchNorms(models, batch_norm)
-        self._ranks: Ranks = ranks_of(models, self._parameters(), process_group=process_group, fsdp_sync=fsdp_sync)
+        parameters = self._owned.open_window()
+        self._ranks: Ranks = ranks_of(models, parameters, process_group=process_group, fsdp_sync=fsdp_sync)
         if self._ranks.every_backward:
             self._accumulate_dtype = None  # fully_shard has a precision policy of its own
             if on_nonfinite == "drop":
@@ -122,6 +127,7 @@ class GradientAccumulator:
             has_scaler=self._finisher.scaler is not None,
             on_nonfinite=on_nonfinite,
             world_size=self._ranks.world_size,
+            accumulate_dtype=accumulate_dtype,
         )
         self._eager = eager
         self._open: Window | None = None
@@ -129,6 +135,7 @@ class GradientAccumulator:
         self._carried: list[Any] = []
         self._saved_window: Mapping[str, Any] | None = None  # loaded, to go on with in the next window
         self._updates = 0
+        self._broken = False  # an eager update was given up half way
         self._fitting_sizes: dict[str | int | None, int] = {}  # memory= of update() -> micro-batch size that fits
 
     @property
@@ -191,10 +198,14 @@ class GradientAccumulator:
             retain_graph: keep the graph for a backward pass of your own.
         """
         window = self._manual_window("backward")
-        window.micro_batches += 1
-        window.begin_micro_batch(is_last=False)
-        window.backward(loss, weight, reduction, retain_graph=retain_graph)
-        window.end_micro_batch()
+        window.add_micro_batch()
+        try:
+            window.backward(loss, weight, reduction, retain_graph=retain_graph)
+            window.end_micro_batch()
+        except BaseException:
+            if not window.failed and not window.take_back_micro_batch():
+                window.discard()  # it was the first: nothing is open
+            raise
 
     def update(
         self,
@@ -312,6 +323,7 @@ class GradientAccumulator:
                 "before the saved position as carried=[...]."
             )
         self._updates = state["updates"]
+        self._broken = False
         self._carried = list(carried)
         self._saved_window = state.get("window")
 
@@ -358,31 +370,28 @@ class GradientAccumulator:
             finisher=self._finisher,
             on_nonfinite=self._on_nonfinite,
             batch_norms=self._batch_norms,
-            names=self._names,
+            check=self._owned.check,
+            names=self._owned.names,
             closed=self._close_window,
         )
 
     def _new_sums(self) -> Sums:
+        if self._broken:
+            raise AccumulationError(
+                f"a window with eager={self._eager!r} was given up after its update had begun, which cannot be undone: "
+                "load the model and the optimizer from a checkpoint, and accumulator.load_state_dict(...) with them."
+            )
+        parameters = self._owned.open_window()
         if self._eager == "momentum":
-            return MomentumSums(self._parameters(), self._finisher.optimizers)
+            return MomentumSums(parameters, self._finisher.optimizers)
         if self._eager == "last":
-            return LastBackwardSums(self._parameters(), self._finisher.optimizers)
-        return GradientSums(self._parameters(), self._accumulate_dtype)
+            return LastBackwardSums(parameters, self._finisher.optimizers)
+        return GradientSums(parameters, self._accumulate_dtype)
 
-    def _names(self) -> dict[int, str]:
-        return {id(p): name for model in self._models for name, p in model.named_parameters()}
-
-    def _parameters(self) -> list[nn.Parameter]:
-        groups = [group["params"] for optimizer in self._finisher.optimizers for group in optimizer.param_groups]
-        # Groups may be added, but are not exchanged; the walk over all parameters is worth saving on small models.
-        if self._every_parameter is None or [len(group) for group in groups] != self._group_sizes:
-            self._every_parameter = unique_parameters(itertools.chain.from_iterable(groups))
-            self._group_sizes = [len(group) for group in groups]
-        return [parameter for parameter in self._every_parameter if parameter.requires_grad]
-
-    def _close_window(self, updated: bool) -> int:
+    def _close_window(self, updated: bool, broken: bool) -> int:
         self._open, self._manual = None, False
         self._updates += updated
+        self._broken |= broken
         return self._updates
 
     def _check_nothing_open(self, call: str) -> None:

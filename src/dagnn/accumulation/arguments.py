@@ -25,6 +25,8 @@ def check_models(model: Any) -> list[nn.Module]:
     for item in models:
         if not isinstance(item, nn.Module):
             raise ConfigError(f"model must be an nn.Module, or a list of them, got {type(item).__name__}.")
+    if len({id(item) for item in models}) < len(models):
+        raise ConfigError("model holds the same module twice: give each once.")
     if not models:
         raise ConfigError("model is an empty list: pass an nn.Module, or a list of them.")
     return models
@@ -38,6 +40,8 @@ def check_optimizers(optimizer: Any) -> list[Optimizer]:
             raise ConfigError(
                 f"optimizer must be a torch.optim.Optimizer, or a list of them, got {type(item).__name__}."
             )
+    if len({id(item) for item in optimizers}) < len(optimizers):
+        raise ConfigError("optimizer holds the same optimizer twice, which would step twice: give each once.")
     if not optimizers:
         raise ConfigError("optimizer is an empty list: pass a torch.optim.Optimizer, or a list of them.")
     return optimizers

@@ -4,7 +4,8 @@ Each micro-batch is normalised by its own mean and variance, so the gradient dif
 accumulator does. What can be repaired is the running statistics, which evaluation uses.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -39,6 +40,8 @@ class BatchNorms:
         self._warned = False
         self._handles: list[RemovableHandle] = []
         self._moments: dict[str, list[_Moments]] = {}
+        self._before: dict[str, int] = {}  # moments that were there before the micro-batch at hand
+        self._recomputing = False
 
     def open_window(self, micro_batches: int) -> None:
         """Warn once when a window has several micro-batches; start to collect statistics if they are deferred."""
@@ -60,6 +63,25 @@ class BatchNorms:
                 if layer.track_running_stats and layer.running_mean is not None:
                     self._handles += self._collect(name, layer)
 
+    def begin_micro_batch(self) -> None:
+        """Called before each micro-batch."""
+        if self._handles:
+            self._before = {name: len(moments) for name, moments in self._moments.items()}
+
+    def drop_micro_batch(self) -> None:
+        """Forget what the micro-batch at hand added."""
+        for name, moments in self._moments.items():
+            del moments[self._before.get(name, 0) :]
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """While a forward pass is repeated, whose items were counted before."""
+        self._recomputing = True
+        try:
+            yield
+        finally:
+            self._recomputing = False
+
     def close_window(self, ranks: Ranks | None) -> None:
         """Move the running statistics by all items of the window; without ``ranks`` forget them."""
         for handle in self._handles:
@@ -70,14 +92,16 @@ class BatchNorms:
         everywhere = ranks.gather(self._moments)
         for name, layer in self._layers:
             parts = [moments for moments_of in everywhere for moments in moments_of.get(name, [])]
-            if parts:
+            if parts := [moments for moments in parts if _is_finite(moments)]:
                 _move(layer, _pool(parts))
         self._moments = {}
 
     def _collect(self, name: str, layer: _BatchNorm) -> list[RemovableHandle]:
         def before(module: Any, inputs: tuple[Tensor, ...]) -> None:
             if module.training:
-                self._moments.setdefault(name, []).append(_moments(inputs[0].detach()))
+                # A pass that checkpointing repeats runs inside the backward pass, and its items were counted.
+                if not self._recomputing and torch._C._current_graph_task_id() == -1:
+                    self._moments.setdefault(name, []).append(_moments(inputs[0].detach()))
                 module.track_running_stats = False  # in training mode: normalise by the batch, leave the buffers
 
         def after(module: Any, inputs: Any, output: Any) -> None:
@@ -90,6 +114,11 @@ def _moments(inputs: Tensor) -> _Moments:
     wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32)).transpose(0, 1).flatten(1)
     mean = wide.mean(dim=1)
     return float(wide.shape[1]), mean.cpu(), (wide - mean[:, None]).square().sum(dim=1).cpu()
+
+
+def _is_finite(moments: _Moments) -> bool:
+    """False for a micro-batch with inf or nan, which would stay in the running statistics for ever."""
+    return bool(torch.isfinite(moments[1]).all() and torch.isfinite(moments[2]).all())
 
 
 def _pool(parts: list[_Moments]) -> _Moments:

@@ -7,7 +7,7 @@ from torch import nn
 
 from dagnn.accumulation.norms import clip_factor, total_norm
 from dagnn.accumulation.snapshot import RandomState
-from dagnn.accumulation.stepping import Finisher, Stepped
+from dagnn.accumulation.stepping import Finisher, Stepped, losses_are_finite
 from dagnn.accumulation.window import Window
 from dagnn.errors import AccumulationError, ConfigError
 
@@ -36,10 +36,10 @@ class WindowClosure:
         self._random.restore()
         window, norm = self._evaluate()
         self._random_after.restore()
-        if not norm < float("inf"):
+        if not norm < float("inf") or not losses_are_finite(window.joined.losses):
             raise AccumulationError(
-                "the gradient became inf or nan inside one optimizer step: the parameters are those of the last "
-                "evaluation. Lower the learning rate, or give LBFGS line_search_fn='strong_wolfe'."
+                "the gradient or the loss became inf or nan inside one optimizer step, which was undone: lower the "
+                "learning rate, or give LBFGS line_search_fn='strong_wolfe'."
             )
         return window.joined.loss
 
@@ -80,9 +80,21 @@ def step_with_closure(finisher: Finisher, run: Callable[[], Window]) -> tuple[Wi
     window, norm = closure.first
     if window.joined.empty:
         return window, Stepped(float("nan"), lr, "empty")
-    if not norm < float("inf"):
-        finisher.refuse_nonfinite([(f"parameter {i}", p.grad) for i, p in enumerate(parameters) if p.grad is not None])
+    losses = window.joined.losses
+    if not norm < float("inf") or not losses_are_finite(losses):
+        gradients = [(f"parameter {i}", p.grad) for i, p in enumerate(parameters) if p.grad is not None]
+        finisher.refuse_nonfinite(gradients, losses)
         return window, Stepped(norm, lr, "non-finite")
-    optimizer.step(closure)
+    before = [parameter.detach().clone() for parameter in parameters]
+    try:
+        optimizer.step(closure)
+    except BaseException:
+        # Half a step (SAM at its perturbed weights) is no step, whoever swallows the error.
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)
+        if finisher.needs_closure:
+            optimizer.state.clear()  # LBFGS cannot go on from a history that ends inside a step
+        raise
     finisher.after_step()
     return window, Stepped(norm, lr, None)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from dagnn.accumulation.items import count_items
+from dagnn.accumulation.items import CUT, count_items
 from dagnn.accumulation.snapshot import RandomState
 from dagnn.accumulation.splitting import join_batches, slice_batch
 from dagnn.errors import AccumulationError
@@ -29,6 +29,7 @@ class _Call:
 
     function: Callable[..., Any]
     arguments: Any  # (args, kwargs), with detached leaves in place of tensors that have a graph
+    num_items: int
     originals: list[tuple[Tensor, Tensor]]  # (tensor with a graph, its detached leaf)
     pieces: list[tuple[int, int, RandomState]]
     outputs: list[Tensor | None]  # leaves, flattened; None where an output is no tensor with a gradient
@@ -73,7 +74,7 @@ def cached_loss(
 
 
 def _run_pieces(function: Callable[..., Any], args: Any, kwargs: Any, size: int, calls: list[_Call]) -> Any:
-    num_items = count_items((args, kwargs))
+    num_items = count_items((*args, *kwargs.values()), advice=CUT)
     with_gradient = torch.is_grad_enabled()
     flat, spec = tree_flatten((args, kwargs))
     originals: list[tuple[Tensor, Tensor]] = []
@@ -89,7 +90,7 @@ def _run_pieces(function: Callable[..., Any], args: Any, kwargs: Any, size: int,
         for start in range(0, num_items, size):
             stop = min(start + size, num_items)
             pieces.append((start, stop, RandomState()))
-            piece_args, piece_kwargs = slice_batch(arguments, start, stop)
+            piece_args, piece_kwargs = (slice_batch(part, start, stop, num_items) for part in arguments)
             output = function(*piece_args, **piece_kwargs)
             _check_separable(output, stop - start)
             outputs.append(output)
@@ -98,7 +99,7 @@ def _run_pieces(function: Callable[..., Any], args: Any, kwargs: Any, size: int,
         return joined
     flat_outputs, output_spec = tree_flatten(joined)
     leaves = [v.requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else None for v in flat_outputs]
-    calls.append(_Call(function, arguments, originals, pieces, leaves, _autocast_state()))
+    calls.append(_Call(function, arguments, num_items, originals, pieces, leaves, _autocast_state()))
     return tree_unflatten(flat_outputs, output_spec)
 
 
@@ -108,7 +109,7 @@ def _replay(call: _Call, backward: Backward) -> None:
     now = RandomState()
     for start, stop, state in call.pieces:
         state.restore()
-        args, kwargs = slice_batch(call.arguments, start, stop)
+        args, kwargs = (slice_batch(part, start, stop, call.num_items) for part in call.arguments)
         with ExitStack() as stack:
             for device, enabled, dtype in call.autocast:
                 stack.enter_context(torch.autocast(device, dtype, enabled))
@@ -138,7 +139,7 @@ def _autocast_state() -> list[tuple[str, bool, torch.dtype]]:
 
 def _check_separable(output: Any, num_items: int) -> None:
     for value in tree_flatten(output)[0]:
-        if isinstance(value, Tensor) and (value.ndim == 0 or value.shape[0] != num_items):
+        if isinstance(value, Tensor) and (value.ndim == 0 or value.size(0) != num_items):
             raise AccumulationError(
                 f"with coupled=True the model must return one row per item, but for {num_items} items it returned the "
                 f"shape {list(value.shape)}: let loss_fn compute the loss from the model's representations."

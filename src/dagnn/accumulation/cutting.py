@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from dagnn.accumulation.items import count_items
+from dagnn.accumulation.fetched import Fetched
+from dagnn.accumulation.items import as_parts, count_items, is_collated
 from dagnn.accumulation.shares import SINGLE, Weights, check_weights
 from dagnn.accumulation.splitting import split_batch
 from dagnn.errors import AccumulationError, ConfigError
@@ -59,39 +60,56 @@ def cut_windows(loader: Iterable[Any], cut: Cut, carried: list[Any]) -> Iterator
         loader: yields batches; read only as far as the window at hand.
         carried: batches left by an earlier call, run first. Filled again when ``tail`` is "carry".
     """
+    collated = is_collated(loader)
+    # Only what is fetched while others wait can be written over; a list is there already, a collated batch is new.
+    look = cut.micro_batches != 1 and not collated and not isinstance(loader, (list, tuple))
     loader = itertools.chain(carried.copy(), loader)
     carried.clear()
     if cut.micro_batch_size is not None:
         for batch in loader:
-            yield [counted(micro, cut.weight) for micro in split_batch(batch, cut.micro_batch_size)]
+            pieces = split_batch(as_parts(batch) if collated else batch, cut.micro_batch_size)
+            yield [counted(micro, cut.weight, items=items) for micro, items in pieces]
         return
 
     window: list[MicroBatch] = []
     filled = 0.0
+    fetched = Fetched()
     for batch in loader:
-        micro = counted(batch, cut.weight)
+        if look:
+            fetched.add(batch)
+        micro = counted(batch, cut.weight, collated=collated)
         if cut.max_weight is not None:
             weight = _main_weight(micro)
             if window and filled + weight > cut.max_weight:
+                fetched.end_window(keep_last=look)
                 yield window
                 window, filled = [], 0.0
             filled += weight
         window.append(micro)
         if len(window) == cut.micro_batches:
+            fetched.end_window()
             yield window
             window = []
+    fetched.end_window()
     if window and cut.tail == "flush":
         yield window
     elif cut.tail == "carry":
         carried.extend(micro.data for micro in window)
 
 
-def counted(data: Any, weight: WeightFn | None) -> MicroBatch:
-    """``data`` with its weights: from ``weight``, else the number of its items."""
+def counted(data: Any, weight: WeightFn | None, *, collated: bool = False, items: int | None = None) -> MicroBatch:
+    """``data`` with its weights: from ``weight``, else the number of its items.
+
+    Args:
+        collated: ``default_collate`` made it, whose lists hold parts of one batch.
+        items: that number, where it is known.
+    """
     if weight is not None:
         return MicroBatch(data, check_weights(weight(data), "weight(micro_batch)"))
+    if items is not None:
+        return MicroBatch(data, {SINGLE: float(items)})
     try:
-        return MicroBatch(data, {SINGLE: float(count_items(data))})
+        return MicroBatch(data, {SINGLE: float(count_items(as_parts(data) if collated else data))})
     except AccumulationError:
         # Not an error yet: the weight may come with backward, which raises if it does not.
         return MicroBatch(data, None)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dagnn.accumulation.backward_pass import run_backward
+from dagnn.accumulation.gradients import AccumulateDtype, wide_dtype
 from dagnn.accumulation.norms import total_norm
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
@@ -28,7 +29,10 @@ class _HookedSums(Sums):
 
     def __init__(self, parameters: Sequence[nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
         self.parameters = list(parameters)
-        self.all_wide = False
+        bits16 = (torch.float16, torch.bfloat16)
+        self.narrow_parameters = any(p.dtype in bits16 for p in self.parameters)
+        self.rescalable = not self.narrow_parameters
+        self._unit = 1.0  # what a gradient is multiplied by when it is taken up
         self._running = False
         self._groups: dict[int, tuple[Optimizer, dict[str, Any]]] = {
             id(p): (optimizer, group)
@@ -53,7 +57,7 @@ class _HookedSums(Sums):
             self._detach()
 
     def scale_(self, factor: float) -> None:
-        assert factor == 1.0, "windows see to it that all weights are known"
+        self._unit /= factor
 
     def narrow(self) -> None:
         pass
@@ -99,7 +103,7 @@ class MomentumSums(_HookedSums):
             self._begun[id(parameter)] = self._begin(parameter)
         buffer, factor = self._begun[id(parameter)]
         assert parameter.grad is not None
-        buffer.add_(parameter.grad, alpha=factor)
+        buffer.add_(parameter.grad, alpha=factor * self._unit)
         parameter.grad = None
 
     def _begin(self, parameter: Tensor) -> tuple[Tensor, float]:
@@ -126,6 +130,13 @@ class MomentumSums(_HookedSums):
 
     def expose(self) -> None:
         pass
+
+    def has_sum(self) -> list[bool]:
+        return [id(parameter) in self._begun for parameter in self.parameters]
+
+    @property
+    def update_begun(self) -> bool:
+        return bool(self._begun)
 
     def norm(self, sum_parts: Callable[[float], float]) -> tuple[bool, float]:
         finite = total_norm([buffer for buffer, _ in self._begun.values()]) < float("inf")
@@ -168,6 +179,13 @@ class LastBackwardSums(_HookedSums):
     def begin_micro_batch(self, *, is_last: bool) -> None:
         self._is_last = is_last
 
+    def scale_(self, factor: float) -> None:
+        super().scale_(factor)
+        if factor != 1.0:
+            for gradient in self._held:
+                if gradient is not None:
+                    gradient.mul_(factor)
+
     def backward(
         self, losses: Sequence[Tensor], *, gradients: Sequence[Tensor] | None = None, retain_graph: bool = False
     ) -> None:
@@ -184,6 +202,13 @@ class LastBackwardSums(_HookedSums):
 
     def _step(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
+        if id(parameter) in self._stepped:
+            raise AccumulationError(
+                "a parameter got its gradient in two parts (reentrant checkpointing does that) and was updated after "
+                "the first: use checkpoint(..., use_reentrant=False), or do without eager='last'."
+            )
+        if self._unit != 1.0:
+            parameter.grad.mul_(self._unit)
         norm = total_norm([parameter.grad])
         if not norm < float("inf"):
             raise AccumulationError(
@@ -213,6 +238,13 @@ class LastBackwardSums(_HookedSums):
     def expose(self) -> None:
         self._attach()  # parameters that the last micro-batch did not use
 
+    def has_sum(self) -> list[bool]:
+        return [p.grad is not None or id(p) in self._stepped for p in self.parameters]
+
+    @property
+    def update_begun(self) -> bool:
+        return bool(self._stepped)
+
     def norm(self, sum_parts: Callable[[float], float]) -> tuple[bool, float]:
         rest = total_norm([p.grad for p in self.parameters if p.grad is not None])
         return rest < float("inf"), float((self._squares + rest * rest) ** 0.5)
@@ -240,6 +272,7 @@ def check_eager(
     has_scaler: bool,
     on_nonfinite: str,
     world_size: int,
+    accumulate_dtype: AccumulateDtype,
 ) -> None:
     """Raise ConfigError where the eager form ``eager`` would not be exact."""
     if eager is None:
@@ -263,6 +296,12 @@ def check_eager(
         raise ConfigError(
             f"eager={eager!r} updates before the whole gradient is known, so it cannot be used with "
             f"{', '.join(found)}: leave that out (on_nonfinite='raise' is possible), or eager."
+        )
+    dtypes = {p.dtype for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    if accumulate_dtype is not None and any(wide_dtype(dtype, accumulate_dtype) for dtype in dtypes):
+        raise ConfigError(
+            f"eager={eager!r} adds gradients in the dtype of their parameters, where 16 bits lose small ones: keep the "
+            "parameters in float32, do without eager, or accept it with accumulate_dtype=None."
         )
     if eager == "momentum":
         for optimizer in optimizers:

@@ -37,7 +37,8 @@ class GradientSums(Sums):
         wide = {dtype: wide_dtype(dtype, accumulate_dtype) for dtype in {p.dtype for p in self.parameters}}
         self._wide = [(p, d) for p in self.parameters if (d := wide[p.dtype]) is not None] if any(wide.values()) else []
         self._base: list[Tensor | None] | None = None  # the sums without the micro-batch on trial
-        self.all_wide = len(self._wide) == len(self.parameters)
+        self.narrow_parameters = any(dtype in _BITS and _BITS[dtype] == 16 for dtype in wide)
+        self.rescalable = all(d is not None for dtype, d in wide.items() if dtype in _BITS and _BITS[dtype] == 16)
         self.exposed = False
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
@@ -63,6 +64,9 @@ class GradientSums(Sums):
         source = [p.grad for p in self.parameters] if self.exposed else self.held
         return [local_part(gradient) for gradient in source if gradient is not None]
 
+    def has_sum(self) -> list[bool]:
+        return [p.grad is not None for p in self.parameters] if self.exposed else [h is not None for h in self.held]
+
     def named(self, names: dict[int, str]) -> list[tuple[str, Tensor]]:
         source = [p.grad for p in self.parameters] if self.exposed else self.held
         return [
@@ -74,10 +78,13 @@ class GradientSums(Sums):
     def scale_(self, factor: float) -> None:
         if factor == 1.0:
             return
-        dense = [gradient for gradient in self.tensors() if not gradient.is_sparse]
+        sums = self.tensors()
+        if self._base is not None:
+            sums += [local_part(gradient) for gradient in self._base if gradient is not None]
+        dense = [gradient for gradient in sums if not gradient.is_sparse]
         if dense:
             torch._foreach_mul_(dense, factor)
-        for gradient in self.tensors():
+        for gradient in sums:
             if gradient.is_sparse:
                 gradient.mul_(factor)
 
@@ -88,7 +95,7 @@ class GradientSums(Sums):
         keep = keep and math.isfinite(total_norm(self.tensors()))
         base, trial = self._base or [], self.held
         self._base = None
-        self.held = [_add(old, new) if keep else old for old, new in zip(base, trial, strict=True)]
+        self.held = [add_gradients(old, new) if keep else old for old, new in zip(base, trial, strict=True)]
         return keep
 
     def norm(self, sum_parts: Callable[[float], float]) -> tuple[bool, float]:
@@ -132,10 +139,11 @@ class GradientSums(Sums):
             parameter.grad_dtype = parameter.dtype
 
 
-def _add(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+def add_gradients(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """The sum, in the memory of one of them; a sparse and a dense gradient make a dense one."""
     if old is None or new is None:
         return new if old is None else old
-    return old.add_(new)
+    return new.add_(old) if old.is_sparse and not new.is_sparse else old.add_(new)
 
 
 def wide_dtype(dtype: torch.dtype, accumulate_dtype: AccumulateDtype) -> torch.dtype | None:

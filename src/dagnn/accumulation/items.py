@@ -1,71 +1,154 @@
 """How many items a batch holds: the default weight of a micro-batch."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import default_collate
 
 from dagnn.errors import AccumulationError
 
+# What to do about a batch that cannot be read, when its items are to be counted and when it is to be cut.
+COUNT = (
+    "so its items cannot be counted: pass weight=... (a function of the micro-batch that returns its number of items, "
+    "or whatever its loss divides by)"
+)
+CUT = (
+    "so it cannot be cut, with or without weight=...: give tensors whose first dimension is the item, or cut it "
+    "yourself and pass the pieces to windows(pieces, micro_batches=...)"
+)
 
-def count_items(batch: Any) -> int:
-    """Number of items in ``batch``: the first dimension that all of its tensors share.
+
+class Parts(list[Any]):
+    """A list whose elements are parts of one batch, as ``default_collate`` makes it, and not items."""
+
+
+def count_items(batch: Any, *, advice: str = COUNT) -> int:
+    """Number of items in ``batch``: the one count that all of its parts agree on.
 
     Args:
-        batch: a tensor or array ``[items, ...]``, a ``PackedSequence``, an object with a length (a ``DagBatch``),
-            a list of plain values, or a tuple, list, mapping or dataclass of those. Numbers, strings, ``None`` and
-            0-dimensional tensors count for nothing.
+        batch: a tensor or array ``[items, ...]``, a nested tensor, a ``PackedSequence``, an object with a length (a
+            ``DagBatch``), a list of items, or a tuple, mapping or dataclass of those. Numbers, strings, ``None`` and
+            0-dimensional tensors count for nothing. A list or inner tuple of values, mappings, tuples, or tensors of
+            several sizes is a list of items; where its tensors may as well be parts of one batch (the same first
+            dimension, dtype and number of dimensions), what stands beside it decides, or nothing does.
+        advice: how the error goes on: what cannot be done now, and what to do.
 
     Raises:
-        AccumulationError: nothing in ``batch`` has a first dimension, or two parts disagree.
+        AccumulationError: nothing in ``batch`` can be counted, two parts disagree, or a list can be read in two ways.
 
     >>> import torch
     >>> count_items({"inputs": torch.zeros(4, 3), "targets": torch.zeros(4)})
     4
+    >>> count_items(([torch.zeros(3, 8, 8), torch.zeros(3, 9, 7)], [{"boxes": torch.zeros(5, 4)}, {}]))
+    2
     """
-    if type(batch) is tuple and len(batch) == 2 and type(batch[0]) is type(batch[1]) is Tensor:
+    if type(batch) in (tuple, Parts) and len(batch) == 2 and type(batch[0]) is type(batch[1]) is Tensor:
         # The usual batch, several times faster than the general way below: this runs for every micro-batch.
         inputs, targets = batch
-        if inputs.ndim and targets.ndim and inputs.shape[0] == targets.shape[0]:
-            return int(inputs.shape[0])
-    sizes = sorted(set(_sizes(batch)))
-    if len(sizes) == 1:
-        return sizes[0]
-    if not sizes:
+        if inputs.ndim and targets.ndim and inputs.size(0) == targets.size(0):
+            return int(inputs.size(0))
+    counts = possible_counts(batch, outer=True)
+    if counts is None:
         raise AccumulationError(
-            f"a micro-batch of type {type(batch).__name__} holds no tensor with a first dimension, so its items cannot "
-            "be counted: pass weight=... (a function of the micro-batch that returns its number of items)."
+            f"a micro-batch of type {type(batch).__name__} holds nothing with a first dimension, {advice}."
         )
-    raise AccumulationError(
-        f"the parts of a micro-batch have first dimensions {', '.join(map(str, sizes))}, so its items cannot be "
-        "counted: pass weight=... (a function of the micro-batch that returns the number its loss divides by)."
-    )
+    if not counts:
+        sizes = sorted(set(_sizes(batch)))
+        raise AccumulationError(
+            f"the parts of a micro-batch have first dimensions {', '.join(map(str, sizes))}, {advice}."
+        )
+    if len(counts) > 1:
+        readings = " or ".join(map(str, sorted(counts)))
+        raise AccumulationError(
+            f"a list in a micro-batch reads as {readings} items (its length, or the first dimension of its tensors), "
+            f"{advice}. An outermost tuple in place of the list always holds parts of one batch."
+        )
+    return counts.pop()
+
+
+def possible_counts(batch: Any, *, outer: bool = False) -> set[int] | None:
+    """Every number of items that ``batch`` may be read as; None where it says nothing about them.
+
+    Args:
+        outer: ``batch`` is the whole batch: a tuple is then ``(inputs, targets)``, never a list of items.
+    """
+    if isinstance(batch, PackedSequence):
+        return {int(batch.batch_sizes[0])}
+    if isinstance(batch, Tensor):
+        return {int(batch.size(0))} if batch.ndim else None
+    if isinstance(batch, np.ndarray):
+        return {int(batch.shape[0])} if batch.ndim else None
+    if is_sized(batch) or is_items(batch):
+        return {len(batch)}
+    if isinstance(batch, (list, tuple)) and not _is_parts(batch, outer):
+        if items := _only_items(batch):
+            return {items}
+        counts = _agreed(batch)
+        items = len(batch) if _alike(batch) else 0
+        return counts if not items else {items, *(counts or ())}
+    if is_structure(batch):
+        return _agreed(parts_of(batch))
+    return None
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
     """Every tensor in ``batch``, through all of its containers."""
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
+    elif is_structure(batch):
+        for part in parts_of(batch):
             yield from tensors_in(part)
-    elif isinstance(batch, (list, tuple)):
-        for part in batch:
-            yield from tensors_in(part)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for field in dataclasses.fields(batch):
-            yield from tensors_in(getattr(batch, field.name))
+
+
+def parts_of(structure: Any) -> Iterable[Any]:
+    """The values that a mapping, list, tuple or dataclass holds; nothing for an array."""
+    if isinstance(structure, Mapping):
+        return structure.values()
+    if isinstance(structure, (list, tuple)):
+        return structure
+    if dataclasses.is_dataclass(structure) and not isinstance(structure, type):
+        return [getattr(structure, field.name) for field in dataclasses.fields(structure)]
+    return ()
 
 
 def is_items(value: Any) -> bool:
-    """True for a list or tuple of plain values (strings, numbers, graphs), which is cut between its elements.
-
-    A list or tuple that holds tensors or containers is a structure: its parts are cut each along their own items.
-    """
+    """True for a list or tuple of plain values (strings, numbers, graphs), which is cut between its elements."""
     return isinstance(value, (list, tuple)) and not any(is_structure(part) or is_sized(part) for part in value)
+
+
+def is_list_of_items(value: Any, num_items: int, *, outer: bool, beside_items: bool) -> bool:
+    """True for a list of ``num_items`` items, False for parts of them.
+
+    Args:
+        beside_items: a list that can only be one of items stands in the same structure, as the targets of object
+            detection stand beside the images.
+
+    Raises:
+        AccumulationError: ``value`` may be either.
+    """
+    if is_items(value):
+        return True
+    if not isinstance(value, (list, tuple)) or _is_parts(value, outer) or len(value) != num_items:
+        return False
+    if _only_items(value):
+        return True
+    if not _alike(value):
+        return False
+    counts = _agreed(value)
+    if counts is None or num_items not in counts or beside_items:
+        return True
+    raise AccumulationError(
+        f"a list of {num_items} tensors with {num_items} rows each may hold items or parts of items, {CUT}."
+    )
+
+
+def holds_list_of_items(parts: Iterable[Any]) -> bool:
+    """True if one of ``parts`` can only be a list of items."""
+    return any(isinstance(part, (list, tuple)) and not _is_parts(part, False) and _only_items(part) for part in parts)
 
 
 def is_structure(value: Any) -> bool:
@@ -80,20 +163,57 @@ def is_sized(value: Any) -> bool:
     return hasattr(value, "from_dags") and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
+def is_collated(loader: Any) -> bool:
+    """True for a ``DataLoader``, a wrapper of one or a progress bar around it, whose lists are parts of one batch."""
+    loader = getattr(loader, "iterable", loader)  # tqdm
+    return getattr(loader, "collate_fn", None) is default_collate
+
+
+def as_parts(batch: Any) -> Any:
+    """``batch`` of ``default_collate``, with its lists marked: that function joins items, and never lists them."""
+    if type(batch) is list and not is_items(batch):
+        return Parts(as_parts(part) for part in batch)
+    if type(batch) is dict:
+        return {key: as_parts(part) for key, part in batch.items()}
+    return batch
+
+
+def _is_parts(value: Any, outer: bool) -> bool:
+    return isinstance(value, Parts) or hasattr(value, "_fields") or (outer and isinstance(value, tuple))
+
+
+def _only_items(values: Any) -> int:
+    """The length of a list of samples (mappings, tuples, objects, lists of numbers), which cannot be parts; else 0."""
+    kinds = {type(value) for value in values}
+    if len(kinds) != 1:
+        return len(values) if all(isinstance(value, Mapping) for value in values) else 0
+    (kind,) = kinds
+    samples = issubclass(kind, (Mapping, tuple)) or dataclasses.is_dataclass(kind)
+    numbers = kind is list and all(isinstance(x, (int, float)) for value in values for x in value)
+    return len(values) if samples or numbers else 0
+
+
+def _alike(values: Any) -> bool:
+    """True where ``values`` may be items of one kind: tensors of one dtype and number of dimensions, lists, graphs."""
+    if all(isinstance(value, (Tensor, np.ndarray)) for value in values):
+        return len({(type(value), value.dtype, value.ndim) for value in values}) == 1
+    return all(isinstance(value, list) for value in values) or all(is_sized(value) for value in values)
+
+
+def _agreed(parts: Iterable[Any]) -> set[int] | None:
+    """The counts that all of ``parts`` allow; None if none of them says anything."""
+    agreed: set[int] | None = None
+    for part in parts:
+        counts = possible_counts(part)
+        if counts is not None:
+            agreed = counts if agreed is None else agreed & counts
+    return agreed
+
+
 def _sizes(batch: Any) -> Iterator[int]:
-    if isinstance(batch, PackedSequence):
-        yield int(batch.batch_sizes[0])
-    elif isinstance(batch, (Tensor, np.ndarray)):
-        if batch.ndim:
-            yield int(batch.shape[0])
-    elif is_sized(batch) or is_items(batch):
-        yield len(batch)
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
+    """Every count in ``batch``, for a message."""
+    if isinstance(batch, (Tensor, np.ndarray, PackedSequence)) or is_sized(batch) or is_items(batch):
+        yield from possible_counts(batch) or ()
+    elif is_structure(batch):
+        for part in parts_of(batch):
             yield from _sizes(part)
-    elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        for part in batch:
-            yield from _sizes(part)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for field in dataclasses.fields(batch):
-            yield from _sizes(getattr(batch, field.name))

@@ -1,53 +1,59 @@
 """What losses are multiplied by before backward: their share of the window, times the loss scale."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from dagnn.accumulation.losses import is_low_precision
+from dagnn.accumulation.losses import LOW_PRECISION, holds_float16
 from dagnn.accumulation.sums import Sums
 
 
 class LossScale:
-    """Scales the losses of one window, and keeps what could not be put into them.
+    """Scales the losses of one window, and keeps what must not be put into them.
 
-    bfloat16 keeps 8 bits of ``w / N``, an error of up to 0.4 % on all of a micro-batch. So a single 16-bit loss is
-    multiplied by a power of two, and the rest of the factor, between 1 and 2, is applied to the 32-bit sums.
+    A share ``w / N`` cannot go into 16 bits: bfloat16 would round it by up to 0.4 %, and in float16 gradients of
+    2^-15 vanish when 1,024 micro-batches divide them beforehand. So where 16 bits are on the way, the backward pass
+    starts from 1 (from a power of two with a loss scaler), and the sums of 32 bits or more take the rest of the factor.
     """
 
-    def __init__(self, sums: Sums, scale: float) -> None:
+    def __init__(self, sums: Sums, scale: float, *, may_rescale: bool) -> None:
         self._sums = sums
         self._scale = scale  # read once: one loss scale per window
+        self._may_rescale = may_rescale and sums.rescalable
+        self._low: bool | None = True if sums.narrow_parameters else None  # None until a loss was looked into
         self._residual = 1.0
         self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
-    def apply(self, losses: Sequence[Tensor], coefficients: Sequence[float]) -> tuple[list[Tensor], list[Tensor]]:
-        """Where to begin the backward pass, and with which gradient: ``coefficient * scale`` for each loss, up to the
-        factor that ``leftover`` still holds.
+    def passes(
+        self, losses: Sequence[Tensor], coefficients: Sequence[float]
+    ) -> Iterable[tuple[list[Tensor], list[Tensor], bool]]:
+        """Where to begin each backward pass, with which gradients, and whether it is the last: one pass, but for
+        several 16-bit losses with different shares.
 
-        The gradient is given and not multiplied onto the loss, which would be one more operation in both directions.
+        The gradients are ``coefficient * scale``, up to the factor that ``leftover`` still holds. They are given and
+        not multiplied onto the loss, which would be one more operation in both directions.
         """
-        if self._sums.all_wide and len(losses) == 1 and is_low_precision(losses[0].dtype):
-            mantissa, exponent = math.frexp(coefficients[0] * self._scale)
-            rest = 2 * mantissa  # at least 1: the 16-bit gradients are never larger than they would be otherwise
-            if rest != self._residual:
-                self._sums.scale_(self._residual / rest)
-                self._residual = rest
-            coefficients, factor = [math.ldexp(1.0, exponent - 1)], 1.0
-        else:
-            factor = self._scale / self._residual
         roots = [loss.sum() if loss.ndim else loss for loss in losses]
-        return roots, [self._seed(root, c * factor) for root, c in zip(roots, coefficients, strict=True)]
+        if not (self._may_rescale and (self._low or self._is_low(losses))):
+            factor = self._scale / self._residual
+            return ((roots, [self._seed(root, c * factor) for root, c in zip(roots, coefficients, strict=True)], True),)
+        return self._low_passes(roots, coefficients)
 
-    def _seed(self, root: Tensor, value: float) -> Tensor:
-        """The number as a tensor like the loss; most micro-batches of a window share one."""
-        key = (value, root.dtype, root.device)
-        seed = self._seeds.get(key)
-        if seed is None:
-            seed = self._seeds[key] = torch.full((), value, dtype=root.dtype, device=root.device)
-        return seed
+    def _low_passes(
+        self, roots: Sequence[Tensor], coefficients: Sequence[float]
+    ) -> Iterator[tuple[list[Tensor], list[Tensor], bool]]:
+        top = max(coefficients)
+        groups: dict[float, list[tuple[Tensor, float]]] = {}
+        for root, coefficient in zip(roots, coefficients, strict=True):
+            exact = root.dtype not in LOW_PRECISION or math.frexp(coefficient / top)[0] == 0.5
+            groups.setdefault(top if exact else coefficient, []).append((root, coefficient))
+        for number, (unit, members) in enumerate(groups.items(), start=1):
+            start = 1.0 if self._scale == 1.0 else math.ldexp(1.0, math.frexp(unit * self._scale)[1] - 1)
+            self._rescale(unit * self._scale / start)
+            seeds = [self._seed(root, coefficient / unit * start) for root, coefficient in members]
+            yield [root for root, _ in members], seeds, number == len(groups)
 
     @property
     def leftover(self) -> float:
@@ -58,9 +64,28 @@ class LossScale:
         """What a window that is half done needs of it."""
         return {"scale": self._scale, "residual": self._residual}
 
-    @classmethod
-    def from_state(cls, sums: Sums, state: dict[str, float]) -> "LossScale":
+    def load_state(self, state: dict[str, float]) -> None:
         """Inverse of ``state``."""
-        loss_scale = cls(sums, state["scale"])
-        loss_scale._residual = state["residual"]
-        return loss_scale
+        self._scale, self._residual = state["scale"], state["residual"]
+
+    def _is_low(self, losses: Sequence[Tensor]) -> bool:
+        for loss in losses:
+            if loss.dtype in LOW_PRECISION:
+                return True
+        if self._low is None:
+            # A loss scaler guards what float16 layers send back; without one, only the graph shows that there are any.
+            self._low = self._scale == 1.0 and any(map(holds_float16, losses))
+        return self._low
+
+    def _rescale(self, residual: float) -> None:
+        if residual != self._residual:
+            self._sums.scale_(self._residual / residual)
+            self._residual = residual
+
+    def _seed(self, root: Tensor, value: float) -> Tensor:
+        """The number as a tensor like the loss; most micro-batches of a window share one."""
+        key = (value, root.dtype, root.device)
+        seed = self._seeds.get(key)
+        if seed is None:
+            seed = self._seeds[key] = torch.full((), value, dtype=root.dtype, device=root.device)
+        return seed

@@ -1,5 +1,6 @@
 """Checks on the losses that users hand to backward."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from dagnn.accumulation.notices import warn
 from dagnn.accumulation.shares import SINGLE, Reduction
 from dagnn.errors import AccumulationError, ConfigError
+
+LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 
 
 def check_loss(name: str, loss: Any, reduction: Reduction) -> None:
@@ -28,12 +31,27 @@ def check_loss(name: str, loss: Any, reduction: Reduction) -> None:
         )
 
 
-def check_differentiable(name: str, loss: Tensor) -> None:
-    """Raise when ``loss`` has no graph to go back through."""
-    if not loss.requires_grad:
+def refuse_detached(name: str, parameters: Sequence[Tensor]) -> None:
+    """Raise for a loss that has no graph to go back through to any of ``parameters``."""
+    check_trainable(parameters)
+    raise AccumulationError(
+        f"{_called(name)} does not depend on a parameter that requires a gradient: was it computed under "
+        "torch.no_grad() or detached? Use window.drop() for a micro-batch without a loss."
+    )
+
+
+def reported_loss(loss: Tensor) -> Tensor:
+    """``loss`` as one number without a graph; losses per item are summed in float32 at least."""
+    detached = loss.detach()
+    return detached.sum(dtype=torch.promote_types(loss.dtype, torch.float32)) if loss.ndim else detached
+
+
+def check_trainable(parameters: Sequence[Tensor]) -> None:
+    """Raise when none of ``parameters`` requires a gradient."""
+    if not any(parameter.requires_grad for parameter in parameters):
         raise AccumulationError(
-            f"{_called(name)} does not depend on a parameter that requires a gradient: was it computed under "
-            "torch.no_grad() or detached? Use window.drop() for a micro-batch without a loss."
+            "there is nothing to train: no parameter requires a gradient. Call requires_grad_(True) on those that "
+            "should learn, before the window."
         )
 
 
@@ -63,6 +81,17 @@ def _called(name: str) -> str:
     return "loss" if name == SINGLE else f"loss {name!r}"
 
 
-def is_low_precision(dtype: torch.dtype) -> bool:
-    """16-bit floating point."""
-    return dtype in (torch.float16, torch.bfloat16)
+def holds_float16(loss: Tensor) -> bool:
+    """True if the graph of ``loss`` sends a float16 gradient anywhere, as float16 autocast does."""
+    nodes, seen = [loss.grad_fn], {loss.grad_fn}
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if any(getattr(part, "dtype", None) == torch.float16 for part in getattr(node, "_input_metadata", ())):
+            return True
+        for parent, _ in node.next_functions:
+            if parent not in seen:
+                seen.add(parent)
+                nodes.append(parent)
+    return False

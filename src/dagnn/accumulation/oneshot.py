@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dagnn.accumulation.batchnorm import BatchNormMode, BatchNorms
 from dagnn.accumulation.coupled import cached_loss
 from dagnn.accumulation.cutting import MicroBatch, WeightFn, counted
-from dagnn.accumulation.gradients import AccumulateDtype, GradientSums, check_accumulate_dtype
-from dagnn.accumulation.items import count_items, tensors_in
+from dagnn.accumulation.gradients import AccumulateDtype, GradientSums, add_gradients, check_accumulate_dtype
+from dagnn.accumulation.items import CUT, count_items, tensors_in
+from dagnn.accumulation.losses import LOW_PRECISION, check_trainable
 from dagnn.accumulation.memory import activation_bytes, is_out_of_memory, largest_fitting, parse_memory
 from dagnn.accumulation.planning import Plan, join_plans
 from dagnn.accumulation.processes import Ranks
@@ -121,7 +123,8 @@ def accumulate(
             on_nonfinite="skip",
             names=dict,
             batch_norms=norms,
-            closed=lambda updated: 0,
+            check=lambda sums: None,
+            closed=lambda updated, broken: 0,
         )
         ranks.open_window([plan.micro_batches for plan in plans])
         return Window(engine, micros, join_plans(plans, micros))
@@ -135,7 +138,7 @@ def accumulate(
         raise
     for parameter, gradient in zip(parameters, before, strict=True):
         if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+            parameter.grad = add_gradients(gradient, parameter.grad)
     result = AccumulatedLoss(window.joined.loss)
     result.weight, result.losses = window.joined.weight, window.joined.losses
     result.micro_batches, result.micro_batch_size = window.num_run, size
@@ -155,15 +158,16 @@ def run_batch(
 
     All processes use the same size: when memory runs out on one, all start again.
     """
-    num_items = count_items(batch)
+    _check_initialised(models, with_parameters=job.memory is not None)
+    num_items = count_items(batch, advice=CUT)
     snapshot = Snapshot(models, job.restore)
     size = num_items if job.micro_batch_size == "auto" else min(job.micro_batch_size, max(num_items, 1))
     if job.memory is not None:
         size = _size_for_memory(models, model, loss_fn, batch, num_items, parse_memory(job.memory), snapshot)
     size = max(1, min(ranks.gather(size)))
     while True:
-        pieces = [batch] if job.coupled else split_batch(batch, size)
-        micros = [counted(piece, job.weight) for piece in pieces]
+        pieces = [(batch, num_items)] if job.coupled else split_batch(batch, size)
+        micros = [counted(piece, job.weight, items=items) for piece, items in pieces]
         window = make_window(micros, ranks.gather(Plan.of(micros, declared=job.weight is not None)))
         failure = _run(window, model, loss_fn, job, size, models)
         if not any(ranks.gather(failure is not None)):
@@ -186,10 +190,14 @@ def _run(
     try:
         for micro in window.run():
             if job.coupled:
-                loss, finish = cached_loss(model, loss_fn, micro, size)
-                window.backward(*_loss_and_weight(loss), job.reduction, retain_graph=True)
+                result, finish = cached_loss(model, loss_fn, micro, size)
+                # The loss depends on representations, not on parameters, and does not show that there are none.
+                check_trainable([p for m in models for p in m.parameters()])
+                loss, weight = _loss_and_weight(result)
+                window.backward(_at_least_float32(loss), weight, job.reduction, retain_graph=True)
                 after_first_pass = Snapshot(models)
-                finish(window.carry_back)
+                with window.recomputing():
+                    finish(window.carry_back)
                 after_first_pass.restore_buffers()  # the second pass must not move running statistics again
             else:
                 window.backward(*_loss_and_weight(loss_fn(model, micro)), job.reduction)
@@ -210,6 +218,21 @@ def _loss_and_weight(result: Any) -> tuple[Tensor | Mapping[str, Tensor], Any]:
     return result, None
 
 
+def _at_least_float32(loss: Any) -> Any:
+    """16-bit losses as float32: the gradients of the representations then have one factor, whatever the shares are."""
+    if isinstance(loss, Mapping):
+        return {name: _at_least_float32(value) for name, value in loss.items()}
+    return loss.float() if isinstance(loss, Tensor) and loss.dtype in LOW_PRECISION else loss
+
+
+def _check_initialised(models: Sequence[nn.Module], *, with_parameters: bool) -> None:
+    tensors = [b for m in models for b in m.buffers()]
+    if with_parameters:
+        tensors += [p for m in models for p in m.parameters()]
+    if any(map(is_lazy, tensors)):
+        raise ConfigError("a lazy module of the model has no shape yet: run the model once on a batch, then do this.")
+
+
 def _size_for_memory(
     models: Sequence[nn.Module],
     model: Any,
@@ -223,7 +246,7 @@ def _size_for_memory(
     known += tensors_in(batch)
 
     def measure(items: int) -> int:
-        piece = slice_batch(batch, 0, items)
+        piece = slice_batch(batch, 0, items, num_items)
         used = activation_bytes(lambda: loss_fn(model, piece), known)
         snapshot.restore()
         return used

@@ -25,8 +25,8 @@ def window_state(sums: Sums, shares: Shares, loss_scale: LossScale | None, done:
     }
 
 
-def restore_window(state: Mapping[str, Any], sums: Sums, shares: Shares, micro_batches: int) -> LossScale | None:
-    """Put ``state`` back into a fresh window, and return its loss scale.
+def restore_window(state: Mapping[str, Any], sums: Sums, shares: Shares, micro_batches: int) -> bool:
+    """Put ``state`` back into a fresh window; True if it had a loss scale.
 
     Raises:
         ConfigError: the window at hand is not the one that was saved.
@@ -46,4 +46,4 @@ def restore_window(state: Mapping[str, Any], sums: Sums, shares: Shares, micro_b
             )
     sums.held = [None if h is None else h.to(p.device) for h, p in zip(saved, sums.parameters, strict=True)]
     shares.load_state(state["shares"])
-    return None if state["scale"] is None else LossScale.from_state(sums, state["scale"])
+    return state["scale"] is not None

@@ -83,6 +83,13 @@ class Shares:
         self._weights.pop(micro, None)
         self._records = [record for record in self._records if record.micro != micro]
 
+    def take_back(self, micro: int) -> None:
+        """Forget micro-batch ``micro``, which was refused; the first decides again how weights come."""
+        self._weights.pop(micro, None)
+        self._records = [record for record in self._records if record.micro != micro]
+        if not self._weights:
+            self._counted = None
+
     def tally(self) -> Tally:
         """Everything this process contributes, as plain numbers (waits for the device once)."""
         used: Weights = {}

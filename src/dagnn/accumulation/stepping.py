@@ -6,14 +6,15 @@ The schedule moves once per update, and not at all when an update was skipped.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from dagnn.accumulation.followers import average_updates, check_schedulers
 from dagnn.accumulation.norms import clip_factor, first_nonfinite
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
@@ -36,17 +37,18 @@ class Finisher:
         optimizers: Sequence[Optimizer],
         *,
         max_norm: float | None,
-        schedulers: Sequence[Any],
+        scheduler: Any,
         scaler: torch.amp.GradScaler | None,
         ema: Any,
         raise_on_nonfinite: bool,
     ) -> None:
-        self._models = list(models)
         self.optimizers = list(optimizers)
         self.max_norm = check_max_norm(max_norm)
-        self._schedulers = [check_scheduler(scheduler) for scheduler in schedulers]
+        self._schedulers = check_schedulers(scheduler, optimizers)
+        if scaler is not None and not all(hasattr(scaler, name) for name in ("is_enabled", "get_scale", "unscale_")):
+            raise ConfigError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}.")
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._update_ema = ema_function(ema)
+        self._averages = average_updates(ema, models)
         self._raise_on_nonfinite = raise_on_nonfinite
         self._scaler_probe: Optimizer | None = None
         self._needs_closure = {id(optimizer) for optimizer in optimizers if needs_closure(optimizer)}
@@ -70,40 +72,47 @@ class Finisher:
         sums: Sums,
         names: Callable[[], dict[int, str]],
         sum_parts: Callable[[float], float],
-        *,
+        losses: Mapping[str, float],
         overflowed: bool = False,
     ) -> Stepped:
-        """Update the parameters from the exposed mean gradients, or skip when one of them is not finite.
+        """Update the parameters from the exposed mean gradients, or skip when one of them or a loss is not finite.
 
         Args:
+            losses: the mean losses of the window. One that is nan counts nothing (all its targets are ignored, say),
+                and its gradient may be 0 nevertheless.
             overflowed: a micro-batch was dropped for overflow: the step is done, but the scale still goes down.
         """
         self._check_can_step()
         (finite, norm), lr = sums.norm(sum_parts), self.lr
-        if finite:
+        sound = finite and losses_are_finite(losses)
+        if sound:
             if self.max_norm is not None:
                 sums.scale_(clip_factor(norm, self.max_norm))
             sums.apply(self.optimizers)
         self._update_scaler(found_inf=overflowed or not finite)
-        if not finite:
+        if not sound:
             if self._raise_on_nonfinite:
-                self.refuse_nonfinite(sums.named(names()))
+                self.refuse_nonfinite(sums.named(names()), losses)
             return Stepped(norm, lr, "non-finite")
         self.after_step()
         return Stepped(norm, lr, None)
 
-    def refuse_nonfinite(self, gradients: Sequence[tuple[str, Tensor]]) -> None:
-        """Raise under ``on_nonfinite="raise"``, naming the first of ``gradients`` that is not finite."""
-        if self._raise_on_nonfinite:
-            raise AccumulationError(_nonfinite_message(first_nonfinite(gradients)))
+    def refuse_nonfinite(self, gradients: Sequence[tuple[str, Tensor]], losses: Mapping[str, float]) -> None:
+        """Raise under ``on_nonfinite="raise"``, naming the first of ``gradients`` that is not finite, or the loss."""
+        if not self._raise_on_nonfinite:
+            return
+        name = first_nonfinite(gradients)
+        if name is None and not losses_are_finite(losses):
+            found = ", ".join(f"{loss_name} = {value}" for loss_name, value in losses.items())
+            raise AccumulationError(_nonfinite_message(f"the mean loss of the window ({found})"))
+        raise AccumulationError(_nonfinite_message(f"the gradient of {name}" if name else "the gradient"))
 
     def after_step(self) -> None:
         """Scheduler, then EMA."""
         for scheduler in self._schedulers:
             scheduler.step()
-        if self._update_ema is not None:
-            for model in self._models:
-                self._update_ema(model)
+        for update in self._averages:
+            update()
 
     def _update_scaler(self, *, found_inf: bool) -> None:
         """Tell the scaler about this window through its public methods, with a parameter of our own.
@@ -157,36 +166,13 @@ def check_max_norm(max_norm: float | None) -> float | None:
     return float(max_norm)
 
 
-def check_scheduler(scheduler: Any) -> Any:
-    """``scheduler`` itself, if it can be moved by ``step()`` once per update."""
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(
-            "ReduceLROnPlateau follows a metric, not the updates: leave it out of scheduler= and call its step(metric) "
-            "yourself after each evaluation."
-        )
-    if not isinstance(scheduler, LRScheduler) and not callable(getattr(scheduler, "step", None)):
-        raise ConfigError(f"scheduler must have a step() method, got {type(scheduler).__name__}.")
-    return scheduler
+def losses_are_finite(losses: Mapping[str, float]) -> bool:
+    """No mean loss is inf or nan."""
+    return all(map(math.isfinite, losses.values()))
 
 
-def ema_function(ema: Any) -> Callable[[nn.Module], Any] | None:
-    """What to call with the model after an update."""
-    if ema is None:
-        return None
-    update = getattr(ema, "update_parameters", None)  # torch.optim.swa_utils.AveragedModel
-    if callable(update):
-        return update  # type: ignore[no-any-return]
-    if callable(ema) and not isinstance(ema, nn.Module):
-        return ema  # type: ignore[no-any-return]
-    raise ConfigError(
-        "ema must have update_parameters(model), as torch.optim.swa_utils.AveragedModel has, or be a function of the "
-        f"model, got {type(ema).__name__}."
-    )
-
-
-def _nonfinite_message(name: str | None) -> str:
-    where = f" of {name}" if name else ""
+def _nonfinite_message(what: str) -> str:
     return (
-        f"the gradient{where} is not finite, and on_nonfinite='raise': parameters were left as they were. Look for inf "
+        f"{what} is not finite, and on_nonfinite='raise': parameters were left as they were. Look for inf "
         "or nan in the loss, or use on_nonfinite='skip' (leave the window out) or 'drop' (leave the micro-batch out)."
     )

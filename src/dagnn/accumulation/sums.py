@@ -11,7 +11,8 @@ class Sums(ABC):
     """The gradients of one window. See ``gradients.py`` for the usual form, ``eager.py`` for those that save memory."""
 
     parameters: list[nn.Parameter]
-    all_wide: bool  # all sums have more bits than their parameters, so that they may be rescaled without loss
+    narrow_parameters: bool  # some parameters have 16 bits
+    rescalable: bool  # no sum has 16 bits, so that they may be multiplied by a factor almost without loss
     final: bool  # what backward adds cannot be rescaled any more: weights must be known before
 
     @abstractmethod
@@ -26,7 +27,7 @@ class Sums(ABC):
 
     @abstractmethod
     def scale_(self, factor: float) -> None:
-        """Multiply all sums by ``factor``."""
+        """Multiply all sums by ``factor``; where that is too late, divide what comes next by it."""
 
     @abstractmethod
     def expose(self) -> None:
@@ -35,6 +36,15 @@ class Sums(ABC):
     @abstractmethod
     def norm(self, sum_parts: Callable[[float], float]) -> tuple[bool, float]:
         """Whether all sums are finite, and their L2 norm; nan where it is not known."""
+
+    @property
+    def update_begun(self) -> bool:
+        """Something was updated that ``clear`` cannot undo."""
+        return False
+
+    @abstractmethod
+    def has_sum(self) -> list[bool]:
+        """For each of ``parameters`` whether a gradient was added."""
 
     @abstractmethod
     def named(self, names: dict[int, str]) -> list[tuple[str, Tensor]]:

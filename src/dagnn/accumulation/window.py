@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from dagnn.accumulation.batchnorm import BatchNorms
 from dagnn.accumulation.cutting import MicroBatch
 from dagnn.accumulation.loss_scale import LossScale
-from dagnn.accumulation.losses import check_differentiable, check_loss, warn_if_divided
+from dagnn.accumulation.losses import check_loss, refuse_detached, reported_loss, warn_if_divided
 from dagnn.accumulation.processes import Ranks
 from dagnn.accumulation.resume import restore_window, window_state
 from dagnn.accumulation.shares import SINGLE, Joined, Planned, Reduction, Shares, check_weight, join_tallies
@@ -30,8 +31,9 @@ class Engine(NamedTuple):
     finisher: Finisher | None  # None where gradients are wanted and no update
     on_nonfinite: OnNonfinite
     batch_norms: BatchNorms
+    check: Callable[[Sums], None]  # raises where a step would move what it must not
     names: Callable[[], dict[int, str]]  # id(parameter) -> its name in the model; asked for in error messages only
-    closed: Callable[[bool], int]  # (an update was made) -> updates made so far
+    closed: Callable[[bool, bool], int]  # (an update was made, half an update was) -> updates made so far
 
 
 class Window:
@@ -59,6 +61,7 @@ class Window:
         self._ran = self._dropped = False  # the micro-batch at hand had a backward; is left out
         self._num_run = 0
         self._joined: Joined | None = None
+        self.failed: str | None = None  # the error inside a backward pass
         self.num_run = 0  # micro-batches over all processes, once settled
         engine.batch_norms.open_window(self.micro_batches)
 
@@ -128,27 +131,29 @@ class Window:
                 "backward(weight=...)."
             )
 
+        losses = {SINGLE: loss} if isinstance(loss, Tensor) or not isinstance(loss, Mapping) else loss
+        names: list[str] = []
         tensors: list[Tensor] = []
         coefficients: list[float] = []
-        for name, value in (
-            {SINGLE: loss} if isinstance(loss, Tensor) or not isinstance(loss, Mapping) else loss
-        ).items():
+        for name, value in losses.items():
             check_loss(name, value, reduction)
             coefficient = self._shares.coefficient(self._current, name, declared, reduction)
             if coefficient == 0.0 and not self._engine.ranks.every_backward:
                 continue  # nothing was counted in it: a mean over nothing is nan, and must not reach the gradients
-            if coefficient == 0.0 and not bool(torch.isfinite(value)):
+            if coefficient == 0.0 and not bool(torch.isfinite(value).all()):
                 raise AccumulationError(
                     "a micro-batch of weight 0 has a loss of nan, and fully_shard needs its backward pass: use a sum "
                     "loss with reduction='sum', which is 0 there."
                 )
-            check_differentiable(name, value)
+            if not value.requires_grad:
+                refuse_detached(name, self._engine.sums.parameters)
             if self._num_run == 0:
                 warn_if_divided(value, self.micro_batches, reduction)
-            reported = value.detach()
-            self._shares.record(self._current, name, reported.sum() if reported.ndim else reported, reduction)
+            names.append(name)
             tensors.append(value)
             coefficients.append(coefficient * self._engine.ranks.seed_factor)
+        for name, value in zip(names, tensors, strict=True):
+            self._shares.record(self._current, name, reported_loss(value), reduction)
         self._ran = True
 
         if not tensors or self._dropped:
@@ -156,19 +161,49 @@ class Window:
         if self._engine.on_nonfinite == "drop" and not all(bool(torch.isfinite(t).all()) for t in tensors):
             self._drop(overflowed=True)
             return
+        self._run_backward(tensors, coefficients, retain_graph)
+
+    def _run_backward(self, losses: list[Tensor], coefficients: list[float], retain_graph: bool) -> None:
         if self._loss_scale is None:
-            finisher = self._engine.finisher
-            self._loss_scale = LossScale(self._engine.sums, 1.0 if finisher is None else finisher.scale())
-        roots, seeds = self._loss_scale.apply(tensors, coefficients)
-        self._engine.sums.backward(roots, gradients=seeds, retain_graph=retain_graph)
+            self._loss_scale = self._new_loss_scale()
+        try:
+            if self._engine.sums.final and not all(bool(torch.isfinite(loss).all()) for loss in losses):
+                raise AccumulationError("the loss is not finite, and with eager updates nothing can be left out.")
+            for roots, seeds, is_last in self._loss_scale.passes(losses, coefficients):
+                self._engine.sums.backward(roots, gradients=seeds, retain_graph=retain_graph or not is_last)
+        except BaseException as error:
+            self._note_failure(error)
+            raise
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Remembers an error, also one that the caller swallows: what was running may have added half a gradient."""
+        try:
+            yield
+        except BaseException as error:
+            self._note_failure(error)
+            raise
+
+    def _note_failure(self, error: BaseException) -> None:
+        self.failed = f"{type(error).__name__} in micro-batch {self._current}"
+
+    def _new_loss_scale(self) -> LossScale:
+        finisher = self._engine.finisher
+        may_rescale = not self._engine.ranks.every_backward  # there, each pass adds what all processes have
+        return LossScale(self._engine.sums, 1.0 if finisher is None else finisher.scale(), may_rescale=may_rescale)
 
     def carry_back(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], retain_graph: bool) -> None:
         """Continue a backward pass that was cut: ``gradients`` of ``roots`` have the window's division in them."""
-        self._engine.sums.backward(roots, gradients=gradients, retain_graph=retain_graph)
+        with self._failing():
+            self._engine.sums.backward(roots, gradients=gradients, retain_graph=retain_graph)
+
+    def recomputing(self) -> AbstractContextManager[None]:
+        """While a forward pass is repeated: its items do not count again in running statistics."""
+        return self._engine.batch_norms.recomputing()
 
     def drop(self) -> None:
         """Leave the micro-batch at hand out of the window: its weight, and so its share of the mean, is gone."""
-        self._check_running("drop")
+        self._check_running("drop", may_have_failed=self._engine.on_nonfinite == "drop")
         if self._engine.sums.final:
             raise AccumulationError(
                 "with eager updates no micro-batch can be dropped: give it the weight 0 beforehand."
@@ -179,6 +214,7 @@ class Window:
                 "micro-batch apart until it is accepted: use that, or call drop() in place of backward."
             )
         self._ran = True
+        self.failed = None  # with "drop", what the failed pass added is kept apart
         self._drop(overflowed=False)
 
     def settle(self) -> None:
@@ -189,17 +225,19 @@ class Window:
         if self._joined is not None:
             return
         engine = self._engine
+        self._check_not_failed()
         everywhere = engine.ranks.gather((self._shares.tally(), self._num_run))
         totals = self._planned.totals if self._planned is not None else None
         joined = join_tallies([tally for tally, _ in everywhere], totals)
-        if joined.empty:
-            engine.sums.clear()
-        else:
-            engine.sums.scale_(1.0 if self._loss_scale is None else self._loss_scale.leftover)
-            engine.sums.expose()
-            engine.ranks.sum_gradients(engine.sums.parameters)
-            engine.sums.scale_(joined.correction)
-        engine.batch_norms.close_window(engine.ranks)
+        with self._failing():
+            if joined.empty:
+                engine.sums.clear()
+            else:
+                engine.sums.scale_(1.0 if self._loss_scale is None else self._loss_scale.leftover)
+                engine.sums.expose()
+                engine.ranks.sum_gradients(engine.sums.parameters)
+                engine.sums.scale_(joined.correction)
+            engine.batch_norms.close_window(engine.ranks)
         engine.ranks.share_buffers()
         engine.ranks.close_window()
         self.num_run = sum(num_run for _, num_run in everywhere)
@@ -222,8 +260,9 @@ class Window:
         stepped = Stepped(math.nan, engine.finisher.lr, "empty")
         try:
             if not self.joined.empty:
+                engine.check(engine.sums)
                 stepped = engine.finisher.finish(
-                    engine.sums, engine.names, engine.ranks.sum_parts, overflowed=self.joined.overflowed
+                    engine.sums, engine.names, engine.ranks.sum_parts, self.joined.losses, self.joined.overflowed
                 )
         except BaseException:
             self.discard()
@@ -234,7 +273,7 @@ class Window:
         """End the window after its step, and drop the gradients."""
         self.state = "stepped"
         self._engine.sums.clear()
-        updates = self._engine.closed(stepped.skipped is None)
+        updates = self._engine.closed(stepped.skipped is None, False)
         return Update(
             step=updates,
             loss=self.joined.loss,
@@ -250,13 +289,15 @@ class Window:
         """Give the window up: its gradients are dropped, and nothing is updated."""
         if self.state == "open":
             self.state = "discarded"
+            update_begun = self._engine.sums.update_begun
             self._engine.sums.clear()
             self._engine.batch_norms.close_window(None)
             self._engine.ranks.close_window()
-            self._engine.closed(False)
+            self._engine.closed(False, update_begun)
 
     def finish_gradients(self) -> None:
-        """Leave the settled gradient in ``.grad``, in the dtype of its parameter."""
+        """Leave the settled gradient in ``.grad``, in the dtype of its parameter, ready for an optimizer."""
+        self._engine.check(self._engine.sums)
         self._engine.sums.narrow()
 
     @property
@@ -268,14 +309,33 @@ class Window:
     def state_dict(self) -> dict[str, Any]:
         """The window so far, after the backward of a micro-batch, which it ends."""
         self._check_open()
+        self._check_not_failed()
         self.end_micro_batch()
         return window_state(self._engine.sums, self._shares, self._loss_scale, self._current + 1, self._num_run)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the micro-batches of ``state``, which iteration then leaves out."""
-        self._loss_scale = restore_window(state, self._engine.sums, self._shares, self.micro_batches)
+        if restore_window(state, self._engine.sums, self._shares, self.micro_batches):
+            self._loss_scale = self._new_loss_scale()
+            self._loss_scale.load_state(state["scale"])
         self._resumed_at, self._num_run = state["done"], state["num_run"]
         self._current = self._resumed_at - 1
+
+    def add_micro_batch(self) -> None:
+        """The manual form: one more micro-batch begins."""
+        self.micro_batches += 1
+        self.begin_micro_batch(is_last=False)
+
+    def take_back_micro_batch(self) -> bool:
+        """The manual form: forget the micro-batch at hand, which came to nothing; False if it was the only one."""
+        if self._engine.on_nonfinite == "drop":
+            self._engine.sums.end_trial(keep=False)
+        self._engine.batch_norms.drop_micro_batch()
+        self._shares.take_back(self._current)
+        self._running = False
+        self._current -= 1
+        self.micro_batches -= 1
+        return self.micro_batches > 0
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Start the next micro-batch; iteration and the manual form call it."""
@@ -283,6 +343,7 @@ class Window:
         self._running, self._ran, self._dropped = True, False, False
         self._engine.ranks.open_micro_batch(is_last=is_last)
         self._engine.sums.begin_micro_batch(is_last=is_last)
+        self._engine.batch_norms.begin_micro_batch()
         if self._engine.on_nonfinite == "drop":
             self._engine.sums.begin_trial()
 
@@ -290,6 +351,8 @@ class Window:
         """Accept the micro-batch at hand, or under ``on_nonfinite="drop"`` leave it out."""
         if not self._running:
             return  # step() was called inside the loop and ended it
+        if self.failed is not None:
+            self._check_not_failed()
         if not self._ran and not self._weighs_nothing():
             raise AccumulationError(
                 f"micro-batch {self._current} of {self.micro_batches} had no window.backward(loss): call it, or "
@@ -305,12 +368,15 @@ class Window:
     def _drop(self, *, overflowed: bool) -> None:
         self._dropped = True
         self._shares.drop(self._current, overflowed=overflowed)
+        self._engine.batch_norms.drop_micro_batch()
 
     def _weighs_nothing(self) -> bool:
         return self._planned is not None and not any(self._planned.weights[self._current].values())
 
-    def _check_running(self, call: str) -> None:
+    def _check_running(self, call: str, *, may_have_failed: bool = False) -> None:
         self._check_open()
+        if self.failed is not None and not may_have_failed:
+            self._check_not_failed()
         if not self._running:
             raise AccumulationError(
                 f"{call}() was called outside a micro-batch: loop over the window, `for micro in window:`, and call it "
@@ -323,8 +389,17 @@ class Window:
         if self.state == "discarded":
             raise AccumulationError("this window was discarded: take the next one.")
 
+    def _check_not_failed(self) -> None:
+        if self.failed is not None:
+            raise AccumulationError(
+                f"there was an error inside backward ({self.failed}), so the sums may hold half of a gradient, and no "
+                "step can be made of them: give the window up with discard() and run its data again. With "
+                "on_nonfinite='drop', window.drop() in that micro-batch leaves it out."
+            )
+
     def _check_complete(self) -> None:
         self._check_open()
+        self._check_not_failed()
         if self._running and self._current == self.micro_batches - 1:
             self.end_micro_batch()  # step() inside the loop, in the last micro-batch
         done = self._current + (not self._running)

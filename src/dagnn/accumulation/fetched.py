@@ -1,0 +1,159 @@
+"""Batches that were fetched before their window runs: has the loader written over them meanwhile?
+
+A window is fetched whole, so a loader that fills one buffer again and again would give the last batch K times. Memory
+that two batches of a window share is the sign of it; whether the contents changed is decided by what a batch held when
+it came: which objects, and a sample of their values.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dagnn.accumulation.items import is_structure, parts_of
+from dagnn.errors import AccumulationError
+
+_SAMPLE = 1024  # values of a tensor; one with fewer is compared whole
+
+
+class _Batch(NamedTuple):
+    data: Any
+    leaves: Sequence[Any]
+    containers: Sequence[int]  # ids of those that may be filled again
+    versions: list[int]
+    samples: list["_Sample"]  # empty where none were taken
+
+
+class _Sample(NamedTuple):
+    values: bytes | Tensor | None
+    whole: bool
+
+
+class Fetched:
+    """The batches of the window that is being fetched.
+
+    Samples are taken in the first window, and as long as batches share memory; a loader that gives each batch memory
+    of its own pays for looking at addresses only.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[_Batch] = []
+        self._sampling = True
+
+    def add(self, batch: Any) -> None:
+        """Note what ``batch`` holds, now that it comes."""
+        leaves, containers = _contents(batch)
+        samples = [_sample(leaf) for leaf in leaves] if self._sampling else []
+        self._batches.append(_Batch(batch, leaves, containers, list(map(_version, leaves)), samples))
+
+    def end_window(self, *, keep_last: bool = False) -> None:
+        """Begin the next window, of which the last batch is the first if ``keep_last``.
+
+        Raises:
+            AccumulationError: a batch of the window is not what it was when it came.
+        """
+        batches, self._batches = self._batches, []
+        if len(batches) > 1:
+            self._sampling = _share_memory(batches)
+            changed = [_changed(batch) for batch in batches] if self._sampling else []
+            if any(changed):
+                raise AccumulationError(
+                    f"the loader changed batch {changed.index(True)} of the window after it gave it: it fills one "
+                    "buffer again and again, but a window is fetched whole before it runs. Let it give a copy "
+                    "(batch.clone()), or use accumulator.backward(loss, weight=n) and accumulator.step(), which look "
+                    "at one batch at a time."
+                )
+        if keep_last:
+            self.add(batches[-1].data)
+
+
+def _share_memory(batches: Sequence[_Batch]) -> bool:
+    seen: set[int] = set()
+    for batch in batches:
+        addresses = {*map(_address, batch.leaves), *batch.containers}
+        addresses.discard(0)
+        if not seen.isdisjoint(addresses):
+            return True
+        seen |= addresses
+    return False
+
+
+def _contents(batch: Any) -> tuple[Sequence[Any], Sequence[int]]:
+    """Everything in ``batch`` that is no container, and the ids of its containers."""
+    if type(batch) is tuple and len(batch) == 2 and type(batch[0]) is type(batch[1]) is Tensor:
+        return batch, ()  # the usual batch, quickly
+    leaves: list[Any] = []
+    containers: list[int] = []
+    _collect(batch, leaves, containers)
+    return leaves, containers
+
+
+def _collect(value: Any, leaves: list[Any], containers: list[int]) -> None:
+    if isinstance(value, (Tensor, np.ndarray)) or not is_structure(value):
+        leaves.append(value)
+        return
+    if not isinstance(value, tuple):
+        containers.append(id(value))
+    for part in parts_of(value):
+        _collect(part, leaves, containers)
+
+
+def _address(leaf: Any) -> int:
+    """Where the values of a tensor or array begin; 0 for anything else."""
+    try:
+        return int(leaf.__array_interface__["data"][0] if isinstance(leaf, np.ndarray) else leaf.data_ptr())
+    except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, or a sparse or nested one with several
+        return 0
+
+
+def _version(leaf: Any) -> int:
+    try:
+        return int(leaf._version)
+    except (AttributeError, RuntimeError):  # no tensor, or one of inference mode, which has none
+        return 0
+
+
+def _changed(batch: _Batch) -> bool:
+    leaves, _ = _contents(batch.data)
+    if len(leaves) != len(batch.leaves):
+        return True
+    for index, (now, before, version) in enumerate(zip(leaves, batch.leaves, batch.versions, strict=True)):
+        plain = isinstance(now, (int, float, str, bytes)) and type(now) is type(before) and now == before
+        written = not plain and (now is not before or _version(now) != version)
+        if not batch.samples:
+            if written:
+                return True
+            continue
+        first, second = batch.samples[index], _sample(now)
+        if first.values is not None and second.values is not None and not _equal(first.values, second.values):
+            return True
+        # Written to, yet the same at all places that were looked at: only a look at every place acquits.
+        if written and not (first.whole and second.whole):
+            return True
+    return False
+
+
+def _equal(before: bytes | Tensor, now: bytes | Tensor) -> bool:
+    if isinstance(before, Tensor) and isinstance(now, Tensor):
+        return torch.equal(before, now)
+    return before == now
+
+
+def _sample(leaf: Any) -> _Sample:
+    """Bits of values that lie evenly in the memory of a tensor or array: a copy."""
+    if isinstance(leaf, Tensor):
+        if leaf.numel() == 0:
+            return _Sample(b"", True)
+        try:
+            span = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+            step = -(-span // _SAMPLE)
+            sample = leaf.detach().as_strided((-(-span // step),), (step,)).clone()
+            return _Sample(sample.view(torch.uint8), step == 1)
+        except (RuntimeError, NotImplementedError, TypeError):  # sparse, nested, quantised
+            return _Sample(None, False)
+    if isinstance(leaf, np.ndarray):
+        step = -(-max(leaf.size, 1) // _SAMPLE)
+        return _Sample(leaf.ravel()[::step].tobytes(), step == 1)
+    return _Sample(None, False)
