@@ -60,6 +60,11 @@ class IterableSource:
     def epoch(self) -> int | None:
         return None if self._length is None else self._epoch
 
+    @property
+    def collate_fn(self) -> Any:
+        """What made the batches of a DataLoader of their examples: says whether a list in them holds parts or items."""
+        return getattr(self._batches, "collate_fn", None)
+
     def next_batch(self) -> Any:
         """The next batch; an epoch that ends is followed by the next one.
 

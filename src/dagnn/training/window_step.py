@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dagnn.accumulation import GradientAccumulator
-from dagnn.accumulation.items import count_items
+from dagnn.accumulation.items import counter_for
 from dagnn.errors import RunError
 from dagnn.training.compiled import compiled
 from dagnn.training.config import TrainingConfig
@@ -60,7 +60,7 @@ class WindowStep:
         self._optimizer = optimizer
         self._processes = processes
         self._count = config.micro_batches
-        self._weight = weight
+        self._weigh = weight or counter_for(source)
         self._autocast = _autocast(model, config.precision)
         self._rates = ScheduledRates(optimizer, make_schedule(config.schedule, config.schedule_steps, drops), step)
         self._accumulator = GradientAccumulator(
@@ -71,7 +71,7 @@ class WindowStep:
             process_group=processes.group,
         )
         self._epochs: list[tuple[int | None, bool]] = []
-        self._windows = self._accumulator.windows(self._batches(), micro_batches=self._count, weight=weight)
+        self._windows = self._accumulator.windows(_Stream(self._batches(), source), micro_batches=self._count, weight=weight)
 
     def make(self) -> Outcome:
         """The next window. All processes refuse it, or none."""
@@ -83,7 +83,7 @@ class WindowStep:
             with self._autocast():
                 returned = Returned.of(self._loss_fn(self._model, batch))
             window.backward(returned.loss, returned.weight)
-            weight = (self._weight or count_items)(batch) if returned.weight is None else returned.weight
+            weight = self._weigh(batch) if returned.weight is None else returned.weight
             parts.append(returned.parts(weight))
         window.settle()
         self._processes.same_buffers(self._model)
@@ -115,6 +115,17 @@ class WindowStep:
                 ) from error
             self._epochs.append((before, getattr(self._source, "epoch", None) != before))
             yield batch
+
+
+class _Stream:
+    """Batches of a source, with what made them, which tells how to count them."""
+
+    def __init__(self, batches: Iterator[Any], source: BatchSource[Any]) -> None:
+        self._batches = batches
+        self.collate_fn = getattr(source, "collate_fn", None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
 
 
 def _autocast(model: nn.Module, precision: str) -> Callable[[], AbstractContextManager[object]]:
