@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout, mse_loss
 from torch.utils.checkpoint import checkpoint
 
+from dagnn.accumulation import GradientAccumulator
 from dagnn.accumulation.check import check_equivalence, check_loop
 from dagnn.accumulation.check.command import run_check
 from dagnn.errors import ConfigError
@@ -133,7 +134,7 @@ def test_parameters_moved_without_an_optimizer_are_refused():
             for p in model.parameters():
                 p -= 0.1 * p.grad
 
-    with pytest.raises(ConfigError, match="changes parameters without an optimizer"):
+    with pytest.raises(ConfigError, match="changes parameters by other means"):
         check_loop(train_step, network(), classes(), loss_fn=loss_fn)
 
 
@@ -343,3 +344,43 @@ def test_backward_on_one_micro_batch_only_is_not_zeroing(reached):
 
     report = check_loop(train_step, network(), classes(), loss_fn=loss_fn, tail=False)
     assert kinds(report) == ["missing backward"]
+
+
+@pytest.mark.fault("checker", 3)
+def test_a_constant_that_fits_windows_of_the_usual_size_is_no_denominator():
+    def constant(model, batch):
+        return cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+    report = check_loop(
+        loop(lambda sizes, n: 1 / (3 * len(sizes)), loss=constant), network(), classes(), loss_fn=loss_fn
+    )
+    assert kinds(report) == ["wrong denominator"]
+
+
+@pytest.mark.fault("checker", 3)
+def test_a_short_last_window_must_be_clipped_too():
+    def train_step(model, optimizer, micro_batches):
+        for i, batch in enumerate(micro_batches):
+            items = sum(len(b[0]) for b in micro_batches[i - i % K : i - i % K + K])
+            (loss_fn(model, batch) * len(batch[0]) / items).backward()
+            if (i + 1) % K == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            if (i + 1) % K == 0 or i + 1 == len(micro_batches):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert kinds(check_loop(train_step, network(), classes(), loss_fn=loss_fn)) == ["short last window not clipped"]
+
+
+@pytest.mark.fault("checker", 2)
+def test_gradients_that_are_not_in_grad_cannot_be_judged():
+    def train_step(model, _, micro_batches):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        accumulator = GradientAccumulator(model, optimizer, eager="momentum", on_nonfinite="raise")
+        for window in accumulator.windows(micro_batches, micro_batches=K):
+            for batch in window:
+                window.backward(loss_fn(model, batch))
+            window.step()
+
+    with pytest.raises(ConfigError, match="eager='momentum'"):
+        check_loop(train_step, network(), classes(), loss_fn=loss_fn)

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     LOST_REMAINDER = "lost remainder"
     SHORT_WINDOW = "short last window scaled by K"
     CLIP_PER_MICRO_BATCH = "clip per micro-batch"
+    TAIL_NOT_CLIPPED = "short last window not clipped"
     CLIP_BEFORE_UNSCALE = "clip before unscale"
     NOT_UNSCALED = "not unscaled"
     SCHEDULE_PER_MICRO_BATCH = "schedule per micro-batch"
@@ -62,6 +63,7 @@ _CHANGES = {
     Kind.LOST_REMAINDER: "also step after the last micro-batch of the epoch: if (i + 1) % K == 0 or i + 1 == total.",
     Kind.SHORT_WINDOW: "divide by the size of the window at hand; the last one may be shorter than K.",
     Kind.CLIP_PER_MICRO_BATCH: "clip once, between the last backward of the window and optimizer.step().",
+    Kind.TAIL_NOT_CLIPPED: "clip before every optimizer.step(), that of a short last window included.",
     Kind.CLIP_BEFORE_UNSCALE: "call scaler.unscale_(optimizer) once per window, before the clipping.",
     Kind.NOT_UNSCALED: "step with scaler.step(optimizer), and call scaler.unscale_(optimizer) at most once before it.",
     Kind.SCHEDULE_PER_MICRO_BATCH: "call scheduler.step(), or set the learning rate, once per optimizer.step().",

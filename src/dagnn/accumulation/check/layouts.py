@@ -7,6 +7,7 @@ from dagnn.accumulation.check.fit import combine
 from dagnn.accumulation.check.recording import Group, Recording, TrainStep, record
 from dagnn.accumulation.check.report import relative_error
 from dagnn.accumulation.check.subject import Gradients, Subject
+from dagnn.accumulation.items import count_items
 from dagnn.accumulation.splitting import slice_batch
 from dagnn.errors import AccumulationError
 
@@ -100,6 +101,12 @@ class Loop:
         if backwards:
             pieces = [pieces[j] for window in layout.windows for j in reversed(window)]
         return self._record(layout, pieces, scale, loss_scale).groups
+
+    def same_window(self, lengths: Sequence[int], k: int, scale: float) -> list[Group]:
+        """The steps of windows of some lengths that are all made of copies of one batch."""
+        layout = Layout.of([1] * sum(lengths), k)
+        size = max(1, count_items(self.subject.batch) // 2)
+        return self._record(layout, split_by(self.subject.batch, [size])[:1] * sum(lengths), scale).groups
 
     def rates(self, layout: Layout) -> list[float]:
         """The learning rate of each step."""

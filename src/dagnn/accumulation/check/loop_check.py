@@ -120,12 +120,13 @@ class _Checker:
         causes += self._explained(examined, lambda weights: diagnose_equal(weights, k, size))
         causes = self._about_scale(causes, equal)
         if not causes and ragged:
-            large = size + 1 if size > 2 else 2 * size - 1
-            uneven = Layout.of([2 * size - large if j % 2 else large for j in range(2 * k)], k)
+            # One window of more items than usual and one of fewer, so that no constant is right for both.
+            sizes = [size + (0 if j % 2 else 1 if start == 0 else -1) for start in (0, k) for j in range(k)]
+            uneven = Layout.of(sizes, k)
             causes += self._explained(self._examine(uneven), lambda weights: diagnose_ragged(weights, k))
         if tail and all(c.kind is Kind.MEAN_OF_MEANS for c in causes):
             causes += self._tails()
-        causes += update_causes(loop, equal, causes)
+        causes += update_causes(loop, equal, causes, tail=tail)
         if not causes and not of_model:
             found = precision_cause(loop, equal)
             causes += [found] if isinstance(found, Cause) else []

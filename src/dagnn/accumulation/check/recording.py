@@ -139,10 +139,12 @@ class _Watch:
         found.left, found.incoming_left = self._read(), list(self._incoming)
         moved = subject.restore_parameters() or self._moved
         subject.model.zero_grad()
-        if moved and not self._steps:
+        stepped_with = [g for _, steps, _ in self._steps.values() for gradients in steps for g in gradients]
+        if moved and all(gradient is None for gradient in stepped_with):
             raise ConfigError(
-                "the loop changes parameters without an optimizer: let it call step() of the optimizer it gets, or of "
-                "one that it makes of model.parameters()."
+                "the loop changes parameters by other means than the gradients that an optimizer's step() finds in "
+                ".grad (by hand, or as eager='momentum' does): let it call step() of the optimizer it gets, or of one "
+                "that it makes of model.parameters()."
             )
         for held, steps, incoming in self._steps.values():
             indices = sorted(set(held.values()))

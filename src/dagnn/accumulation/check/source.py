@@ -37,6 +37,7 @@ _CALLS = {
 _PATTERNS = {
     Kind.ZEROED_TOO_OFTEN: r"zero_grad|\.grad\s*=\s*None",
     Kind.CLIP_PER_MICRO_BATCH: r"clip\w*\(",
+    Kind.TAIL_NOT_CLIPPED: r"clip\w*\(",
     Kind.CLIP_BEFORE_UNSCALE: r"clip\w*\(",
     Kind.NOT_UNSCALED: r"scaler?\w*\.|\.scale\(",
     Kind.SCHEDULE_PER_MICRO_BATCH: r"sched\w*\.step\(|\[.lr.\]\s*=",

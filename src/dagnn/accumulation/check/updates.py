@@ -12,8 +12,12 @@ from dagnn.errors import AccumulationError
 _OTHER_SCALE = 2.0**-8  # any power of two that keeps float32 exact
 
 
-def update_causes(loop: Loop, layout: Layout, causes: Sequence[Cause]) -> list[Cause]:
-    """Causes in what the loop does to whole windows, where ``causes`` leave their steps in order."""
+def update_causes(loop: Loop, layout: Layout, causes: Sequence[Cause], *, tail: bool) -> list[Cause]:
+    """Causes in what the loop does to whole windows, where ``causes`` leave their steps in order.
+
+    Args:
+        tail: the loop should step in a short last window too.
+    """
     if any(c.kind not in _STEPS_IN_ORDER for c in causes):
         return []
     found = _schedule_causes(loop, layout)
@@ -26,6 +30,9 @@ def update_causes(loop: Loop, layout: Layout, causes: Sequence[Cause]) -> list[C
         if _acts_on_parts(loop, layout):
             text = "with large gradients the step is not that of the window: parts of it were clipped, not the whole."
             found.append(cause(Kind.CLIP_PER_MICRO_BATCH, text))
+        elif tail and not causes and _differs_in_tails(loop, len(layout.windows[0])):
+            text = "with large gradients a short last window makes another step than a full one of the same gradient."
+            found.append(cause(Kind.TAIL_NOT_CLIPPED, text))
     except AccumulationError:
         pass  # a loop that refuses such gradients
     return found
@@ -83,6 +90,19 @@ def _acts_on_parts(loop: Loop, layout: Layout) -> bool:
     # A window cannot be filled with copies of itself (its loss couples items): a clipped one is shorter at least.
     plain = loop.groups(layout, SMALL)
     return not all(_is_shorter(a, b) for a, b in zip(ours, plain, strict=False))
+
+
+def _differs_in_tails(loop: Loop, k: int) -> bool:
+    """A last window of one micro-batch is treated otherwise than a full one with the same gradient."""
+    if k == 1:
+        return False
+
+    def differ(lengths: list[int], scale: float) -> bool:
+        steps = [group.steps for group in loop.same_window(lengths, k, scale) if len(group.steps) == len(lengths)]
+        return any(relative_error(second, first) > _slack(loop) for first, second in steps)
+
+    # Two full windows may differ too, where clipping remembers earlier norms.
+    return differ([k, 1], LARGE) and not differ([k, k], LARGE) and not differ([k, 1], SMALL)
 
 
 def _is_shorter(group: Group, plain: Group) -> bool:
