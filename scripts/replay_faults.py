@@ -128,7 +128,10 @@ ROWS: dict[str, dict[str, str]] = {
     },
 }
 
-ANSWERED: dict[tuple[str, str], str] = {}
+ANSWERED: dict[tuple[str, str], str] = {
+    ("graphs_and_networks", "28"): "gates go through tanh until a cell states one formula for both paths: by exp they "
+    "cost more, and the absolute error of 1.4e-7 is one unit of float32 at 1",
+}
 """Rows that are answered with a reason in place of a test."""
 
 

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
 
 from dagnn.errors import GraphError
+from dagnn.graph.lasting import lasting
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,12 @@ def align(cost: AlignmentCost, *, steps: int = 8, start: Tensor | None = None, h
     Source: Frank and Wolfe 1956; Vogelstein et al., "Fast approximate quadratic programming for graph matching",
     PLoS ONE 2015.
     """
-    work = AlignmentCost(*(part.detach().to("cpu", torch.float64) for part in vars(cost).values()))
+    parts = [_numbers_of(part) for part in vars(cost).values()]
+    with lasting():  # past the transforms of torch.func, to which what is computed on plain numbers would belong too
+        return _searched(AlignmentCost(*(part.to("cpu", torch.float64) for part in parts)), start, hysteresis, steps)
+
+
+def _searched(work: AlignmentCost, start: Tensor | None, hysteresis: float, steps: int) -> Tensor:
     for name, part in vars(work).items():
         if not part.isfinite().all():
             graph = (~part.isfinite()).nonzero()[0, 0].item()
@@ -109,6 +116,13 @@ def align(cost: AlignmentCost, *, steps: int = 8, start: Tensor | None = None, h
     from_start = _descend(work, torch.nn.functional.one_hot(start, slots).to(work.node.dtype), steps)
     best = torch.where((work.of(from_start) < work.of(best))[:, None], from_start, best)
     return torch.where((work.of(best) < work.of(start) - hysteresis)[:, None], best, start)
+
+
+def _numbers_of(part: Tensor) -> Tensor:
+    """The numbers alone, also within a derivative of ``torch.func``: no gradient goes through an alignment."""
+    while is_gradtrackingtensor(part):
+        part = get_unwrapped(part)
+    return part.detach()
 
 
 def _descend(cost: AlignmentCost, plan: Tensor, steps: int) -> Tensor:
