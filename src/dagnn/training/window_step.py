@@ -71,7 +71,9 @@ class WindowStep:
             process_group=processes.group,
         )
         self._epochs: list[tuple[int | None, bool]] = []
-        self._windows = self._accumulator.windows(_Stream(self._batches(), source), micro_batches=self._count, weight=weight)
+        self._windows = self._accumulator.windows(
+            _Stream(self._batches(), source), micro_batches=self._count, weight=weight
+        )
 
     def make(self) -> Outcome:
         """The next window. All processes refuse it, or none."""
