@@ -53,7 +53,6 @@ def refuse_discontinuous(expr: Expr, symbol: str, lower: Expr, upper: Expr, *, w
         ExpressionError: it has a pole or no real value in the interval, or no proof was found.
     """
     interval: _Interval | None = None
-    named = place(expr if whole is None else whole)
     for need, operand, item in _needs(expr):
         if symbol not in free_symbols(operand):
             sign = "+" if free_symbols(operand) else _sign_of_number(operand)
@@ -70,7 +69,7 @@ def refuse_discontinuous(expr: Expr, symbol: str, lower: Expr, upper: Expr, *, w
             sign = "0"
         if _holds(need, sign):
             continue
-        ends = f"{place(lower)} and {place(upper)}"
+        named, ends = place(expr if whole is None else whole), f"{place(lower)} and {place(upper)}"
         if sign is None:
             raise ExpressionError(
                 f"the integrand {named} is not proved continuous between {ends}: nothing shows that {place(operand)} "
@@ -104,7 +103,7 @@ def _needs(expr: Expr) -> Iterator[tuple[_Need, Expr, Expr]]:
             yield _Need.POSITIVE, item[1], item
         elif head == "sqrt":
             yield _Need.NOT_NEGATIVE, item[1], item
-        elif head == "^":
+        elif head == "^" and not (isinstance(item[2], int) and item[2] >= 0):
             exponent = None if free_symbols(item[2]) else exact_value(item[2])
             if exponent is None:
                 if item[1] != "e":
