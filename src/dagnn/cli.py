@@ -260,7 +260,7 @@ class Ged:
     budget: int = 200_000
     """nodes of the search tree at most; 0 for bounds only"""
     seconds: float | None = None
-    """stop the search after that long, too"""
+    """stop the search after that long, with what is known by then"""
     node_insertion: float = 1.0
     """cost of a node that only B has"""
     node_deletion: float = 1.0
@@ -274,7 +274,7 @@ class Ged:
     edge_substitution: float = 1.0
     """cost of another label"""
     node_label: str = "label"
-    """node attribute that holds the labels"""
+    """node attribute that holds the labels; names: what nodes are called; none: no labels"""
     edge_label: str = "label"
     """edge attribute that holds the labels; position: the order of operands counts"""
     plot: str | None = None
@@ -295,8 +295,8 @@ def _ged(arguments: Sequence[str]) -> int:
         EditCosts(**{kind: getattr(given, kind) for kind in kinds}),
         budget=given.budget,
         seconds=given.seconds,
-        node_label=given.node_label,
-        edge_label=given.edge_label,
+        node_label=None if given.node_label == "none" else given.node_label,
+        edge_label=None if given.edge_label == "none" else given.edge_label,
         plot=given.plot,
     )
     print(json.dumps(found.summary()) if given.json else found.text)

@@ -40,7 +40,7 @@ class PlainCosts:
         self.edge_deletion = given.get("edge_deletion", one)
         self.edge_insertion = given.get("edge_insertion", one)
 
-    def bundle(self, left: list[Any], right: list[Any]) -> float:
+    def bundle(self, left: list[Any], right: list[Any]) -> Any:
         """Cheapest way to turn parallel edges into others."""
         best = float("inf")
         for size in range(min(len(left), len(right)) + 1):
@@ -53,8 +53,8 @@ class PlainCosts:
         return best
 
 
-def cost_of_map(a: PlainGraph, b: PlainGraph, node_map: dict[int, int], costs: PlainCosts) -> float:
-    cost = 0.0
+def cost_of_map(a: PlainGraph, b: PlainGraph, node_map: dict[int, int], costs: PlainCosts) -> Any:
+    cost: Any = 0  # exact if the costs are fractions
     for u, label in enumerate(a.labels):
         cost += costs.node_substitution(label, b.labels[node_map[u]]) if u in node_map else costs.node_deletion(label)
     for v, label in enumerate(b.labels):
@@ -72,7 +72,7 @@ def cost_of_map(a: PlainGraph, b: PlainGraph, node_map: dict[int, int], costs: P
     return cost + sum(costs.bundle([], labels) for labels in right.values())
 
 
-def brute_force(a: PlainGraph, b: PlainGraph, costs: PlainCosts) -> float:
+def brute_force(a: PlainGraph, b: PlainGraph, costs: PlainCosts) -> Any:
     """Graph edit distance by trying every partial map."""
     best = float("inf")
     for size in range(min(len(a.labels), len(b.labels)) + 1):

@@ -12,7 +12,7 @@ def test_cost_is_that_of_scipy_and_prices_bound_every_alternative(seed):
     columns = rows + int(rng.integers(0, 4))
     cost = rng.integers(-20, 20, (rows, columns))
     room = new_room(columns)
-    total = assign(cost, rows, columns, room)
+    total = assign(cost, rows, columns, room, np.zeros(1, dtype=np.int64))
     assert total == cost[linear_sum_assignment(cost)].sum()
     row_of = room[ROW_OF, 1 : columns + 1]
     assert sorted(row_of[row_of > 0]) == list(range(1, rows + 1))

@@ -71,7 +71,7 @@ def test_root_bound_is_below_the_distance_and_near_it(oracle, seed, costs):
     problem = random_problem(oracle, seed, costs)
     exact = min(map_cost(problem, image) for image in maps(problem))
     prices = linear_prices(problem)
-    search = new_search(problem, prices, INFINITE)
+    search = new_search(problem, prices, INFINITE, np.zeros(1, dtype=np.int64))
     advance(problem, prices, search, 0, 0)
     bound = search.numbers[ROOT] / prices.constants[0]
     assert 0.9 * exact <= bound <= exact

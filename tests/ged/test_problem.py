@@ -43,7 +43,7 @@ def test_improved_map_cannot_be_improved_by_one_more_step(oracle, seed, substitu
     assert bool(problem.constants[DELETIONS_PAY]) == (substitution > 2)
     for image in some_maps(rng, 6, 7, 5):
         before = map_cost(problem, image)
-        after = improve(problem, image)
+        after = improve(problem, image, np.zeros(1, dtype=np.int64))
         assert after == map_cost(problem, image) <= before
         images = image.tolist()
         assert len({v for v in images if v >= 0}) == sum(v >= 0 for v in images)

@@ -22,20 +22,34 @@ def tables_of(a, b, **costs):
     [
         ({}, Fraction(1)),
         ({"node_insertion": 4, "node_deletion": 6, "edge_insertion": 2, "edge_deletion": 8}, Fraction(2)),
-        ({"node_insertion": 0.1, "edge_deletion": 0.25}, Fraction(1, 20)),
-        ({"node_insertion": 1 / 3}, Fraction(1, 3)),
+        ({"node_insertion": 0.375, "edge_deletion": 0.25}, Fraction(1, 8)),
     ],
 )
 def test_unit_divides_all_costs(costs, unit):
     found = tables_of(nx.path_graph(2), nx.path_graph(3), **costs)
-    assert found.unit == unit
-    assert found.tables.insert[0] * unit == Fraction(costs.get("node_insertion", 1)).limit_denominator(100)
+    assert found.unit == unit and not found.error
+    assert found.tables.insert[0] * unit == Fraction(costs.get("node_insertion", 1))
+
+
+def test_decimals_are_units_but_for_their_last_bit():
+    found = tables_of(nx.path_graph(2), nx.path_graph(3), node_insertion=0.1, edge_deletion=0.25, node_deletion=1 / 3)
+    assert found.tables.insert[0] == 6 and found.tables.delete[0] == 20
+    assert 0 < found.error <= Fraction(1, 2**51)
+    tenth = 6 * found.unit
+    assert tenth <= Fraction(0.1) <= tenth * (1 + found.error)
 
 
 def test_costs_without_a_common_unit_get_a_small_one():
     found = tables_of(nx.path_graph(2), nx.path_graph(3), node_insertion=2**0.5, node_deletion=1e-3)
-    assert float(found.tables.insert[0] * found.unit) == pytest.approx(2**0.5, rel=1e-9)
-    assert float(found.tables.delete[0] * found.unit) == pytest.approx(1e-3, rel=1e-6)
+    for cost, units in ((2**0.5, found.tables.insert[0]), (1e-3, found.tables.delete[0])):
+        below = int(units) * Fraction(found.unit)
+        assert below <= Fraction(cost) <= below * (1 + found.error)
+    assert found.error < 1e-12
+
+
+def test_what_costs_fit_exactly_is_kept_exactly():
+    found = tables_of(nx.path_graph(2), nx.path_graph(3), node_insertion=2.0**40, node_deletion=2.0**-10)
+    assert not found.error and found.unit == Fraction(1, 2**10)
 
 
 def test_parallel_edges_are_matched_as_cheaply_as_possible():

@@ -27,7 +27,7 @@ def test_frank_wolfe_from_eight_starts_is_half_an_edit_from_the_distance(oracle,
     for _ in range(10):
         problem, distance = problem_and_distance(oracle, rng, nodes, near)
         best, room = np.full(nodes, -1), new_room(nodes)
-        upper = search_upper(problem, best, map_cost(problem, best), 0, 8, room)
+        upper = search_upper(problem, best, map_cost(problem, best), 0, 8, room, np.zeros(1, dtype=np.int64))
         assert upper == map_cost(problem, best) >= distance
         gaps.append(upper - distance)
     assert np.mean(gaps) <= 0.5
@@ -38,8 +38,8 @@ def test_more_starts_are_never_worse_and_the_same_in_every_run(oracle):
     best, room = np.full(12, -1), new_room(12)
     costs = [map_cost(problem, best)]
     for start in range(8):
-        costs.append(search_upper(problem, best, costs[-1], start, start + 1, room))
+        costs.append(search_upper(problem, best, costs[-1], start, start + 1, room, np.zeros(1, dtype=np.int64)))
     assert costs == sorted(costs, reverse=True)
     again = np.full(12, -1)
-    assert search_upper(problem, again, costs[0], 0, 8, new_room(12)) == costs[-1]
+    assert search_upper(problem, again, costs[0], 0, 8, new_room(12), np.zeros(1, dtype=np.int64)) == costs[-1]
     assert (again == best).all()

@@ -33,7 +33,10 @@ Ints = NDArray[np.int64]
 
 @compiled
 def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
-    """Lower bound of all completions of the current map; leaves the assignment in ``search``."""
+    """Lower bound of all completions of the current map; leaves the assignment in ``search``.
+
+    A weaker one, quickly, once ``search.stop`` is set.
+    """
     if len(prices.node) > 0:
         return _linear_bound(problem, prices, search)
     node, delete, insert, left, right, pair = problem[:6]
@@ -42,6 +45,7 @@ def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
     anchored, full, capped = search.anchored, search.full, search.capped
     left_count, right_count, labels = search.left_count, search.right_count, search.left_count.shape[2]
     uniform, substitution, deletion, insertion = problem.constants[UNIFORM:]
+    stop = search.stop
     n1, n2 = node.shape
     depth = search.numbers[DEPTH]
     column, inserted = 0, 0
@@ -50,11 +54,14 @@ def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
             continue
         inserting = 2 * (insert[v] + anchored_insert[v]) + open_insert[v]
         inserted += inserting
+        skip = stop[0] != 0
         for i in range(depth, n1):
             u = order[i]
             # The star: the least cost of turning the open edges of u into those of v. Both ends together pay twice.
             star = 0
-            if uniform == 1:
+            if skip:
+                star = 0  # still a bound
+            elif uniform == 1:
                 for direction in range(2):
                     a, b, kept = 0, 0, 0
                     for label in range(1, labels):
@@ -65,12 +72,14 @@ def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
                     both = min(a, b)
                     star += substitution * (both - kept) + deletion * (a - both) + insertion * (b - both)
             else:
-                star = open_delete[u] + open_insert[v] + _star_savings(left, right, pair, order[depth:], free, u, v)
+                star = open_delete[u] + open_insert[v]
+                star += _star_savings(left, right, pair, order[depth:], free, u, v, stop)
+                skip = stop[0] != 0
             mapped = 2 * (node[u, v] + anchored[u, v]) + star - inserting
             full[i - depth, column] = mapped
             capped[i - depth, column] = min(mapped, 2 * (delete[u] + anchored_delete[u]) + open_delete[u])
         column += 1
-    total: int = search.depths[COST, depth] + inserted + assign(capped, n1 - depth, column, search.room)
+    total: int = search.depths[COST, depth] + inserted + assign(capped, n1 - depth, column, search.room, search.stop)
     return total
 
 
@@ -89,12 +98,12 @@ def _linear_bound(problem: Problem, prices: Prices, search: Search) -> int:
                 full[i - depth, column] = node[order[i], v] + anchored[order[i], v]
                 capped[i - depth, column] = min(full[i - depth, column], highest)
             column += 1
-    total: int = search.depths[COST, depth] + assign(capped, n1 - depth, column, search.room)
+    total: int = search.depths[COST, depth] + assign(capped, n1 - depth, column, search.room, search.stop)
     return total
 
 
 @compiled
-def _star_savings(left: Ints, right: Ints, pair: Ints, open_left: Ints, free: Ints, u: int, v: int) -> int:
+def _star_savings(left: Ints, right: Ints, pair: Ints, open_left: Ints, free: Ints, u: int, v: int, stop: Ints) -> int:
     """What the best matching of the open edges of u and v saves against deleting and inserting them all; negative."""
     rows, columns = 0, 0
     for w in open_left:
@@ -119,4 +128,4 @@ def _star_savings(left: Ints, right: Ints, pair: Ints, open_left: Ints, free: In
                     savings[j, i] = saved
                 j += 1
         i += 1
-    return assign(savings, min(rows, columns), size, np.empty((6, size + 1), np.int64))
+    return assign(savings, min(rows, columns), size, np.empty((6, size + 1), np.int64), stop)

@@ -71,8 +71,8 @@ def compare_files(
     *,
     budget: int = DEFAULT_BUDGET,
     seconds: float | None = None,
-    node_label: str = "label",
-    edge_label: str = "label",
+    node_label: str | None = "label",
+    edge_label: str | None = "label",
     plot: str | Path | None = None,
 ) -> Comparison:
     """The graph edit distance of two files that `Dag.to_json` wrote.

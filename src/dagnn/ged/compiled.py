@@ -15,3 +15,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function) -> Function:
     """``function`` as machine code, compiled on the first call, kept on disk if possible, run without the GIL."""
     return cast(Function, jitted(function, nogil=True))
+
+
+def interpreted(function: Function) -> Function:
+    """The Python under a ``compiled`` function: slow, but it takes integers of any size, in arrays of objects."""
+    return cast(Function, getattr(function, "py_func", function))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from dagnn.errors import ConfigError
 
@@ -29,11 +30,12 @@ class EditCosts:
         - an array ``[num_labels, num_labels]``, indexed ``[label in a, label in b]``, its diagonal included;
         - a callable ``(label in a, label in b) -> float``, called for equal labels too.
 
-    Any finite costs are handled right, metric or not: a substitution dearer than a deletion and an insertion
-    is replaced by these. The distance is a metric only if the costs are one.
+    A cost is the float that it is given as, and sums of costs are compared exactly, whatever they span: 1e-9 counts
+    beside 1e12. Any finite costs are handled right, metric or not: a substitution dearer than a deletion and an
+    insertion is replaced by these. The distance is a metric only if the costs are one.
 
     Raises:
-        ConfigError: a cost is negative, NaN or infinite, or an array has the wrong number of dimensions.
+        ConfigError: a cost is no number, negative, NaN or infinite, or an array has the wrong number of dimensions.
 
     >>> EditCosts(node_substitution=0.5).node_substitution
     0.5
@@ -71,9 +73,14 @@ class EditCosts:
 def _checked(name: str, value: Any, dimensions: int) -> "float | np.ndarray[Any, Any]":
     """``value`` as a float or a float64 array of ``dimensions`` dimensions, finite and at least 0."""
     try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} must be a number, an array or a callable, got {value!r}.") from None
+        # A copy: the costs stay what they were when they were checked.
+        array = np.array(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        array = None
+    except OverflowError:
+        raise ConfigError(f"{name} is larger than any float: a cost must be finite and at least 0.") from None
+    if array is None or value is None or np.asarray(value).dtype.kind in "USMm":
+        raise ConfigError(f"{name} must be a number, an array or a callable, got {value!r}.")
     if array.ndim not in (0, dimensions):
         raise ConfigError(
             f"{name} must be a number or an array with {dimensions} dimension(s), got the shape {list(array.shape)}."
@@ -91,6 +98,35 @@ def check_cost(name: str, values: "np.ndarray[Any, Any]") -> None:
         index = tuple(int(i) for i in np.argwhere(bad)[0])
         where = f"{name}[{', '.join(map(str, index))}]" if index else name
         raise ConfigError(f"{where} is {values[index]}: a cost must be finite and at least 0.")
+
+
+def returned_cost(name: str, value: Any, *labels: Any) -> float:
+    """What the callable ``name`` returned for ``labels``, as a float.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        given = ", ".join(repr(label) for label in labels)
+        raise ConfigError(f"{name}({given}) returned {value!r}: it must return a finite number, at least 0.") from None
+
+
+def checked_costs(costs: "EditCosts | None") -> "EditCosts":
+    """``costs``, or unit costs for None.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if costs is None:
+        return UNIT_COSTS
+    if not isinstance(costs, EditCosts):
+        example = "EditCosts(**costs)" if isinstance(costs, dict) else "EditCosts(node_insertion=2)"
+        raise ConfigError(f"costs must be an EditCosts, got {type(costs).__name__}: write {example}.")
+    return costs
 
 
 UNIT_COSTS = EditCosts()

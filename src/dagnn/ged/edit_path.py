@@ -1,14 +1,16 @@
 """From a node map to the edits that it stands for."""
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
+from dagnn.ged.assignment import assign_exactly
 from dagnn.ged.labelled import LabelledGraph, label_key
 from dagnn.ged.tables import CostTables
+from dagnn.ged.units import exact_integers
 
 Kind: TypeAlias = Literal[
     "delete node", "insert node", "substitute node", "delete edge", "insert edge", "substitute edge"
@@ -70,20 +72,20 @@ _ORDER = {
 
 
 def _node_edits(a: LabelledGraph, b: LabelledGraph, image: list[int | None], costs: CostTables) -> list[Edit]:
-    tables, unit, edits = costs.nodes, costs.unit, []
+    tables, edits = costs.nodes, []
     left, right = a.node_labels or (None,) * a.num_nodes, b.node_labels or (None,) * b.num_nodes
     for u, v in enumerate(image):
         s = costs.node_ids[label_key(left[u])]
         if v is None:
-            cost = float(int(tables.delete[s]) * unit)
+            cost = float(tables.delete[s])
             edits.append(Edit("delete node", a.names[u], None, left[u], None, cost))
             continue
         t = costs.node_ids[label_key(right[v])]
         if s != t or tables.substitute[s, t]:
-            cost = float(int(tables.substitute[s, t]) * unit)
+            cost = float(tables.substitute[s, t])
             edits.append(Edit("substitute node", a.names[u], b.names[v], left[u], right[v], cost))
     for v in sorted(set(range(b.num_nodes)) - {v for v in image if v is not None}):
-        cost = float(int(tables.insert[costs.node_ids[label_key(right[v])]]) * unit)
+        cost = float(tables.insert[costs.node_ids[label_key(right[v])]])
         edits.append(Edit("insert node", None, b.names[v], None, right[v], cost))
     return edits
 
@@ -121,24 +123,29 @@ def _bundle_edits(
     costs: CostTables,
 ) -> list[Edit]:
     """The cheapest edits between parallel edges; those that cost nothing and change nothing are left out."""
-    tables, unit = costs.edges, costs.unit
+    tables = costs.edges
     s = [costs.edge_ids[label_key(label)] for label in left]
     t = [costs.edge_ids[label_key(label)] for label in right]
     kept: dict[int, int] = {}
-    if left and right:
-        saved = tables.substitute[np.ix_(s, t)] - tables.delete[s][:, None] - tables.insert[t]
-        rows, columns = linear_sum_assignment(np.minimum(saved, 0))
-        kept = {int(i): int(j) for i, j in zip(rows, columns, strict=True) if saved[i, j] <= 0}
+    if len(left) == len(right) == 1:
+        # The sign of fsum is exact.
+        if math.fsum((tables.substitute[s[0], t[0]], -tables.delete[s[0]], -tables.insert[t[0]])) <= 0:
+            kept = {0: 0}
+    elif left and right:
+        parts = [tables.substitute[np.ix_(s, t)], tables.delete[s], tables.insert[t]]
+        (substitute, delete, insert), _ = exact_integers(parts)
+        saved = substitute - delete[:, None] - insert
+        kept = {i: j for i, j in assign_exactly(np.minimum(saved, 0)) if saved[i, j] <= 0}
     edits = []
     for i, label in enumerate(left):
         if i not in kept:
-            cost = float(int(tables.delete[s[i]]) * unit)
+            cost = float(tables.delete[s[i]])
             edits.append(Edit("delete edge", source, None, label, None, cost))
         elif s[i] != t[kept[i]] or tables.substitute[s[i], t[kept[i]]]:
-            cost = float(int(tables.substitute[s[i], t[kept[i]]]) * unit)
+            cost = float(tables.substitute[s[i], t[kept[i]]])
             edits.append(Edit("substitute edge", source, target, label, right[kept[i]], cost))
     for j in sorted(set(range(len(right))) - set(kept.values())):
-        cost = float(int(tables.insert[t[j]]) * unit)
+        cost = float(tables.insert[t[j]])
         edits.append(Edit("insert edge", None, target, None, right[j], cost))
     return edits
 

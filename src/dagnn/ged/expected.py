@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dagnn.ged.costs import EditCosts
+from dagnn.ged.costs import EditCosts, checked_costs
 from dagnn.ged.targets import GraphTargets
 
 
@@ -32,7 +32,7 @@ def expected_edit_cost(
         alignment: int64 ``[B, M]``, the target node of every slot.
         costs: constants only.
     """
-    costs = EditCosts() if costs is None else costs
+    costs = checked_costs(costs)
     moved = target.permuted(alignment)
     node, edge = existence.sigmoid(), edges.sigmoid()
     pair = node[:, :, None] * node[:, None, :] * edge

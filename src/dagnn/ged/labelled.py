@@ -1,17 +1,23 @@
 """Reading graphs of several libraries into one plain form: numbered nodes, edges, labels."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+import difflib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph import Dag
+from dagnn.graph import Dag, DagBatch
 
 Graph: TypeAlias = Any
 """A `Dag`, a NetworkX graph (directed or not, multigraphs too), or PyTorch Geometric's ``Data``."""
+
+# The label that graphs need not have, and the one that is what nodes are called.
+OPTIONAL, NAMES = "label", "names"
 
 # The search keeps tables of all pairs of nodes; sums of costs over so many pairs stay exact in 64 bits.
 MAX_NODES = 2_000
@@ -40,20 +46,45 @@ class LabelledGraph:
 
 
 def read_pair(
-    a: Graph, b: Graph, *, directed: bool | None, node_label: str, edge_label: str
+    a: Graph, b: Graph, *, directed: bool | None, node_label: str | None, edge_label: str | None
 ) -> tuple[LabelledGraph, LabelledGraph]:
     """Two graphs that can be compared. Arguments and errors as in `graph_edit_distance`."""
-    left = read_graph(a, "a", directed=directed, node_label=node_label, edge_label=edge_label)
-    right = read_graph(b, "b", directed=directed, node_label=node_label, edge_label=edge_label)
-    check_comparable([left, right], ["a", "b"], node_label, edge_label)
+    left, right = read_graphs([a, b], ["a", "b"], directed=directed, node_label=node_label, edge_label=edge_label)
     return left, right
 
 
-def read_graph(graph: Graph, name: str, *, directed: bool | None, node_label: str, edge_label: str) -> LabelledGraph:
+def read_graphs(
+    graphs: Sequence[Graph],
+    names: Sequence[str],
+    *,
+    directed: bool | None,
+    node_label: str | None,
+    edge_label: str | None,
+) -> list[LabelledGraph]:
+    """Graphs that can be compared with each other, in the plain form; ``names`` are for error messages."""
+    read = [
+        _read_graph(graph, name, directed, node_label, edge_label) for graph, name in zip(graphs, names, strict=True)
+    ]
+    for kind, attribute in (("node", node_label), ("edge", edge_label)):
+        if kind == "node" and attribute == NAMES and not any(graph.node_labels for graph in read):
+            read = [replace(graph, node_labels=graph.names) for graph in read]
+        _check_there(kind, attribute, read, graphs, names)
+    _check_comparable(read, names, node_label, edge_label)
+    return read
+
+
+def _read_graph(
+    graph: Graph, name: str, directed: bool | None, node_label: str | None, edge_label: str | None
+) -> LabelledGraph:
     """The graph called ``name`` in error messages, in the plain form."""
     _check_size(graph, name)
     if isinstance(graph, Dag):
         read = _from_dag(graph, name, node_label, edge_label)
+    elif hasattr(graph, "to_data_list") or isinstance(graph, DagBatch):
+        raise DtypeError(
+            f"{name} is a {type(graph).__name__} of several graphs: compare them one by one, or give the list of "
+            "them to ged_matrix."
+        )
     elif hasattr(graph, "is_directed") and hasattr(graph, "adjacency") and hasattr(graph, "is_multigraph"):
         read = _from_networkx(graph, name, node_label, edge_label)
     elif hasattr(graph, "edge_index") and hasattr(graph, "num_nodes"):
@@ -64,7 +95,45 @@ def read_graph(graph: Graph, name: str, *, directed: bool | None, node_label: st
         return read
     if directed:
         raise GraphError(f"{name} is undirected, but directed=True: give a directed graph, or leave directed out.")
-    return LabelledGraph(read.names, read.edges, False, read.node_labels, read.edge_labels)
+    return replace(read, directed=False)
+
+
+def _check_there(
+    kind: str,
+    attribute: str | None,
+    read: Sequence[LabelledGraph],
+    graphs: Sequence[Graph],
+    names: Sequence[str],
+) -> None:
+    """Raise GraphError if a label was named that no graph has, although there is something to label."""
+    if attribute in (None, OPTIONAL) or any(_labels(graph, kind) is not None for graph in read):
+        return
+    labelled = [(graph, name) for graph, plain, name in zip(graphs, read, names, strict=True) if _count(plain, kind)]
+    if not labelled or (kind == "edge" and any(_is_pyg(graph) for graph, _ in labelled)):
+        return
+    known = sorted({str(key) for graph, _ in labelled for key in _attributes(graph, kind)})
+    close = difflib.get_close_matches(str(attribute), known, n=1)
+    there = f"they have {', '.join(map(repr, known))}" if known else "they have none"
+    which = f"{' or '.join(name for _, name in labelled[:2])}{' ...' * (len(labelled) > 2)}"
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    raise GraphError(
+        f"no {kind} of {which} has the attribute {attribute!r}; {there}. {hint}"
+        f"{kind}_label=None compares without labels."
+    )
+
+
+def _is_pyg(graph: Graph) -> bool:
+    return not isinstance(graph, Dag) and hasattr(graph, "edge_index")
+
+
+def _attributes(graph: Graph, kind: str) -> Iterable[Any]:
+    """The names of its attributes."""
+    if isinstance(graph, Dag):
+        return graph.node_attributes if kind == "node" else graph.edge_attributes
+    if _is_pyg(graph):
+        return [*(graph.keys() if callable(getattr(graph, "keys", None)) else vars(graph))]
+    rows = graph.nodes(data=True) if kind == "node" else graph.edges(data=True)
+    return {key for *_, data in rows for key in data}
 
 
 def _check_size(graph: Graph, name: str) -> None:
@@ -77,7 +146,9 @@ def _check_size(graph: Graph, name: str) -> None:
         )
 
 
-def check_comparable(graphs: list[LabelledGraph], names: list[str], node_label: str, edge_label: str) -> None:
+def _check_comparable(
+    graphs: Sequence[LabelledGraph], names: Sequence[str], node_label: str | None, edge_label: str | None
+) -> None:
     """Raise GraphError unless all graphs are directed or all are not, and all are labelled or none is."""
     for graph, name in zip(graphs[1:], names[1:], strict=True):
         if graph.directed != graphs[0].directed:
@@ -93,7 +164,7 @@ def check_comparable(graphs: list[LabelledGraph], names: list[str], node_label: 
             without = next(name for name, yes in have.items() if not yes)
             raise GraphError(
                 f"{with_labels} has the {kind} attribute {attribute!r} and {without} has not: label both, "
-                f"or name an attribute that neither has in {kind}_label to compare without labels."
+                f"or pass {kind}_label=None to compare without labels."
             )
 
 
@@ -105,18 +176,21 @@ def _labels(graph: LabelledGraph, kind: str) -> tuple[Any, ...] | None:
     return graph.node_labels if kind == "node" else graph.edge_labels
 
 
-def _from_dag(dag: Dag, name: str, node_label: str, edge_label: str) -> LabelledGraph:
+def _from_dag(dag: Dag, name: str, node_label: str | None, edge_label: str | None) -> LabelledGraph:
+    # No attribute is called None.
+    nodes: Mapping[Any, Any] = dag.node_attributes
+    edges: Mapping[Any, Any] = dag.edge_attributes
     names = dag.names if dag.names is not None else tuple(range(dag.num_nodes))
     return LabelledGraph(
         names=names,
         edges=tuple((u, v) for u, v in dag.edges.tolist()),
         directed=True,
-        node_labels=_column(dag.node_attributes.get(node_label), dag.num_nodes, name, node_label),
-        edge_labels=_column(dag.edge_attributes.get(edge_label), dag.num_edges, name, edge_label),
+        node_labels=_column(nodes.get(node_label), dag.num_nodes, name, node_label),
+        edge_labels=_column(edges.get(edge_label), dag.num_edges, name, edge_label),
     )
 
 
-def _from_networkx(graph: Any, name: str, node_label: str, edge_label: str) -> LabelledGraph:
+def _from_networkx(graph: Any, name: str, node_label: str | None, edge_label: str | None) -> LabelledGraph:
     names = tuple(graph.nodes)
     number = {node: i for i, node in enumerate(names)}
     edges = list(graph.edges(data=True))
@@ -129,7 +203,9 @@ def _from_networkx(graph: Any, name: str, node_label: str, edge_label: str) -> L
     )
 
 
-def _from_pyg(data: Any, name: str, directed: bool | None, node_label: str, edge_label: str) -> LabelledGraph:
+def _from_pyg(
+    data: Any, name: str, directed: bool | None, node_label: str | None, edge_label: str | None
+) -> LabelledGraph:
     """PyG keeps an undirected edge as two directed ones: with ``directed=False`` they become one again.
 
     It keeps node and edge data in one place, so that one name for both means the labels of the nodes.
@@ -139,8 +215,8 @@ def _from_pyg(data: Any, name: str, directed: bool | None, node_label: str, edge
     for i, (u, v) in enumerate(edges):
         if not (0 <= u < count and 0 <= v < count):
             raise GraphError(f"edge {i} of {name} is {u} -> {v}, but it has the nodes 0 .. {count - 1}.")
-    node_labels = _column(getattr(data, node_label, None), count, name, node_label)
-    edge_values = None if edge_label == node_label else getattr(data, edge_label, None)
+    node_labels = _column(None if node_label is None else getattr(data, node_label, None), count, name, node_label)
+    edge_values = None if edge_label in (None, node_label) else getattr(data, edge_label, None)
     edge_labels = _column(edge_values, len(edges), name, edge_label)
     if directed is not False:
         return LabelledGraph(tuple(range(count)), tuple(edges), True, node_labels, edge_labels)
@@ -160,18 +236,26 @@ def _from_pyg(data: Any, name: str, directed: bool | None, node_label: str, edge
     )
 
 
-def _column(values: Any, count: int, name: str, attribute: str) -> tuple[Any, ...] | None:
+def _column(values: Any, count: int, name: str, attribute: str | None) -> tuple[Any, ...] | None:
     """An attribute as one label per node or edge."""
     if values is None:
         return None
+    if isinstance(values, tuple) or (isinstance(values, Tensor | np.ndarray) and values.ndim == 1):
+        pass  # nearly always
+    elif isinstance(values, str | bytes) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
+        raise GraphError(f"{attribute!r} of {name} is {values!r}: it must hold one label for each of {count} things.")
     labels = tuple(values.tolist() if isinstance(values, Tensor | np.ndarray) and values.ndim == 1 else values)
     if len(labels) != count:
         raise GraphError(f"{name} has {len(labels)} labels in {attribute!r}, but {count} things to label.")
     return labels
 
 
-def _data(rows: list[dict[Any, Any]], items: list[Any], name: str, kind: str, attribute: str) -> tuple[Any, ...] | None:
+def _data(
+    rows: list[dict[Any, Any]], items: list[Any], name: str, kind: str, attribute: str | None
+) -> tuple[Any, ...] | None:
     """The same from NetworkX's dictionaries: all have the attribute, or none has."""
+    if attribute is None:
+        return None
     missing = [item for item, data in zip(items, rows, strict=True) if attribute not in data]
     if len(missing) == len(rows):
         return None
@@ -183,13 +267,26 @@ def _data(rows: list[dict[Any, Any]], items: list[Any], name: str, kind: str, at
 
 
 def label_key(label: Any) -> Hashable:
-    """A hashable value that is equal for equal labels; arrays and lists are compared by content."""
+    """A hashable value that is equal for equal labels; arrays and lists are compared by content, NaN equals NaN."""
     if type(label) in (str, int, type(None)):  # nearly all labels
         return label  # type: ignore[no-any-return]
-    if isinstance(label, Tensor | np.ndarray):
-        return label_key(label.tolist())
+    if isinstance(label, Tensor):
+        return label_key((label.to_dense() if label.layout != torch.strided else label).detach().tolist())
+    if isinstance(label, np.ndarray | np.generic):
+        return label_key(label.tolist()) if label.dtype.kind != "V" else label_key(tuple(label.tolist()))
     if isinstance(label, list | tuple):
         return tuple(label_key(part) for part in label)
-    if isinstance(label, Hashable):
-        return label
-    raise DtypeError(f"a label must be hashable, an array or a list, got {type(label).__name__}: {label!r}.")
+    if isinstance(label, Decimal):
+        return _NAN if label.is_nan() else label
+    if isinstance(label, float | complex):
+        return label if label == label else _NAN
+    try:
+        hash(label)
+    except TypeError:
+        raise DtypeError(
+            f"a label must be hashable, an array or a list, got {type(label).__name__}: {label!r}."
+        ) from None
+    return label  # type: ignore[no-any-return]
+
+
+_NAN = ("dagnn.ged", "NaN")

@@ -32,16 +32,27 @@ LARGEST = 1 << 34
 MOST = 20_000
 
 
-def linear_prices(problem: Problem) -> Prices | None:
-    """Prices by the linear program; None if it has too many variables or the solver gives up."""
+def count_variables(problem: Problem) -> int:
+    """How large the linear program of `linear_prices` is."""
+    types = len(problem.pair)
+    counts = [np.bincount(pairs[pairs > 0], minlength=types) for pairs in (problem.left, problem.right)]
+    return problem.node.size + int(counts[0] @ (_savings(problem.pair) < 0) @ counts[1]) // 2
+
+
+def linear_prices(problem: Problem, seconds: float | None = None) -> Prices | None:
+    """Prices by the linear program; None if it is too large, has no edges, or the solver gives up.
+
+    Args:
+        seconds: the solver gives up after that long, more or less.
+    """
     node, delete, insert, left, right, pair = problem[:6]
     n1, n2 = node.shape
+    if not n1 * n2 < count_variables(problem) <= MOST:
+        return None
     u, w = np.nonzero(left)  # ordered pairs: every edge from both of its ends
     v, x = np.nonzero(right)
     saved = _savings(pair)[left[u, w][:, None], right[v, x]]
     e, f = np.nonzero((saved < 0) & (u < w)[:, None])
-    if n1 * n2 + len(e) > MOST or not len(e):
-        return None
 
     largest = max(1, int(pair.max()), int(node.max()), int(delete.max()), int(insert.max()))
     move = (node - delete[:, None] - insert).ravel()
@@ -73,14 +84,18 @@ def linear_prices(problem: Problem) -> Prices | None:
         A_eq=by_left if everyone_maps else None,
         b_eq=np.ones(n1) if everyone_maps else None,
         method="highs-ipm",
+        options={} if seconds is None else {"time_limit": max(seconds, 0.001)},
     )
     if solution.status != 0:
         return None
 
     scale = max(1, min(FINEST, LARGEST // largest))
     dual = np.maximum(-solution.ineqlin.marginals[: len(used)], 0) * largest * scale
+    # A price above all that an edge can save is of no use, and sums of such prices might leave 64 bits.
+    most = -scale * _savings(pair)
+    useful = np.concatenate([most.max(1)[left[u, w]].repeat(n2), most.max(0)[right[v, x]].repeat(n1)])[used]
     price = np.zeros(len(needs), dtype=np.int64)
-    price[used] = np.ceil(dual).astype(np.int64)
+    price[used] = np.minimum(np.ceil(np.minimum(dual, useful)).astype(np.int64), useful)
     return _valid(problem, price[: len(u) * n2], price[len(u) * n2 :], scale)
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.ged.alignment import AlignmentCost, align
 from dagnn.ged.cliques import clique_cost
-from dagnn.ged.costs import EditCosts
+from dagnn.ged.costs import EditCosts, checked_costs
 from dagnn.ged.targets import GraphTargets
 from dagnn.graph import Dag
 
@@ -118,7 +118,7 @@ class GedLoss(nn.Module):
             raise ConfigError(f"clique_size is {clique_size}: it must be 3 or 4.")
         if steps < 1:
             raise ConfigError(f"steps is {steps}: the alignment needs at least 1.")
-        costs = EditCosts() if costs is None else costs
+        costs = checked_costs(costs)
         self.alpha, self.beta, self.gamma = float(alpha), float(beta), float(gamma)
         self.alignment = alignment
         self.joint = joint

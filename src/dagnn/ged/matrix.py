@@ -1,20 +1,29 @@
 """Graph edit distances of many pairs."""
 
 import os
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dagnn.errors import ConfigError
-from dagnn.ged.assignment import INFINITE
-from dagnn.ged.costs import UNIT_COSTS, EditCosts
-from dagnn.ged.distance import DEFAULT_BUDGET, SMALL, STARTS, check_limits, solve
-from dagnn.ged.labelled import Graph, check_comparable, read_graph
+from dagnn.errors import ConfigError, DtypeError
+from dagnn.ged.costs import EditCosts, checked_costs
+from dagnn.ged.distance import DEFAULT_BUDGET, checked_limits
+from dagnn.ged.labelled import Graph, read_graphs
+from dagnn.ged.solve import as_float, find
 from dagnn.ged.tables import build_tables
+from dagnn.ged.watch import GLANCE, Watch
+from dagnn.graph import Dag, DagBatch
+
+# Into so many parts for every thread the pairs are split: some take much longer than others.
+SHARES = 64
 
 
 @dataclass(frozen=True)
@@ -24,13 +33,32 @@ class GedMatrix:
     Attributes:
         lower, upper: float64 ``[n, m]``, ``lower <= distance <= upper``.
         proved: bool ``[n, m]``, where they meet.
-        search_nodes: int64 ``[n, m]``; 0 where an entry was not searched but is known from another.
+        search_nodes: int64 ``[n, m]``; 0 where an entry was not searched, or is known from another.
+        everything: float64 ``[n, m]``, the cost of deleting all of i and inserting all of j.
     """
 
     lower: Tensor
     upper: Tensor
     proved: Tensor
     search_nodes: Tensor
+    everything: Tensor
+
+    @property
+    def distance(self) -> Tensor:
+        """``upper``; warns if some entries are not proved to be distances."""
+        if not self.proved.all():
+            warnings.warn(
+                f"{int((~self.proved).sum())} of {self.proved.numel()} distances are not proved; using upper bounds. "
+                "Raise budget or seconds to find them, or read lower and upper.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self.upper
+
+    @property
+    def normalized(self) -> Tensor:
+        """`distance` as a part of ``everything``: float64 ``[n, m]``, 0 .. 1. 1 less this is a similarity."""
+        return torch.where(self.everything > 0, self.distance / self.everything, 0.0)
 
 
 def ged_matrix(
@@ -39,60 +67,154 @@ def ged_matrix(
     costs: EditCosts | None = None,
     *,
     budget: int = DEFAULT_BUDGET,
+    seconds: float | None = None,
     workers: int | None = None,
+    progress: bool | Callable[[int, int], object] = False,
     directed: bool | None = None,
-    node_label: str = "label",
-    edge_label: str = "label",
+    node_label: str | None = "label",
+    edge_label: str | None = "label",
 ) -> GedMatrix:
     """Distances from all ``graphs`` to all ``other`` graphs, or among ``graphs`` themselves.
 
     Args:
         graphs: n graphs; other: m graphs, by default the same. All directed or all undirected, all labelled or none.
         budget: search nodes per pair.
+        seconds: for the whole matrix; what is known of every pair by then comes back. Of pairs that nobody has looked
+            at, that the distance is at most the cost of deleting one graph and inserting the other.
         workers: threads; by default one for each core that this process may use. The result does not depend on it.
+        progress: True shows a bar on stderr; a function is called as ``progress(pairs done, pairs in all)``.
         The rest as in `graph_edit_distance`.
 
     Raises:
         ConfigError: ``workers`` below 1, and as in `graph_edit_distance`.
         GraphError, DtypeError: as there.
 
+    Ctrl-C ends it within a second.
+
     Cost: among the same graphs, and if b -> a costs as much as a -> b, half of the pairs are searched.
     """
-    check_limits(budget, None, None)
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers is {workers}: at least 1 thread must do the work.")
-    rows = list(graphs)
-    columns = rows if other is None else list(other)
+    limits = checked_limits(budget, seconds)
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise ConfigError(f"workers is {workers!r}: at least 1 thread must do the work.")
+    watch = Watch(limits.seconds)
+    costs = checked_costs(costs)
+    rows = _listed(graphs, "graphs")
+    columns = rows if other is None else _listed(other, "other")
     names = [f"graphs[{i}]" for i in range(len(rows))]
     names += [] if other is None else [f"other[{j}]" for j in range(len(columns))]
-    read = [
-        read_graph(graph, name, directed=directed, node_label=node_label, edge_label=edge_label)
-        for graph, name in zip(rows if other is None else [*rows, *columns], names, strict=True)
-    ]
-    check_comparable(read, names, node_label, edge_label)
-    tables = build_tables(read, UNIT_COSTS if costs is None else costs)
+    read = read_graphs(
+        rows if other is None else [*rows, *columns],
+        names,
+        directed=directed,
+        node_label=node_label,
+        edge_label=edge_label,
+    )
+    tables = build_tables(read, costs)
     mirrored = other is None and tables.symmetric
     shift = 0 if other is None else len(rows)
 
     shape = (len(rows), len(columns))
-    lower, upper = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    nodes = np.zeros(shape, dtype=np.int64)
+    deletions = [as_float(tables.true_everything(i, None)) for i in range(len(rows))]
+    insertions = [as_float(tables.true_everything(None, shift + j)) for j in range(len(columns))]
+    everything = np.add.outer(np.array(deletions), np.array(insertions)).reshape(shape)
+    lower, upper = np.zeros(shape), everything.copy()
+    proved, nodes = upper == 0, np.zeros(shape, dtype=np.int64)
+    pairs = [(i, j) for i in range(len(rows)) for j in range(i if mirrored else 0, len(columns))]
+    workers = workers or _cores()
+    share = max(1, len(pairs) // (SHARES * workers))
+    count = _Count()
 
-    def fill(i: int) -> None:
-        for j in range(i if mirrored else 0, len(columns)):
-            size = max(read[i].num_nodes, read[shift + j].num_nodes)
-            starts = STARTS if size > SMALL else 0
-            found = solve(tables, i, shift + j, limit=INFINITE, starts=starts, budget=budget)
-            lower[i, j], upper[i, j], nodes[i, j] = found.lower, found.upper, found.search_nodes
+    def fill(start: int) -> None:
+        for i, j in pairs[start : start + share]:
+            if watch.over():
+                return
+            found = find(tables, i, shift + j, watch=watch, budget=limits.budget)
+            lower[i, j], upper[i, j], proved[i, j], nodes[i, j] = (
+                found.lower,
+                found.upper,
+                found.proved,
+                found.search_nodes,
+            )
             if mirrored:
-                lower[j, i], upper[j, i] = lower[i, j], upper[i, j]
+                lower[j, i], upper[j, i], proved[j, i] = lower[i, j], upper[i, j], proved[i, j]
+            count.add()
 
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
-        for done in [pool.submit(fill, i) for i in range(len(rows))]:
-            done.result()
+    with closing(_Report(progress, len(pairs))) as report:
+        pool = ThreadPoolExecutor(workers)
+        try:
+            waiting = {pool.submit(fill, start) for start in range(0, len(pairs), share)}
+            while waiting:
+                done, waiting = wait(waiting, timeout=GLANCE, return_when=FIRST_COMPLETED)
+                watch.over()
+                report.show(count.value)
+                for future in done:
+                    future.result()
+        except BaseException:
+            watch.stop[0] = 1
+            pool.shutdown(cancel_futures=True)
+            raise
+        pool.shutdown()
     return GedMatrix(
-        lower=torch.from_numpy(lower * float(tables.unit)),
-        upper=torch.from_numpy(upper * float(tables.unit)),
-        proved=torch.from_numpy(lower == upper),
+        lower=torch.from_numpy(lower),
+        upper=torch.from_numpy(upper),
+        proved=torch.from_numpy(proved),
         search_nodes=torch.from_numpy(nodes),
+        everything=torch.from_numpy(everything),
     )
+
+
+def _cores() -> int:
+    """How many cores this process may use; all there are where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _listed(graphs: Any, name: str) -> list[Graph]:
+    is_one = isinstance(graphs, Dag) or hasattr(graphs, "adjacency") or hasattr(graphs, "edge_index")
+    if is_one and not isinstance(graphs, DagBatch) and not hasattr(graphs, "to_data_list"):
+        raise DtypeError(f"{name} must be a list of graphs, got one {type(graphs).__name__}: write [graph].")
+    if hasattr(graphs, "to_data_list") and not isinstance(graphs, DagBatch):
+        graphs = graphs.to_data_list()
+    try:
+        return list(graphs)
+    except TypeError:
+        raise DtypeError(f"{name} must be a list of graphs, got {type(graphs).__name__}.") from None
+
+
+class _Count:
+    """How many pairs are done; threads add to it."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        with self._lock:
+            self.value += 1
+
+
+class _Report:
+    """Tells how far the work is: on a bar, to a function, or not at all."""
+
+    def __init__(self, progress: bool | Callable[[int, int], object], total: int) -> None:
+        self._total, self._shown = total, -1
+        self._tell = progress if callable(progress) else None
+        self._bar: Any = None
+        if progress is True:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, unit="pair", dynamic_ncols=True)
+
+    def show(self, done: int) -> None:
+        if done == self._shown:
+            return
+        if self._tell is not None:
+            self._tell(done, self._total)
+        if self._bar is not None:
+            self._bar.update(done - max(self._shown, 0))
+        self._shown = done
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from dagnn.errors import ConfigError, GraphError
-from dagnn.ged.costs import UNIT_COSTS, EditCosts
-from dagnn.ged.distance import DEFAULT_BUDGET, check_limits, graph_edit_distance
+from dagnn.ged.costs import EditCosts, checked_costs
+from dagnn.ged.distance import DEFAULT_BUDGET, checked_limits, graph_edit_distance
 from dagnn.ged.labelled import Graph
 
 
@@ -50,11 +50,11 @@ class GedMetric:
         *,
         budget: int = DEFAULT_BUDGET,
         directed: bool | None = None,
-        node_label: str = "label",
-        edge_label: str = "label",
+        node_label: str | None = "label",
+        edge_label: str | None = "label",
     ) -> None:
-        check_limits(budget, None, None)
-        self._costs = UNIT_COSTS if costs is None else costs
+        budget = checked_limits(budget).budget
+        self._costs = checked_costs(costs)
         self._options: dict[str, Any] = {
             "budget": budget,
             "directed": directed,

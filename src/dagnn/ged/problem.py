@@ -16,6 +16,8 @@ Ints = NDArray[np.int64]
 
 DELETED = -1
 
+# Any large odd number; a sum that overflows is as good.
+MULTIPLE = 0x9E3779B97F4A7
 
 # Places of `Problem.constants`.
 ALL_EDGES, DELETIONS_PAY, UNIFORM, SUBSTITUTION, DELETION, INSERTION = range(6)
@@ -98,15 +100,22 @@ def new_problem(tables: Tables, a: GraphArrays, b: GraphArrays) -> Problem:
 def _twins(kind: Ints, pairs: Ints) -> Ints:
     n = len(kind)
     twin = np.full(n, -1, np.int64)
+    # Rows are compared by a sum of multiples first: their entries at v and x aside, those of twins are equal.
+    summary = np.zeros(n, np.int64)
     for v in range(n):
-        for x in range(v):
-            same = kind[v] == kind[x] and pairs[v, x] == pairs[x, v]
+        for y in range(n):
+            summary[v] += pairs[v, y] * (y * MULTIPLE + 1)
+    for v in range(n):
+        for x in range(v - 1, -1, -1):
+            here, there = summary[v] - pairs[v, x] * (x * MULTIPLE + 1), summary[x] - pairs[x, v] * (v * MULTIPLE + 1)
+            same = here == there and kind[v] == kind[x] and pairs[v, x] == pairs[x, v]
             for y in range(n):
                 if not same:
                     break
                 same = y in (v, x) or pairs[v, y] == pairs[x, y]
             if same:
                 twin[v] = x
+                break
     return twin
 
 
@@ -131,8 +140,11 @@ def map_cost(problem: Problem, image: Ints) -> int:
 
 
 @compiled
-def improve(problem: Problem, image: Ints) -> int:
-    """Change ``image`` in place while moving one node or swapping two makes it cheaper; returns its cost."""
+def improve(problem: Problem, image: Ints, stop: Ints) -> int:
+    """Change ``image`` in place while moving one node or swapping two makes it cheaper; returns its cost.
+
+    It stops early once 1 is written into ``stop``, int64 ``[1]``.
+    """
     node, delete, insert, left, right, pair = problem[:6]
     n1, n2 = node.shape
     first = DELETED if problem.constants[DELETIONS_PAY] == 1 else 0
@@ -144,6 +156,9 @@ def improve(problem: Problem, image: Ints) -> int:
     while better:
         better = False
         for u in range(n1):
+            if stop[0] != 0:
+                better = False
+                break
             for v in range(first, n2):
                 old = image[u]
                 if v == old:

@@ -23,6 +23,7 @@ from dagnn.ged.search_state import (
     FREE,
     HERE,
     IMAGE,
+    JUDGED,
     LIMIT,
     NEXT_CHILD,
     NODES,
@@ -44,6 +45,8 @@ Ints = NDArray[np.int64]
 def advance(problem: Problem, prices: Prices, search: Search, starts: int, budget: int) -> bool:
     """Search until done or until ``budget`` nodes have been bounded in all; returns whether it is done.
 
+    It also returns when ``search.stop`` is set, and, if maps are judged by the caller, at every whole map.
+
     Args:
         starts: most starting points of Frank-Wolfe at the root; fewer if the bounds meet.
     """
@@ -58,11 +61,13 @@ def advance(problem: Problem, prices: Prices, search: Search, starts: int, budge
     while True:
         depth = numbers[DEPTH]
         if numbers[ENTERING] == 1:
-            if numbers[NODES] >= budget:
+            if numbers[NODES] >= budget or search.stop[0] != 0:
                 return False
             numbers[NODES] += 1
             _enter(problem, prices, search)
             numbers[ENTERING] = 0
+            if numbers[JUDGED] == 1 and depth == len(order):
+                return False
         place = depths[NEXT_CHILD, depth]
         if place < depths[NUM_CHILDREN, depth] and child_bound[depth, place] <= _cut(numbers):
             depths[NEXT_CHILD, depth] += 1
@@ -112,37 +117,37 @@ def _begin(problem: Problem, prices: Prices, search: Search, starts: int) -> Non
     fresh = numbers[UPPER] < 0
     if fresh:
         numbers[UPPER] = map_cost(problem, best)
-    numbers[ROOT] = numbers[HERE] = bound_completions(problem, prices, search)
+    numbers[ROOT] = numbers[HERE] = max(0, bound_completions(problem, prices, search))
     _offer(problem, search)
     # One start, then all of them: near pairs are done after the first.
     for first, last in ((-1, 0), (0, 1), (1, starts)):
-        if numbers[ROOT] > _cut(numbers) or not fresh:
+        if numbers[ROOT] > _cut(numbers) or not fresh or search.stop[0] != 0:
             return
         if first < 0:
-            numbers[UPPER] = improve(problem, best)
+            numbers[UPPER] = improve(problem, best, search.stop)
         elif last <= starts:
-            numbers[UPPER] = search_upper(problem, best, numbers[UPPER], first, last, search.room)
+            numbers[UPPER] = search_upper(problem, best, numbers[UPPER], first, last, search.room, search.stop)
 
 
 @compiled
 def _map_order(pairs: Ints, order: Ints) -> None:
     """Always the node with most edges to the nodes before it; among those, the one with most edges."""
     n = len(pairs)
-    ordered = np.zeros(n, np.int64)
+    ordered, known, degree = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for u in range(n):
+        for w in range(n):
+            degree[u] += pairs[u, w] != 0
     for i in range(n):
-        best, best_known, best_degree = -1, -1, -1
+        best = -1
         for u in range(n):
-            if ordered[u] == 1:
-                continue
-            known, degree = 0, 0
-            for w in range(n):
-                if pairs[u, w] != 0:
-                    degree += 1
-                    known += ordered[w]
-            if known > best_known or (known == best_known and degree > best_degree):
-                best, best_known, best_degree = u, known, degree
+            if ordered[u] == 0 and (
+                best < 0 or known[u] > known[best] or (known[u] == known[best] and degree[u] > degree[best])
+            ):
+                best = u
         order[i] = best
         ordered[best] = 1
+        for u in range(n):
+            known[u] += pairs[u, best] != 0
 
 
 @compiled
@@ -202,6 +207,8 @@ def _insert_child(child: Ints, bounds: Ints, count: int, v: int, bound: int, cut
 @compiled
 def _offer(problem: Problem, search: Search) -> None:
     """Complete the current map by the assignment of its bound, and keep it if it is the best so far."""
+    if search.numbers[JUDGED] == 1:
+        return
     left, free, row_of, full, capped = search.left, search.right[FREE], search.room[ROW_OF], search.full, search.capped
     depth = search.numbers[DEPTH]
     image = left[IMAGE].copy()

@@ -14,8 +14,9 @@ from dagnn.ged.problem import DELETED, UNIFORM, Prices, Problem
 Ints = NDArray[np.int64]
 
 # Places of `Search.numbers`: depth; 1 if the node at that depth is still to be bounded; cost of the best map so far;
-# costs above LIMIT need not be found; nodes bounded; bound of the node to be entered, and of the root; parts of a unit.
-DEPTH, ENTERING, UPPER, LIMIT, NODES, HERE, ROOT, PARTS = range(8)
+# costs above LIMIT need not be found; nodes bounded; bound of the node to be entered, and of the root; parts of a unit;
+# 1 if whole maps are judged by the caller, who sets UPPER.
+DEPTH, ENTERING, UPPER, LIMIT, NODES, HERE, ROOT, PARTS, JUDGED = range(9)
 # Rows of `Search.left`, int64 [5, n1]: image of the best map; nodes in the order in which they are mapped; image now;
 # cost of deleting all anchored edges of u, and all open ones.
 BEST, ORDER, IMAGE, ANCHORED_DELETE, OPEN_DELETE = range(5)
@@ -35,6 +36,7 @@ class Search(NamedTuple):
         left_count, right_count: int64 ``[n, 2, labels]``: open edges by direction and label, if costs are uniform.
         full, capped: int64 ``[n1, n2]``: the assignment problem, and the same with deletion plus insertion as a cap.
         room: int64 ``[6, n2 + 1]``, of the assignment.
+        stop: int64 ``[1]``: once another thread has written 1 there, the search returns soon, its bounds still valid.
     """
 
     numbers: Ints
@@ -49,9 +51,10 @@ class Search(NamedTuple):
     full: Ints
     capped: Ints
     room: Ints
+    stop: Ints
 
 
-def new_search(problem: Problem, prices: Prices, limit: int) -> Search:
+def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Search:
     """A search that has not begun; distances above ``limit`` need not be found."""
     n1, n2 = problem.node.shape
     labels = int(problem.directions.max()) + 1 if problem.constants[UNIFORM] else 1
@@ -60,7 +63,7 @@ def new_search(problem: Problem, prices: Prices, limit: int) -> Search:
     right[OPEN_INSERT] = problem.pair[0, problem.right].sum(1)
     left[ANCHORED_DELETE], right[ANCHORED_INSERT] = 0, 0
     return Search(
-        np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0]]),
+        np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0], 0]),
         left,
         right,
         np.zeros((3, n1 + 1), dtype=np.int64),
@@ -72,6 +75,7 @@ def new_search(problem: Problem, prices: Prices, limit: int) -> Search:
         np.zeros((n1, n2), dtype=np.int64),
         np.zeros((n1, n2), dtype=np.int64),
         np.zeros((6, n2 + 1), dtype=np.int64),
+        stop,
     )
 
 

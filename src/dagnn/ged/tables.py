@@ -3,25 +3,22 @@
 Integers make the search exact: there is no rounding to mistake for a difference, and a bound of 3.5 units proves 4.
 """
 
-import math
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from dagnn.errors import GraphError
-from dagnn.ged.costs import EditCosts, check_cost
+from dagnn.ged.assignment import assign_exactly
+from dagnn.ged.costs import EditCosts, check_cost, returned_cost
 from dagnn.ged.labelled import LabelledGraph, label_key
+from dagnn.ged.units import Integers, exact_integers, small_integers, wide_integers
 
 Ints = NDArray[np.int64]
-
-# Largest cost in units. Sums over all pairs of 2,000 nodes, doubled, stay below 2^62.
-LARGEST = 2**32
 
 # Tables with more labels, kinds or pair types than this are not kept for the next pair.
 SMALL = 64
@@ -79,32 +76,63 @@ class CostTables:
         tables: the integer tables.
         reversed: the same for b -> a.
         unit: what 1 in the tables costs.
+        error: a cost is more than its units by this part at most, and never less. 0: exact.
         graphs: the graphs given, in the same order.
-        nodes, edges: tables of the labels alone, for spelling out an edit path.
+        nodes, edges: costs by label, as given.
         node_ids, edge_ids: label key -> number.
+        numbers: what the numbers of bundles, kinds and pair types stand for.
+        true: the exact costs.
     """
 
     tables: Tables
     reversed: Tables
     unit: Fraction | int
+    error: Fraction
     graphs: tuple[GraphArrays, ...]
     nodes: "LabelCosts"
     edges: "LabelCosts"
     node_ids: dict[Hashable, int]
     edge_ids: dict[Hashable, int]
+    numbers: "_Numbering"
+    true: "_TrueTables"
 
     @property
     def symmetric(self) -> bool:
         """Whether turning a into b always costs as much as turning b into a."""
-        return all(np.array_equal(x, y) for x, y in zip(self.tables, self.reversed, strict=True))
+        return all(
+            np.array_equal(costs.substitute, costs.substitute.T) and np.array_equal(costs.delete, costs.insert)
+            for costs in (self.nodes, self.edges)
+        )
+
+    def true_cost(self, i: int, j: int, image: Sequence[int | None]) -> Fraction:
+        """What it costs to turn graph i into graph j by the map ``image``, exactly."""
+        true, ones = self.true.tables
+        return Fraction(_cost_of_map(true, self.graphs[i], self.graphs[j], image), ones)
+
+    def true_everything(self, i: int | None, j: int | None) -> Fraction:
+        """What it costs to delete graph i and to insert graph j, exactly; None: no graph."""
+        true, ones = self.true.tables
+        deletion = 0 if i is None else _sum_of(true.delete, true.pair[:, 0], self.graphs[i])
+        insertion = 0 if j is None else _sum_of(true.insert, true.pair[0], self.graphs[j])
+        return Fraction(deletion + insertion, ones)
+
+    def within(self, i: int, j: int, cap: Fraction) -> "CostTables":
+        """Finer tables for turning graph i into graph j alone; they need not tell maps apart that cost over ``cap``."""
+        graphs = (self.graphs[i], self.graphs[j])
+        parts = [*self.nodes, *self.edges]
+        found = wide_integers(parts, cap, partial(_everything, numbers=self.numbers, graphs=graphs))
+        made = _made_of(parts, found, self.numbers)
+        return replace(
+            self, tables=made.tables, reversed=made.reversed, unit=made.unit, error=made.error, graphs=graphs
+        )
 
 
 class LabelCosts(NamedTuple):
-    """Costs in units by label number: ``substitute`` int64 ``[labels, labels]``, the others ``[labels]``."""
+    """Costs by label number: ``substitute`` float64 ``[labels, labels]``, the others ``[labels]``."""
 
-    substitute: Ints
-    delete: Ints
-    insert: Ints
+    substitute: NDArray[Any]
+    delete: NDArray[Any]
+    insert: NDArray[Any]
 
 
 def build_tables(graphs: Sequence[LabelledGraph], costs: EditCosts) -> CostTables:
@@ -121,11 +149,28 @@ def build_tables(graphs: Sequence[LabelledGraph], costs: EditCosts) -> CostTable
     arrays = tuple(_arrays(g, node_ids, edge_ids, bundles, kinds, types) for g in graphs)
     numbers = _Numbering(tuple(bundles.items), tuple(kinds.items), tuple(types.items))
     constants = tuple(value for value in vars(costs).values() if isinstance(value, float))
+    made = None
     if len(constants) == len(vars(costs)) and max(map(len, (node_labels, edge_labels, *numbers))) <= SMALL:
         made = _constant_tables(constants, len(node_labels), len(edge_labels), numbers)
-    else:
-        made = _made_tables(costs, node_labels, edge_labels, numbers)
-    return CostTables(made.tables, made.reversed, made.unit, arrays, made.nodes, made.edges, node_ids, edge_ids)
+    if made is None:
+        parts = [*_label_costs("node", node_labels, costs), *_label_costs("edge", edge_labels, costs)]
+        found = small_integers(parts)
+        if found is None:
+            found = wide_integers(parts, None, partial(_everything, numbers=numbers, graphs=arrays))
+        made = _made_of(parts, found, numbers)
+    return CostTables(
+        made.tables,
+        made.reversed,
+        made.unit,
+        made.error,
+        arrays,
+        made.nodes,
+        made.edges,
+        node_ids,
+        edge_ids,
+        numbers,
+        made.true,
+    )
 
 
 class _Numbering(NamedTuple):
@@ -142,33 +187,80 @@ class _Made(NamedTuple):
     tables: Tables
     reversed: Tables
     unit: Fraction | int
+    error: Fraction
     nodes: LabelCosts
     edges: LabelCosts
+    true: "_TrueTables"
+
+
+class _TrueTables:
+    """Exact tables, made when they are first wanted."""
+
+    def __init__(self, parts: Sequence[NDArray[np.float64]], numbers: _Numbering) -> None:
+        self._parts, self._numbers = parts, numbers
+
+    @cached_property
+    def tables(self) -> tuple[Tables, int]:
+        """In Python's integers, and how many of them make 1."""
+        parts, ones = exact_integers(self._parts)
+        return _tables_of(parts, self._numbers), ones
 
 
 @lru_cache(maxsize=64)
 def _constant_tables(
     constants: tuple[float, ...], num_node_labels: int, num_edge_labels: int, numbers: _Numbering
-) -> _Made:
-    """`_made_tables` where labels are only equal or not. Kept: making them takes as long as searching a small pair."""
+) -> _Made | None:
+    """`_made_of` where labels are only equal or not, and costs fit whatever the graphs; None if they do not.
+
+    Kept: making them takes as long as searching a small pair.
+    """
     costs = EditCosts(**dict(zip(_NAMES, constants, strict=True)))
-    return _made_tables(costs, range(num_node_labels), range(num_edge_labels), numbers)
+    parts = [*_label_costs("node", range(num_node_labels), costs), *_label_costs("edge", range(num_edge_labels), costs)]
+    found = small_integers(parts)
+    return None if found is None else _made_of(parts, found, numbers)
 
 
 _NAMES = tuple(field.name for field in fields(EditCosts))
 
 
-def _made_tables(
-    costs: EditCosts, node_labels: Sequence[Any], edge_labels: Sequence[Any], numbers: _Numbering
-) -> _Made:
-    floats = [*_label_costs("node", node_labels, costs), *_label_costs("edge", edge_labels, costs)]
-    unit = _common_unit(np.concatenate([part.ravel() for part in floats]))
-    ints = [_in_units(part, unit) for part in floats]
-    nodes, edges = LabelCosts(*ints[:3]), LabelCosts(*ints[3:])
-    tables = _tables(numbers.kinds, numbers.types, nodes, _bundle_costs(numbers.bundles, edges))
+def _made_of(parts: Sequence[NDArray[np.float64]], found: Integers, numbers: _Numbering) -> _Made:
+    tables = _tables_of(found.parts, numbers)
     # A whole number stays one: arithmetic with fractions takes 10 times as long.
-    whole = int(unit) if unit.denominator == 1 else unit
-    return _Made(tables, tables.reversed(), whole, nodes, edges)
+    whole = int(found.unit) if found.unit.denominator == 1 else found.unit
+    nodes, edges = LabelCosts(*parts[:3]), LabelCosts(*parts[3:])
+    return _Made(tables, tables.reversed(), whole, found.error, nodes, edges, _TrueTables(parts, numbers))
+
+
+def _everything(parts: Sequence[NDArray[Any]], *, numbers: _Numbering, graphs: Sequence[GraphArrays]) -> int:
+    """At least what the dearest of ``graphs`` costs to delete, plus what the dearest costs to insert.
+
+    A map that matches all nodes may cost more: what it has to pay above that is added.
+    """
+    tables = _tables_of(parts, numbers)
+    deleted = max((_sum_of(tables.delete, tables.pair[:, 0], graph) for graph in graphs), default=0)
+    inserted = max((_sum_of(tables.insert, tables.pair[0], graph) for graph in graphs), default=0)
+    above = tables.substitute - tables.delete[:, None] - tables.insert
+    nodes = max((len(graph.kind) for graph in graphs), default=0)
+    return int(deleted) + int(inserted) + nodes * max(0, int(above.max(initial=0)))
+
+
+def _sum_of(kinds: NDArray[Any], types: NDArray[Any], graph: GraphArrays) -> int:
+    pairs = np.bincount(np.triu(graph.pairs).ravel(), minlength=len(types)).astype(object)
+    total: int = kinds[graph.kind].astype(object).sum() + (pairs[1:] * types[1:]).sum()
+    return total
+
+
+def _cost_of_map(true: Tables, a: GraphArrays, b: GraphArrays, image: Sequence[int | None]) -> int:
+    """`problem.map_cost` in Python's integers."""
+    kept = [(u, v) for u, v in enumerate(image) if v is not None]
+    cost = _sum_of(true.insert, true.pair[0], b) + sum(true.delete[a.kind[u]] for u, v in enumerate(image) if v is None)
+    cost += sum(true.substitute[a.kind[u], b.kind[v]] - true.insert[b.kind[v]] for u, v in kept)
+    target = np.array([-1 if v is None else v for v in image], dtype=np.int64)
+    us, ws = np.nonzero(np.triu(a.pairs))
+    for p, v, x in zip(a.pairs[us, ws].tolist(), target[us].tolist(), target[ws].tolist(), strict=True):
+        cost += true.pair[p, 0] if v < 0 or x < 0 else true.pair[p, b.pairs[v, x]] - true.pair[0, b.pairs[v, x]]
+    # Where a has no edge, an edge of b between images stays inserted.
+    return int(cost)
 
 
 class _Numbers:
@@ -215,9 +307,10 @@ def _table(name: str, labels: Sequence[Any], cost: Any, dimensions: int) -> NDAr
         index = np.array([_index(label, name, len(cost)) for label in labels], dtype=np.int64)
         return cost[index] if dimensions == 1 else cost[index[:, None], index]
     if dimensions == 1:
-        table = np.array([float(cost(label)) for label in labels])
+        table = np.array([returned_cost(name, cost(label), label) for label in labels], dtype=np.float64)
     else:
-        table = np.array([[float(cost(a, b)) for b in labels] for a in labels]).reshape(count, count)
+        costs = [returned_cost(name, cost(a, b), a, b) for a in labels for b in labels]
+        table = np.array(costs, dtype=np.float64).reshape(count, count)
     check_cost(name, table)
     return table
 
@@ -227,27 +320,6 @@ def _index(label: Any, name: str, size: int) -> int:
     if not isinstance(value, int) or not 0 <= value < size:
         raise GraphError(f"the label {label!r} does not index {name}, which has the labels 0 .. {size - 1}.")
     return value
-
-
-def _common_unit(values: NDArray[np.float64]) -> Fraction:
-    """The largest number of which all values are multiples; if there is none to speak of, a very small one."""
-    distinct = sorted({value for value in values.tolist() if value > 0})
-    if not distinct:
-        return Fraction(1)
-    if all(value.is_integer() for value in distinct) and distinct[-1] <= LARGEST:  # nearly always
-        return Fraction(math.gcd(*map(int, distinct)))
-    # The simplest fraction that prints as this float: 0.1 is a tenth, although its bits are not.
-    simple = [Fraction(value).limit_denominator(10_000) for value in distinct]
-    if all(float(fraction) == value for fraction, value in zip(simple, distinct, strict=True)):
-        denominator = math.lcm(*(fraction.denominator for fraction in simple))
-        unit = Fraction(math.gcd(*(int(fraction * denominator) for fraction in simple)), denominator)
-        if distinct[-1] / unit <= LARGEST:
-            return unit
-    return Fraction(distinct[-1]) / LARGEST
-
-
-def _in_units(values: NDArray[np.float64], unit: Fraction) -> Ints:
-    return np.rint(values / float(unit)).astype(np.int64)
 
 
 def _arrays(
@@ -282,13 +354,31 @@ def _arrays(
     return GraphArrays(np.array(kind, dtype=np.int64), pairs)
 
 
-def _bundle_costs(bundles: Sequence[tuple[int, ...]], edges: LabelCosts) -> Ints:
-    """Cheapest way to turn one bundle of parallel edges into another: int64 ``[bundles, bundles]``."""
-    capped = np.minimum(edges.substitute, edges.delete[:, None] + edges.insert)
-    saved = capped - edges.delete[:, None] - edges.insert
-    deletion = np.array([sum(edges.delete[list(bundle)].tolist()) for bundle in bundles], dtype=np.int64)
-    insertion = np.array([sum(edges.insert[list(bundle)].tolist()) for bundle in bundles], dtype=np.int64)
-    cost: Ints = deletion[:, None] + insertion
+def _tables_of(parts: Sequence[NDArray[Any]], numbers: _Numbering) -> Tables:
+    """Tables of costs by label, which are int64, or Python's integers in arrays of objects."""
+    nodes, edges = LabelCosts(*parts[:3]), LabelCosts(*parts[3:])
+    bundle = _bundle_costs(numbers.bundles, edges)
+    label, loops = np.array(numbers.kinds, dtype=np.int64).reshape(-1, 2).T
+    directions = np.ascontiguousarray(np.array(numbers.types, dtype=np.int64).T)
+    forward, backward = directions
+    return Tables(
+        substitute=nodes.substitute[label[:, None], label] + bundle[loops[:, None], loops],
+        delete=nodes.delete[label] + bundle[loops, 0],
+        insert=nodes.insert[label] + bundle[0, loops],
+        pair=bundle[forward[:, None], forward] + bundle[backward[:, None], backward],
+        directions=directions,
+        uniform=_uniform(bundle) if bundle.dtype == np.int64 else np.zeros(4, dtype=np.int64),
+    )
+
+
+def _bundle_costs(bundles: Sequence[tuple[int, ...]], edges: LabelCosts) -> NDArray[Any]:
+    """Cheapest way to turn one bundle of parallel edges into another: ``[bundles, bundles]``."""
+    dtype = edges.delete.dtype
+    apart = edges.delete[:, None] + edges.insert
+    saved = np.minimum(edges.substitute, apart) - apart
+    deletion = np.array([sum(edges.delete[list(bundle)].tolist()) for bundle in bundles], dtype=dtype)
+    insertion = np.array([sum(edges.insert[list(bundle)].tolist()) for bundle in bundles], dtype=dtype)
+    cost: NDArray[Any] = deletion[:, None] + insertion
     single = np.array([s for s, bundle in enumerate(bundles) if len(bundle) == 1], dtype=np.int64)
     label = np.array([bundles[s][0] for s in single], dtype=np.int64)
     cost[single[:, None], single] += saved[label[:, None], label]
@@ -296,28 +386,11 @@ def _bundle_costs(bundles: Sequence[tuple[int, ...]], edges: LabelCosts) -> Ints
         for t, right in enumerate(bundles):
             if left and right and max(len(left), len(right)) > 1:
                 some = saved[np.ix_(left, right)]
-                cost[s, t] += some[linear_sum_assignment(some)].sum()
+                cost[s, t] += sum(int(some[pair]) for pair in assign_exactly(some.astype(object)))
     return cost
 
 
-def _tables(
-    kinds: Sequence[tuple[int, int]], types: Sequence[tuple[int, int]], nodes: LabelCosts, bundle: Ints
-) -> Tables:
-    label, loops = np.array(kinds, dtype=np.int64).reshape(-1, 2).T
-    directions = np.ascontiguousarray(np.array(types, dtype=np.int64).T)
-    forward, backward = directions
-    pair = bundle[forward[:, None], forward] + bundle[backward[:, None], backward]
-    return Tables(
-        substitute=nodes.substitute[label[:, None], label] + bundle[loops[:, None], loops],
-        delete=nodes.delete[label] + bundle[loops, 0],
-        insert=nodes.insert[label] + bundle[0, loops],
-        pair=pair,
-        directions=directions,
-        uniform=_uniform(bundle),
-    )
-
-
-def _uniform(bundle: Ints) -> Ints:
+def _uniform(bundle: NDArray[Any]) -> Ints:
     """Whether edge costs are the same for all labels, as in `Tables.uniform`."""
     deletion, insertion, inner = bundle[1:, 0], bundle[0, 1:], bundle[1:, 1:]
     if not len(inner):

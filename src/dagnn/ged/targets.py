@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.ged.labelled import label_key
 from dagnn.graph import Dag
 
 
@@ -74,6 +75,7 @@ class GraphTargets:
             edge_attribute: the edge attribute that holds the labels.
 
         Raises:
+            DtypeError: something that is no Dag.
             GraphError: a graph has more nodes than slots, lacks the attribute, holds a label that is not in the
                 vocabulary, or has parallel edges that nothing tells apart.
             ConfigError: a vocabulary lists a label twice.
@@ -89,6 +91,8 @@ class GraphTargets:
             edge_labels, class_of_edge = torch.zeros(shape, dtype=torch.int64), _classes("edge", edge_vocabulary)
 
         for b, dag in enumerate(graphs):
+            if not isinstance(dag, Dag):
+                raise DtypeError(f"target {b} must be a Dag, got {type(dag).__name__}.")
             n = dag.num_nodes
             if n > slots:
                 raise GraphError(f"target {b} has {n} nodes, but there are {slots} slots: give the decoder {n}.")
@@ -161,14 +165,15 @@ def _check(name: str, value: Tensor | None, dtype: torch.dtype, shape: Sequence[
 def _classes(kind: str, vocabulary: Sequence[Hashable]) -> dict[Hashable, int]:
     classes: dict[Hashable, int] = {}
     for index, label in enumerate(vocabulary):
-        if label in classes:
-            raise ConfigError(f"{kind}_vocabulary lists {label!r} twice, at {classes[label]} and {index}.")
-        classes[label] = index
+        key = label_key(label)
+        if key in classes:
+            raise ConfigError(f"{kind}_vocabulary lists {label!r} twice, at {classes[key]} and {index}.")
+        classes[key] = index
     return classes
 
 
 def _class(classes: dict[Hashable, int], label: Hashable, where: str) -> int:
-    found = classes.get(label)
+    found = classes.get(label_key(label))
     if found is None:
         raise GraphError(f"{where} has the label {label!r}, which is not in the vocabulary of {len(classes)} labels.")
     return found

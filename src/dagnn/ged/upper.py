@@ -18,7 +18,7 @@ RESOLUTION = 1 << 24  # gradients become integers for `assign`; they only choose
 
 
 @compiled
-def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int, room: Ints) -> int:
+def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int, room: Ints, stop: Ints) -> int:
     """Improve ``best`` (int64 ``[n1]``, of cost ``upper``) in place; returns its cost.
 
     Start 0 is the barycentre. The others are halfway from it to random maps, the same ones in every run.
@@ -26,6 +26,7 @@ def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int
     Args:
         first, last: which starts to try, the last one excluded.
         room: int64 ``[6, n2 + 1]``, scratch.
+        stop: int64 ``[1]``; it returns soon once 1 is written there.
     """
     n1, n2 = problem.node.shape
     plan = np.empty((n1, n2))
@@ -45,8 +46,10 @@ def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int
                 plan[u, v] = (1.0 if start == 0 else 0.5) / n2
             if start > 0:
                 plan[u, order[u]] += 0.5
-        _frank_wolfe(problem, plan, image, room)
-        cost = improve(problem, image)
+        _frank_wolfe(problem, plan, image, room, stop)
+        if stop[0] != 0:  # the map may be half an assignment
+            break
+        cost = improve(problem, image, stop)
         if cost < upper:
             upper = cost
             for u in range(n1):
@@ -55,25 +58,27 @@ def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int
 
 
 @compiled
-def _frank_wolfe(problem: Problem, plan: Floats, image: Ints, room: Ints) -> None:
+def _frank_wolfe(problem: Problem, plan: Floats, image: Ints, room: Ints, stop: Ints) -> None:
     """Descend from ``plan``, which is overwritten, and write the map that it is rounded to into ``image``."""
     node, delete, insert, left, right, pair = problem[:6]
     n1, n2 = plan.shape
     gradient, edges, corner_edges = np.empty((n1, n2)), np.zeros((n1, n2)), np.zeros((n1, n2))
     near_left, near_right = _neighbours(left), _neighbours(right)
     corner, scaled = np.zeros((n1, n2)), np.empty((n1, n2), np.int64)
-    _edge_gradient(left, right, pair, plan, near_left, near_right, edges)
+    _edge_gradient(left, right, pair, plan, near_left, near_right, edges, stop)
     for _ in range(STEPS):
+        if stop[0] != 0:
+            return
         largest = 0.0
         for u in range(n1):
             for v in range(n2):
                 gradient[u, v] = node[u, v] - delete[u] - insert[v] + edges[u, v]
                 largest = max(largest, abs(gradient[u, v]))
-        _cheapest(gradient, largest, scaled, image, room)
+        _cheapest(gradient, largest, scaled, image, room, stop)
         for u in range(n1):
             for v in range(n2):
                 corner[u, v] = 1.0 if v == image[u] else 0.0
-        _edge_gradient(left, right, pair, corner, near_left, near_right, corner_edges)
+        _edge_gradient(left, right, pair, corner, near_left, near_right, corner_edges, stop)
         slope, bend = 0.0, 0.0
         for u in range(n1):
             for v in range(n2):
@@ -90,18 +95,18 @@ def _frank_wolfe(problem: Problem, plan: Floats, image: Ints, room: Ints) -> Non
     for u in range(n1):
         for v in range(n2):
             gradient[u, v] = -plan[u, v]
-    _cheapest(gradient, 1.0, scaled, image, room)
+    _cheapest(gradient, 1.0, scaled, image, room, stop)
 
 
 @compiled
-def _cheapest(cost: Floats, largest: float, scaled: Ints, image: Ints, room: Ints) -> None:
+def _cheapest(cost: Floats, largest: float, scaled: Ints, image: Ints, room: Ints, stop: Ints) -> None:
     """Write the cheapest assignment of ``cost``, whose entries are at most ``largest``, into ``image``."""
     n1, n2 = cost.shape
     scale = RESOLUTION / max(1e-30, largest)
     for u in range(n1):
         for v in range(n2):
             scaled[u, v] = round(cost[u, v] * scale)
-    assign(scaled, n1, n2, room)
+    assign(scaled, n1, n2, room, stop)
     for j in range(1, n2 + 1):
         if room[ROW_OF, j] > 0:
             image[room[ROW_OF, j] - 1] = j - 1
@@ -109,11 +114,20 @@ def _cheapest(cost: Floats, largest: float, scaled: Ints, image: Ints, room: Int
 
 @compiled
 def _edge_gradient(
-    left: Ints, right: Ints, pair: Ints, plan: Floats, near_left: Ints, near_right: Ints, gradient: Floats
+    left: Ints,
+    right: Ints,
+    pair: Ints,
+    plan: Floats,
+    near_left: Ints,
+    near_right: Ints,
+    gradient: Floats,
+    stop: Ints,
 ) -> None:
     """For every u -> v, what it saves on edges: against deleting and inserting them all, averaged over ``plan``."""
     n1, n2 = plan.shape
     for u in range(n1):
+        if stop[0] != 0:
+            return
         for v in range(n2):
             saved = 0.0
             for i in range(1, near_left[u, 0] + 1):

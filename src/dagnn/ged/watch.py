@@ -1,0 +1,93 @@
+"""Ending compiled work in time: at a deadline, or when the user breaks off."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Result = TypeVar("Result")
+
+# Seconds between two looks. Python delivers Ctrl-C only between two of its own steps, and on some systems not while it
+# waits for a lock.
+GLANCE = 0.05
+
+
+class Watch:
+    """A flag that compiled work looks at, and who raises it.
+
+    Attributes:
+        stop: int64 ``[1]``; 1 once the work must end.
+        seconds_left: None without a deadline.
+
+    Args:
+        seconds: the deadline, from now; None for none.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.stop: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def seconds_left(self) -> float | None:
+        return None if self._deadline is None else self._deadline - time.monotonic()
+
+    def over(self) -> bool:
+        """Whether the work must end; raises the flag at the deadline."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self.stop[0] = 1
+        return bool(self.stop[0])
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """``work()``, which looks at ``stop``, in another thread, so that this one can raise it."""
+        outcome = _start(work)
+        try:
+            while not outcome.done.wait(GLANCE):
+                self.over()
+        except BaseException:
+            self.stop[0] = 1
+            outcome.done.wait(1.0)
+            raise
+        return outcome.result()
+
+    def run_or_leave(self, work: Callable[[], Result]) -> Result | None:
+        """``work()`` in another thread, which is left to itself, with None as its result, if the time is over first.
+
+        The process waits for it at its end: HiGHS aborts where the program ends under it.
+        """
+        outcome = _start(work)
+        while not outcome.done.wait(GLANCE):
+            if self.over():
+                return None
+        return outcome.result()
+
+
+class _Outcome(Generic[Result]):
+    """What comes of work in another thread."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self.done = threading.Event()
+        self._work = work
+        self._results: list[Result] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.done.set()
+
+    def result(self) -> Result:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def _start(work: Callable[[], Result]) -> _Outcome[Result]:
+    outcome = _Outcome(work)
+    threading.Thread(target=outcome.run, daemon=False, name="dagnn-ged").start()
+    return outcome
