@@ -221,5 +221,5 @@ def _checked_limit(name: str, value: Any) -> float | None:
     except (TypeError, ValueError):
         limit = math.nan
     if not limit >= 0:
-        raise ConfigError(f"{name} is {value!r}: it must be a number, at least 0.")
+        raise ConfigError(f"{name} is {value!r}: it must be at least 0.")
     return None if math.isinf(limit) else limit
