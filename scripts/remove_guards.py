@@ -84,7 +84,7 @@ GUARDS = [
     Guard(
         "the newest are never pruned",
         "checkpoint_store.py",
-        "*sorted(paths)[-self.keep_last :], ",
+        "*sorted(own)[-self.keep_last :], ",
         "",
         f"{STORE}::test_worsening_scores_never_remove_the_newest",
     ),

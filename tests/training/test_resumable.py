@@ -62,19 +62,19 @@ def test_flags_and_groups_that_change_while_training_are_resumed(tmp_path, chang
         if change == "unfreeze":
             optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
-        def loss_fn(model, batch):
-            if trainer.step == 3:
-                if change == "evaluate":
-                    model[1].eval()
-                else:
-                    model[0].requires_grad_(change != "freeze")
-                if change == "add a group" and len(trainer.optimizer.param_groups) == 1:
-                    trainer.optimizer.add_param_group({"params": model[0].named_parameters(), "lr": 0.02})
-            return mse(model, batch)
+        class Source(Cycle):
+            def next_batch(self):
+                if trainer.step == 3:  # between two windows
+                    if change == "evaluate":
+                        model[1].eval()
+                    else:
+                        model[0].requires_grad_(change != "freeze")
+                    if change == "add a group" and len(trainer.optimizer.param_groups) == 1:
+                        trainer.optimizer.add_param_group({"params": model[0].named_parameters(), "lr": 0.02})
+                return super().next_batch()
 
-        trainer = Trainer(
-            model, loss_fn, Cycle(data(4, 4, 4)), settings, run=run, optimizer=optimizer, show_progress=False
-        )
+        source = Source(data(4, 4, 4))
+        trainer = Trainer(model, mse, source, settings, run=run, optimizer=optimizer, show_progress=False)
         return trainer
 
     assert is_same(*stopped_and_not(tmp_path, make, stop_at))
