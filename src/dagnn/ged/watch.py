@@ -42,13 +42,12 @@ class Watch:
 
     def run(self, work: Callable[[], Result]) -> Result:
         """``work()``, which looks at ``stop``, in another thread, so that this one can raise it."""
-        outcome = _start(work)
         try:
+            outcome = _start(work)
             while not outcome.done.wait(GLANCE):
                 self.over()
         except BaseException:
             self.stop[0] = 1
-            outcome.done.wait(1.0)
             raise
         return outcome.result()
 
