@@ -59,7 +59,7 @@ ALIKE = [
 
 
 @pytest.mark.fault("graph_edit_distance", 7, 9)
-@pytest.mark.parametrize(("label", "same"), ALIKE, ids=repr)
+@pytest.mark.parametrize(("label", "same"), ALIKE, ids=range(len(ALIKE)))  # a set prints by the hash seed
 def test_equal_labels_are_equal_whatever_holds_them(label, same):
     assert graph_edit_distance(*pair(label, same)).distance == 0
     assert graph_edit_distance(*pair(label, "other")).distance == 1
