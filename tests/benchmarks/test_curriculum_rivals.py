@@ -118,7 +118,7 @@ def test_the_answers_transformer_learns_what_it_sees():
 def test_the_tree_rival_learns_what_it_sees():
     samples = some((1, 3), 4)
     settings = Settings(lr=3e-3, batch=8, size=SMALL)
-    rival = learned(TreeRival(settings, 0, itertools.cycle(samples)), settings, 120)
+    rival = learned(TreeRival(settings, 0, itertools.cycle(samples)), settings, 200)
 
     assert right_answers(samples, rival.solve(samples)) == 8
 
