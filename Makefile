@@ -33,7 +33,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@# One of an older Python, or half made, is made anew.
 	@$(BIN)/python -c 'import pip, tomllib' 2>/dev/null || { rm -rf .venv; $(PYTHON) -m venv .venv; } || { rm -rf .venv; exit 1; }
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > .venv/dev.txt
-	$(BIN)/python -m pip install --quiet $(addprefix --extra-index-url ,$(TORCH_INDEX)) -c constraints.txt -e . -r .venv/dev.txt
+	@# Out of reach, the index would be tried again and again for every package.
+	@index="$(addprefix --extra-index-url ,$(TORCH_INDEX))"; \
+	if [ -n "$$index" ] && ! $(BIN)/python -c 'import sys, urllib.request as web; web.urlopen(sys.argv[1], timeout=10)' $(TORCH_INDEX)/torch/ 2>/dev/null; then \
+	  echo "$(TORCH_INDEX) is out of reach: torch comes from where pip finds it" >&2; index=; fi; \
+	$(BIN)/python -m pip install --quiet $$index -c constraints.txt -e . -r .venv/dev.txt
 	touch $@
 
 train: $(INSTALLED)
