@@ -108,6 +108,10 @@ def test_buckets_keep_order_dtype_and_limit():
     assert sorted(t.numel() for group in groups for t in group) == sorted(t.numel() for t in tensors)
 
 
+def test_undivided_losses_add_up_over_ranks(results):
+    assert results["undivided_losses_add_up_over_ranks"] == ([16.0, 1.0, 3],) * 2
+
+
 def test_bad_fsdp_sync():
     model = torch.nn.Linear(1, 1)
     with pytest.raises(ConfigError, match="fsdp_sync must be 'each'"):

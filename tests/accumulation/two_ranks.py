@@ -200,6 +200,17 @@ def non_finite_on_one_rank_skips_on_both(rank):
 
 
 @case
+def undivided_losses_add_up_over_ranks(rank):
+    model = DDP(Weight())
+    accumulator = GradientAccumulator(model, sgd(model))
+    for window in accumulator.windows(tensors(*[[[1.0], [3.0, 5.0]], [[7.0]]][rank]), micro_batches=2):
+        for x in window:
+            window.backward(model(x).sum(), reduction="undivided")
+        update = window.step()
+    return -float(model.module.w.detach()), update.weight, update.micro_batches
+
+
+@case
 def buffers_follow_rank_0(rank):
     class Counting(Weight):
         def __init__(self):

@@ -28,9 +28,9 @@ MicroBatchSize = int | Literal["auto"]
 
 
 class AccumulatedLoss(float):
-    """The mean loss over the batch, a plain number that also knows how it was made."""
+    """The loss of the batch, a plain number that also knows how it was made."""
 
-    weight: float  # total weight: what the mean was divided by
+    weight: float  # total weight: what the sum over the batch was divided by
     losses: Mapping[str, float]  # every named loss by itself
     micro_batches: int
     micro_batch_size: int  # that was used: smaller than asked for after running out of memory
@@ -56,6 +56,8 @@ class Job:
             parse_memory(self.memory)
             if size != "auto":
                 raise ConfigError(f"memory= is the budget of micro_batch_size='auto', got micro_batch_size={size}.")
+        if self.reduction == "undivided" and self.weight is not None:
+            raise ConfigError("got weight=... and reduction='undivided', which divides by nothing: leave one out.")
 
 
 def accumulate(
@@ -95,7 +97,8 @@ def accumulate(
             the whole batch without one. Running out of memory halves it, in either case: everything the failed
             attempt did is undone first.
         weight: weight of a micro-batch; default: its number of items.
-        reduction: what the loss is: "mean", "sum" or "none" (one loss per item).
+        reduction: what the loss is: "mean", "sum" or "none" (one loss per item), for the gradient of the mean;
+            "undivided" for that of the plain sum of what ``loss_fn`` returns, as of a loss with ``reduction="sum"``.
         coupled: the loss is not a mean over items (contrastive losses): ``loss_fn`` gets the whole batch, and a model
             that computes representations piece by piece. Costs one more forward pass.
         memory: budget for the activations of one piece, such as "2GiB", with ``micro_batch_size="auto"``.

@@ -1,7 +1,8 @@
 """The division by the window's total weight: done here, exactly once.
 
 Legend: ``w`` weight of one micro-batch (the number that its mean loss divided by), ``N`` total weight of the window
-over all micro-batches and processes. A mean loss must be multiplied by ``w / N``, a sum loss by ``1 / N``.
+over all micro-batches and processes. A mean loss must be multiplied by ``w / N``, a sum loss by ``1 / N``, and a loss
+that is to stay undivided by 1, as if ``N`` were 1.
 """
 
 import math
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from dagnn.errors import AccumulationError, ConfigError
 
-Reduction = Literal["mean", "sum", "none"]
+Reduction = Literal["mean", "sum", "none", "undivided"]
+Divisor = Literal["planned", "counted", "undivided"]  # what losses are divided by: weights known before or after, or 1
 Weights = dict[str, float]
 SINGLE = "loss"  # the name of a loss, and of a denominator, that was given without one
 
@@ -31,7 +33,7 @@ class Tally(NamedTuple):
 
     used: Weights  # denominator name -> weight that went into the gradients
     losses: dict[str, tuple[str, float]]  # loss name -> (denominator, sum of w * loss)
-    counted: bool  # weights came with backward, so the total was not known before
+    divisor: Divisor | None  # "counted": weights came with backward, so the total was not known before
     dropped: bool
     overflowed: bool  # a micro-batch was dropped because it was not finite
     reference: float | None  # what counted weights were divided by
@@ -55,13 +57,22 @@ class Shares:
     def __init__(self, planned: Planned | None, reference: float | None) -> None:
         self._planned = planned
         self._reference = reference
-        self._counted: bool | None = None  # None until the first backward decides
+        self._divisor: Divisor | None = None  # None until the first backward decides
         self._weights: dict[int, Weights] = {}  # micro-batch -> weights that were used
         self._records: list[_Record] = []
         self._dropped = self._overflowed = False
 
     def coefficient(self, micro: int, name: str, weight: float | None, reduction: Reduction) -> float:
         """Factor for the loss ``name`` of micro-batch ``micro``; 0.0 when it must not be run at all."""
+        if reduction == "undivided":
+            if weight is not None:
+                raise AccumulationError(
+                    f"weight={weight:g} came with reduction='undivided', which divides by nothing: leave weight=... "
+                    "out, or give a loss that is a 'mean' or a 'sum'."
+                )
+            self._decide("undivided")
+            self._weights[micro] = {SINGLE: 1.0}
+            return 1.0
         denominator, own, total = self._weight_and_total(micro, name, weight)
         self._weights.setdefault(micro, {})[denominator] = own
         if own == 0.0:
@@ -88,7 +99,7 @@ class Shares:
         self._weights.pop(micro, None)
         self._records = [record for record in self._records if record.micro != micro]
         if not self._weights:
-            self._counted = None
+            self._divisor = None
 
     def tally(self) -> Tally:
         """Everything this process contributes, as plain numbers (waits for the device once)."""
@@ -100,7 +111,7 @@ class Shares:
         for record, loss in zip(self._records, self.loss_values(), strict=True):
             previous = losses[record.name][1] if record.name in losses else 0.0
             losses[record.name] = (record.denominator, previous + record.factor * loss)
-        return Tally(used, losses, bool(self._counted), self._dropped, self._overflowed, self._reference)
+        return Tally(used, losses, self._divisor, self._dropped, self._overflowed, self._reference)
 
     def loss_values(self) -> list[float]:
         """The recorded losses as numbers, in the order of the backward calls."""
@@ -116,7 +127,7 @@ class Shares:
     def state(self) -> dict[str, Any]:
         """The record so far, as plain values."""
         return {
-            "counted": self._counted,
+            "divisor": self._divisor,
             "reference": self._reference,
             "dropped": self._dropped,
             "overflowed": self._overflowed,
@@ -129,7 +140,7 @@ class Shares:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Inverse of ``state``."""
-        self._counted, self._reference = state["counted"], state["reference"]
+        self._divisor, self._reference = state["divisor"], state["reference"]
         self._dropped, self._overflowed = state["dropped"], state["overflowed"]
         self._weights = {int(micro): dict(weights) for micro, weights in state["weights"].items()}
         self._records = [
@@ -149,7 +160,7 @@ class Shares:
                     f"weight={weight:g}: give the weight in one place only."
                 )
             return denominator, own, total
-        self._decide(counted=True)
+        self._decide("counted")
         before = self._weights.get(micro, {}).get(SINGLE)
         if before is not None and before != weight:
             raise AccumulationError(
@@ -166,7 +177,7 @@ class Shares:
                 "the weight of this micro-batch is not known: pass weight=... to backward (the number of items or "
                 "tokens that the loss is the mean of; weight=1 if all micro-batches count the same)."
             )
-        self._decide(counted=False)
+        self._decide("planned")
         weights, totals = self._planned.weights[micro], self._planned.totals
         denominator = name if name in totals else SINGLE
         if denominator not in totals:
@@ -176,10 +187,15 @@ class Shares:
             )
         return denominator, weights.get(denominator, 0.0), totals[denominator] or 1.0
 
-    def _decide(self, *, counted: bool) -> None:
-        if self._counted is None:
-            self._counted = counted
-        elif self._counted != counted:
+    def _decide(self, divisor: Divisor) -> None:
+        if self._divisor is None:
+            self._divisor = divisor
+        elif "undivided" in (self._divisor, divisor) and self._divisor != divisor:
+            raise AccumulationError(
+                "some losses of this window came with reduction='undivided' and some did not: give it to all of them, "
+                "or to none."
+            )
+        elif self._divisor != divisor:
             raise AccumulationError(
                 "some micro-batches of this window got weight=... in backward and some did not: give it to all of "
                 "them, or to none."
@@ -189,7 +205,7 @@ class Shares:
 class Joined(NamedTuple):
     """The whole window over all processes."""
 
-    weight: float  # total of the first denominator
+    weight: float  # total of the first denominator; 1 where nothing is divided
     loss: float  # sum over losses of their means over the window; nan if nothing was counted
     losses: dict[str, float]
     correction: float  # factor that makes the summed gradients exact means
@@ -212,13 +228,16 @@ def join_tallies(tallies: list[Tally], totals: Mapping[str, float] | None) -> Jo
         for name, (denominator, value) in tally.losses.items():
             sums[name] = (denominator, (sums[name][1] if name in sums else 0.0) + value)
     running = [tally for tally in tallies if tally.used]
-    if len({tally.counted for tally in running}) > 1:
+    if len({tally.divisor for tally in running}) > 1:
         raise AccumulationError(
-            "some processes gave weight=... in backward and others did not: do the same on every process."
+            "some processes gave weight=... or reduction='undivided' in backward and others did not: do the same on "
+            "every process."
         )
+    if any(tally.divisor == "undivided" for tally in running):
+        used, totals = {SINGLE: 1.0}, None
 
     correction = 1.0
-    if any(tally.counted for tally in running):
+    if any(tally.divisor == "counted" for tally in running):
         correction = (running[0].reference or 1.0) / (used.get(SINGLE) or 1.0)
     elif totals is not None and any(tally.dropped for tally in tallies):
         ratios = {total / used[name] for name, total in totals.items() if used.get(name)}

@@ -12,8 +12,8 @@ class Update(NamedTuple):
     """
 
     step: int  # optimizer updates made so far, this one included; a skipped window does not count
-    loss: float  # mean over all items of the window, all losses added; nan when the window was empty
-    weight: float  # total weight of the window over all processes; of its first denominator if there are several
+    loss: float  # mean over all items of the window, or undivided sum; all losses added; nan when it was empty
+    weight: float  # what the sum over all processes was divided by; of the first denominator if there are several
     grad_norm: float  # L2 norm over all gradients before clipping; nan when the window was empty
     lr: float  # of the first parameter group, as used by this update
     skipped: str | None  # None when parameters were updated, else "empty" or "non-finite"

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -109,7 +109,8 @@ class Window:
             weight: what ``loss`` was divided by, if that is known only now (the number of valid tokens). Give it for
                 every micro-batch of the window or for none.
             reduction: "mean" if ``loss`` is a mean, "sum" if it is a sum, "none" if it is one loss per item, to be
-                summed and divided.
+                summed and divided: the window then has the gradient of the mean. "undivided" adds the losses as they
+                are and divides by nothing: no weights are needed, and the window has the gradient of their sum.
             retain_graph: for a second backward call through the same graph; a mapping of losses needs none.
 
         Raises:
@@ -122,8 +123,8 @@ class Window:
                 "several losses with weights of their own need their totals before the window runs: use "
                 "windows(weight=lambda micro: {'main': ..., 'aux': ...}) in place of backward(weight={...})."
             )
-        if reduction not in ("mean", "sum", "none"):
-            raise ConfigError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
+        if reduction not in get_args(Reduction):
+            raise ConfigError(f"reduction must be 'mean', 'sum', 'none' or 'undivided', got {reduction!r}.")
         declared = None if weight is None else check_weight(weight, "weight")
         if declared is not None and self._engine.sums.final and not (self._planned and self._planned.declared):
             raise AccumulationError(
