@@ -58,8 +58,6 @@ CELLS = {
 }
 # (+ 12 3), (+ 5 5) with one shared number, and a sum of digits.
 WINDOWS = [(14, 17, 20, 17, 20), (14, 17, 20, 22), (12, 3, 20, 5, 23)]
-REVERSED = [Dag.from_polish(text) for text in ("(+ (- x y) (* x x))", "(g z)", "(f (g (f x)))")]
-SCRIPTS = dnn.EditScripts.from_dags(GRAPHS, REVERSED, ["g", "f", "+", "-"])
 SYMBOLS = torch.arange(N) % 5
 OPERATORS = Dag([(0, 2), (1, 2), (2, 3), (1, 3), (3, 4)], node_attributes={"operator": torch.tensor([0, 0, 1, 0, 1])})
 CASES = [
@@ -123,25 +121,11 @@ CASES = [
     Case("GraphHead", lambda: dnn.GraphHead(D, 2, "max"), on_graphs, (features(N, D),)),
     Case("SlotDecoder", lambda: dnn.SlotDecoder(D, 3, 2, layers=1, heads=2), on_graphs, (features(N, D),)),
     Case(
-        "NodeDecoder",
-        lambda: dnn.NodeDecoder(D, 4, 6, max_operands=2, layers=1, heads=2),
-        lambda module, x: module(x, GRAPHS, SCRIPTS).cross_entropy(SCRIPTS, GRAPHS),
-        (features(N, D),),
-    ),
-    Case(
         "GraphTransformNet",
         lambda: dnn.GraphTransformNet(
             5, 3, 2, D, message_layers=1, attention_heads=2, edge_types=2, decoder_layers=1, decoder_heads=2
         ),
         lambda net: net(SYMBOLS, GRAPHS),
-        twice=False,
-    ),
-    Case(
-        "GraphTransformNet nodes",
-        lambda: dnn.GraphTransformNet(
-            5, 4, 6, D, message_layers=1, decoder="nodes", decoder_layers=1, decoder_heads=2, max_operands=2
-        ),
-        lambda net: net(SYMBOLS, GRAPHS, SCRIPTS).cross_entropy(SCRIPTS, GRAPHS),
         twice=False,
     ),
     Case(

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dagnn.nn as dnn
+from dagnn.ged import GedLoss
 from dagnn.graph import Dag, DagBatch
-from dagnn.kernels.graph_plans import Graph
 
 D = 8
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
@@ -25,17 +25,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
     "EdgeHead": (lambda: dnn.EdgeHead(D, 3), lambda layer, x, graph: layer(x, graph)),
     "GraphHead": (lambda: dnn.GraphHead(D, 3), lambda layer, x, graph: layer(x, graph)),
     "SlotDecoder": (lambda: dnn.SlotDecoder(D, 3, 4, heads=2), lambda layer, x, graph: layer(x, graph).edges),
-    "NodeDecoder": (lambda: dnn.NodeDecoder(D, 3, 4, heads=2), lambda layer, x, graph: _first_action(layer, x, graph)),
 }
-
-
-def _first_action(decoder: dnn.NodeDecoder, x: Tensor, graph: Graph) -> Tensor:
-    """Chances of the first action: to stop or a label, and to copy anything."""
-    count = 1 if isinstance(graph, Dag) else len(graph)
-    none = torch.zeros(count, 1, dtype=torch.int64)
-    logits = decoder(x, graph, dnn.EditScripts(none, none, none[:, 0] + 1))
-    chance = torch.cat(logits, dim=2)[:, 0].softmax(1)
-    return torch.cat([chance[:, :4], chance[:, 4:].sum(1, keepdim=True)], dim=1)
 
 
 def made(name: str) -> nn.Module:
@@ -128,9 +118,8 @@ class Rounded(TorchDispatchMode):
 def test_a_network_reads_a_chain_of_5000_nodes():
     graph = Dag.from_polish("(f " * 4_999 + "x" + ")" * 4_999)
     torch.manual_seed(0)
-    net = dnn.GraphTransformNet(2, 3, 4, D, decoder="nodes", decoder_heads=2)
+    net = dnn.GraphTransformNet(2, 2, 4, D, decoder_heads=2)
     symbols = torch.tensor([label == "f" for label in graph.node_attributes["label"]]).long()
-    scripts = dnn.EditScripts.from_dags(graph, [Dag.from_polish("(f x)")], ["f"])
-    net(symbols, graph, scripts).cross_entropy(scripts, graph).backward()
+    GedLoss(node_vocabulary=["f", "x"])(*net(symbols, graph), [Dag.from_polish("(f x)")]).backward()
     assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
     assert net.gradient_norm() > 0

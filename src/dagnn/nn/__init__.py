@@ -1,7 +1,7 @@
 """Modules over DAGs. Every one is `Learnable`: clear, step, measure, clip and count its gradients.
 
 One DAG as a network: `DagNN`. Many DAGs at once: `Embedding`, `MessagePassing`, `DagSweep` with its
-cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, `NodeDecoder`, and `GraphTransformNet` made of them.
+cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransformNet` made of them.
 """
 
 from dagnn.nn.attention import MultiHeadAttention, NodeAttention
@@ -11,13 +11,11 @@ from dagnn.nn.dag_nn_convert import from_sequential
 from dagnn.nn.dag_nn_edit import StructureChange
 from dagnn.nn.dag_nn_names import NamedParameters
 from dagnn.nn.dag_sweep import DagSweep
-from dagnn.nn.edit_scripts import EditScripts
 from dagnn.nn.embedding import Embedding
 from dagnn.nn.graph_transform_net import GraphTransformNet
 from dagnn.nn.heads import EdgeHead, GraphHead, GraphPool, NodeHead
 from dagnn.nn.learnable import Learnable, LearnableModule
 from dagnn.nn.message_passing import MessagePassing
-from dagnn.nn.node_decoder import NodeDecoder, ScriptLogits
 from dagnn.nn.rewriter import GraphRewriter
 from dagnn.nn.rewriter_features import WindowFeatures
 from dagnn.nn.slot_decoder import SlotDecoder, SlotLogits
@@ -29,7 +27,6 @@ __all__ = [
     "DagNN",
     "DagSweep",
     "EdgeHead",
-    "EditScripts",
     "Embedding",
     "GRUCell",
     "GraphHead",
@@ -42,9 +39,7 @@ __all__ = [
     "MultiHeadAttention",
     "NamedParameters",
     "NodeAttention",
-    "NodeDecoder",
     "NodeHead",
-    "ScriptLogits",
     "SlotDecoder",
     "SlotLogits",
     "StructureChange",

@@ -27,8 +27,7 @@ class MultiHeadAttention(LearnableModule):
         ConfigError: a size below 1, or ``dim`` no multiple of ``heads``.
 
     Shapes: query ``[B, Q, dim]``, memory ``[B, K, dim]``, present bool ``[B, K]`` (rows that exist)
-    or ``[B, Q, K]`` (rows that each query may see) -> ``[B, Q, dim]``. Where no row may be seen, the
-    weights are equal, never NaN.
+    -> ``[B, Q, dim]``. Where no row exists, the weights are equal, never NaN.
     """
 
     def __init__(self, dim: int, heads: int = 4) -> None:
@@ -47,7 +46,7 @@ class MultiHeadAttention(LearnableModule):
         score = q @ k.transpose(-1, -2) / math.sqrt(self.dim / self.heads)
         # The lowest finite number instead of -inf: an entry without any row would give NaN, and NaN
         # reaches the parameters even through outputs that nobody uses.
-        hidden = ~(present if present.dim() == 3 else present.unsqueeze(1)).unsqueeze(1)
+        hidden = ~present.view(memory.shape[0], 1, 1, memory.shape[1])
         score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
         mixed = score.softmax(dim=-1) @ v
         return cast(Tensor, self.out(mixed.transpose(1, 2).reshape(query.shape)))

@@ -1,9 +1,8 @@
 """`GraphTransformNet`: from a batch of labelled DAGs to a predicted graph for each."""
 
 from collections.abc import Callable
-from typing import Literal, cast, get_args
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError, GraphError
@@ -13,15 +12,12 @@ from dagnn.nn.attention import NodeAttention
 from dagnn.nn.cells import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 from dagnn.nn.checks import check_size
 from dagnn.nn.dag_sweep import DagSweep
-from dagnn.nn.edit_scripts import EditScripts
 from dagnn.nn.embedding import Embedding
 from dagnn.nn.learnable import LearnableModule
 from dagnn.nn.message_passing import MessagePassing
-from dagnn.nn.node_decoder import NodeDecoder, ScriptLogits
 from dagnn.nn.slot_decoder import SlotDecoder, SlotLogits
 
 CellName = Literal["tree_lstm", "child_sum", "gru", "attention"]
-DecoderName = Literal["slots", "nodes"]
 
 _CELLS: dict[str, Callable[[int, int], LearnableModule]] = {
     "child_sum": lambda dim, max_children: ChildSumTreeLSTMCell(dim, dim),
@@ -32,26 +28,24 @@ _CELLS: dict[str, Callable[[int, int], LearnableModule]] = {
 
 
 class GraphTransformNet(LearnableModule):
-    """Embedding, message passing, sweeps, optional attention over nodes, and a graph decoder.
+    """Embedding, message passing, sweeps, optional attention over nodes, and a `SlotDecoder`.
 
     Each stage adds to the node features and is followed by a layer norm::
 
         symbols -> Embedding -> MessagePassing x message_layers -> DagSweep x sweeps
-                -> NodeAttention (attention_heads > 0) -> SlotDecoder or NodeDecoder
+                -> NodeAttention (attention_heads > 0) -> SlotDecoder
 
-    With ``decoder="slots"`` all nodes and edges are predicted at once, for `dagnn.ged.GedLoss`. With
-    ``decoder="nodes"`` a graph is written node by node, with copies of the input::
+    All nodes and edges are predicted at once::
 
-        scripts = EditScripts.from_dags(inputs, targets, vocabulary)
-        loss = net(symbols, inputs, scripts).cross_entropy(scripts, inputs)
-        predicted = net.generate(symbols, inputs).to_dags(inputs, vocabulary)
+        loss = dagnn.GedLoss(node_vocabulary=vocabulary)(*net(symbols, inputs), targets)
+        predicted = dagnn.ged.decode(*net(symbols, inputs), node_vocabulary=vocabulary)
 
     `encode` stops before the decoder, for heads of your own.
 
     Args:
         num_symbols: symbols of the input nodes.
         num_labels: labels of the predicted nodes.
-        max_nodes: the most nodes a predicted graph can have (for "nodes" a copy counts as one).
+        max_nodes: the most nodes a predicted graph can have.
         dim: width of all features, a multiple of ``decoder_heads`` and ``attention_heads``.
         message_layers: rounds of message passing, at least 0.
         sweeps: number of sweeps, at least 0.
@@ -62,15 +56,13 @@ class GraphTransformNet(LearnableModule):
         edge_types: types that message passing tells apart: the edge attribute "type", or where
             there is none the position of the operand, the last type standing for all later ones.
         attention_heads: 0 for no attention over nodes.
-        decoder: ``"slots"`` or ``"nodes"``; see `SlotDecoder` and `NodeDecoder`.
-        decoder_layers, decoder_heads: of either.
-        max_operands: of ``"nodes"``, the most operands of a node.
+        decoder_layers, decoder_heads: of the decoder.
 
     Raises:
         ConfigError: a size out of range, or an unknown word.
 
     Shapes: symbols int64 ``[num_nodes]`` and a `Dag` or `DagBatch` -> `SlotLogits` with
-    ``[B, M]``, ``[B, M, L]``, ``[B, M, M]``; with `EditScripts` -> `ScriptLogits`.
+    ``[B, M]``, ``[B, M, L]``, ``[B, M, M]``.
     """
 
     def __init__(
@@ -88,16 +80,12 @@ class GraphTransformNet(LearnableModule):
         aggregate: Aggregate = "sum",
         edge_types: int = 1,
         attention_heads: int = 0,
-        decoder: DecoderName = "slots",
         decoder_layers: int = 2,
         decoder_heads: int = 4,
-        max_operands: int = 3,
     ) -> None:
         super().__init__()
         if cell not in _CELLS:
             raise ConfigError(f"cell must be one of {', '.join(_CELLS)}, got {cell!r}.")
-        if decoder not in get_args(DecoderName):
-            raise ConfigError(f"decoder must be one of {', '.join(get_args(DecoderName))}, got {decoder!r}.")
         for name, count in (
             ("message_layers", message_layers),
             ("sweeps", sweeps),
@@ -114,13 +102,7 @@ class GraphTransformNet(LearnableModule):
         self.joins = nn.ModuleList(nn.Linear((2 if direction == "both" else 1) * dim, dim) for _ in range(sweeps))
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(message_layers + sweeps + 1))
         self.attention = NodeAttention(dim, attention_heads) if attention_heads else None
-        self.decoder = (
-            SlotDecoder(dim, num_labels, max_nodes, layers=decoder_layers, heads=decoder_heads)
-            if decoder == "slots"
-            else NodeDecoder(
-                dim, num_labels, max_nodes, max_operands=max_operands, layers=decoder_layers, heads=decoder_heads
-            )
-        )
+        self.decoder = SlotDecoder(dim, num_labels, max_nodes, layers=decoder_layers, heads=decoder_heads)
 
     def encode(self, symbols: Tensor, graph: Graph) -> Tensor:
         """Node features ``[num_nodes, dim]``."""
@@ -141,36 +123,19 @@ class GraphTransformNet(LearnableModule):
         x = next(norms)(x)
         return x
 
-    def forward(self, symbols: Tensor, graph: Graph, scripts: EditScripts | None = None) -> SlotLogits | ScriptLogits:
-        """Logits of a graph for every graph of the batch; see `SlotLogits` and `ScriptLogits`.
+    def forward(self, symbols: Tensor, graph: Graph) -> SlotLogits:
+        """Logits of a graph for every graph of the batch; see `SlotLogits`.
 
         Args:
             symbols: int64 ``[num_nodes]``.
             graph: a `Dag` or a `DagBatch`.
-            scripts: for ``decoder="nodes"``, the scripts of the graphs to predict.
 
         Raises:
             DtypeError: symbols are not integers.
-            GraphError: a symbol out of range, not one symbol per node, or scripts that do not fit.
-            ConfigError: scripts for ``decoder="slots"``, or none for ``"nodes"``.
+            GraphError: a symbol out of range, or not one symbol per node.
         """
-        given = () if scripts is None else (scripts,)
-        if isinstance(self.decoder, SlotDecoder) and given:
-            raise ConfigError("decoder='slots' takes no scripts: drop them, or make the net with decoder='nodes'.")
-        if isinstance(self.decoder, NodeDecoder) and not given:
-            raise ConfigError("decoder='nodes' needs the scripts of the targets: give them, or call generate.")
-        return cast(SlotLogits | ScriptLogits, self.decoder(self.encode(symbols, graph), graph, *given))
-
-    @torch.no_grad()
-    def generate(self, symbols: Tensor, graph: Graph, *, max_nodes: int | None = None) -> EditScripts:
-        """The scripts that ``decoder="nodes"`` finds likeliest, action by action; see `NodeDecoder.generate`.
-
-        Raises:
-            ConfigError: the net has another decoder.
-        """
-        if not isinstance(self.decoder, NodeDecoder):
-            raise ConfigError("generate needs decoder='nodes'; logits of decoder='slots' are for dagnn.ged.decode.")
-        return self.decoder.generate(self.encode(symbols, graph), graph, max_nodes=max_nodes)
+        logits: SlotLogits = self.decoder(self.encode(symbols, graph), graph)
+        return logits
 
     def _edge_type(self, graph: Graph, x: Tensor) -> Tensor | None:
         if self.edge_types == 1 or "type" in graph.edge_attributes:
