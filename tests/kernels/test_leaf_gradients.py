@@ -1,5 +1,6 @@
 """Gradients of a sweep's weights go straight into ``.grad`` where autograd would only add them, and nowhere else."""
 
+import contextlib
 import multiprocessing
 import os
 import threading
@@ -10,9 +11,9 @@ import torch
 from small_sweeps import CELLS, DIRECT, GRAPH, RAGGED, WHOLE, D, features, sweep_of
 from torch import Tensor, nn
 
-from dagnn.graph import DagBatch
+from dagnn.graph import Dag, DagBatch
 from dagnn.kernels import compiled_sweep, leaf_gradients
-from dagnn.nn import DagSweep
+from dagnn.nn import DagNN, DagSweep
 
 every_cell = pytest.mark.parametrize("name", CELLS)
 
@@ -303,3 +304,27 @@ def test_threads_that_compiled_code_runs_on_are_no_other_writers(monkeypatch):
     started.pop()
     monkeypatch.setattr(leaf_gradients.threading, "active_count", lambda: 4)
     assert not leaf_gradients.are_first(parameter)
+
+
+@pytest.mark.fault("graphs_and_networks", 9)
+@pytest.mark.parametrize("begins", ["with a gradient", "with none"])
+@pytest.mark.parametrize("kind", ["network", "child_sum"])
+def test_gradients_survive_hooks_on_saved_tensors_beside_other_threads(kind, begins, monkeypatch):
+    """Checkpointing and offloading hand the backward pass copies of the parameters."""
+    monkeypatch.setattr(leaf_gradients.threading, "active_count", lambda: 9)  # such as the one of a progress bar
+
+    def gradients_with(hooks) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = sweep_of(kind) if kind != "network" else DagNN(Dag([("a", "h"), ("b", "h"), ("h", "y")]))
+        if begins == "with a gradient":
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+        with hooks:
+            y = model(features(), GRAPH) if kind != "network" else model(torch.ones(3, 2))
+        y.square().sum().backward()
+        return gradients(model)
+
+    expected = gradients_with(contextlib.nullcontext())
+    assert_equal(gradients_with(torch.autograd.graph.saved_tensors_hooks(Tensor.clone, lambda t: t)), expected)
+    assert_equal(gradients_with(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)), expected)
+    assert_equal(gradients_with(torch.autograd.graph.save_on_cpu()), expected)

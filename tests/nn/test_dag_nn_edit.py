@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import dags
 
-from dagnn.errors import ConfigError, CycleError, GraphError
+from dagnn.errors import ConfigError, CycleError, DagnnError, GraphError
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 
@@ -292,3 +293,50 @@ def test_a_changed_network_is_saved_and_loaded(tmp_path):
     loaded = DagNN.load(tmp_path / "net")
     assert loaded.dag == net.dag and torch.equal(loaded(X), net(X))
     assert loaded.bias.shape == net.bias.shape
+
+
+# ---- what is given to grow ----
+
+
+@pytest.mark.fault("graphs_and_networks", 12)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"edges": torch.tensor([[0.7, 3.9]])}, "edges must be int64"),
+        ({"edges": torch.tensor([[0, 1, 2], [3, 3, 3]])}, r"got \[2, 3\]: transpose it"),
+        ({"edges": ["xb"]}, "must be pairs .* got 'xb' at edge 0"),
+        ({"edges": [{"a", "b"}]}, "must be pairs"),
+        ({"edges": [("a", "b", 1.0)]}, "must be pairs"),
+        ({"edges": None}, "edges must be a tensor, an array or a list"),
+        ({"edges": {("a", "b"): 1.0}}, "edges must be a list, in the order of weight"),
+        ({"edges": {("a", "b"), ("x", "z")}, "nodes": ["z"], "weight": [1.0, 2.0]}, "got a set: list them"),
+        ({"nodes": "pq"}, "nodes must be a list of names"),
+        ({"nodes": {"p", "q"}}, "nodes must be a list, in the order"),
+        ({"nodes": None}, "nodes must be a list of names"),
+        ({"nodes": ["p", "p"]}, "holds 'p' twice"),
+        ({"edges": [("a", "b")], "weight": 1e300}, "weight is too large for torch.float32"),
+        ({"edges": [("a", "b")], "weight": 10**400}, "weight must be a number"),
+        ({"edges": [("a", "b")], "weight": torch.tensor(1j)}, "real ones"),
+    ],
+)
+def test_grow_refuses_what_has_no_pairs_and_no_order(arguments, message):
+    net = network().float()
+    before = (net.dag, net.edge_weights())
+    with pytest.raises(DagnnError, match=message):
+        net.grow(**arguments)
+    assert (net.dag, net.edge_weights()) == before
+
+
+@pytest.mark.parametrize("nodes", [np.int64(2), 2])
+def test_grow_takes_an_array_of_indices_and_a_number_of_numpy(nodes):
+    net = DagNN(Dag([(0, 2), (1, 2)]), dtype=torch.float64)
+    net.grow(np.array([[0, 3], [3, 4]]), nodes=nodes, weight=[0.1, 0.3])
+    assert (net.weight_of(0, 3), net.weight_of(3, 4), net.dag.num_nodes) == (0.1, 0.3, 5)
+    with pytest.raises(GraphError, match="nodes must be at least 0"):
+        net.grow(nodes=-1)
+
+
+def test_a_share_of_a_hundred_edges_is_what_it_says():
+    for percent in range(101):
+        net = DagNN(Dag([(i, 100) for i in range(100)]))
+        assert net.prune(fraction=percent / 100, allow_disconnected=True).removed == percent

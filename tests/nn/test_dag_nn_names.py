@@ -218,3 +218,43 @@ def test_a_sequential_under_a_tool_is_copied_as_what_it_computes(tool):
     net = from_sequential(model)
     x = torch.randn(5, 3, dtype=torch.float64)
     torch.testing.assert_close(net(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+class Series:
+    """A column of pandas, as far as labels go: they may repeat."""
+
+    def __init__(self, values: list, index: list) -> None:
+        self.values, self.index = values, index
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def items(self):
+        return zip(self.index, self.values, strict=True)
+
+
+@pytest.mark.parametrize("weights", [{("a", "h"): 1.0, (2, 1): 2.0}, Series([1.0, 2.0], [("a", "h"), ("a", "h")])])
+def test_a_weight_given_twice_is_refused(weights):
+    net = network()
+    before = net.edge_weights()
+    with pytest.raises(GraphError, match="twice"):
+        net.set_weights(weights)
+    with pytest.raises(GraphError, match="twice"):
+        net.set_biases(Series([1.0, 2.0], ["h", "h"]))
+    assert net.edge_weights() == before
+
+
+def test_activations_in_a_column_belong_to_its_labels():
+    dag = Dag(EDGES, inputs=["a", "b"], outputs=["y"])
+    by_label = DagNN(dag, activation=Series(["relu", "gelu", "tanh", "tanh"], ["h", "y", "a", "b"]))
+    assert by_label.activations == DagNN(dag, activation={"h": "relu", "y": "gelu"}).activations
+    with pytest.raises(GraphError, match="'h' twice"):
+        DagNN(dag, activation={"h": "relu", 1: "tanh", "y": "gelu"})
+
+
+@pytest.mark.parametrize("number", [None, "1", 1j, torch.ones(2), True])
+def test_a_gradient_by_name_is_a_real_number(number):
+    net = network()
+    with pytest.raises(DtypeError, match=r"g\[\('a', 'h'\)\] must be a real number"):
+        net.accumulate_edge_grad("a", "h", number)
+    assert not net.has_gradients()

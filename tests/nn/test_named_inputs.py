@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import dags
 
-from dagnn.errors import DtypeError, GraphError
+from dagnn.errors import DagnnError, DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 
@@ -213,3 +213,51 @@ def test_a_network_without_inputs_takes_the_rows_of_what_is_given():
     net = DagNN(Dag([("s", "y")], inputs=[]), bias=["s", "y"])
     assert net({}).shape == (1,)
     assert net(Frame({"anything": [1.0, 2.0]})).shape == (2, 1)
+
+
+class Row(Labelled):
+    """One row of pandas: among labels of mixed types, an int in brackets is a place."""
+
+    ndim = 1
+
+    @property
+    def iloc(self):
+        return self.values
+
+    def __getitem__(self, name):
+        return self.values[name]
+
+
+@pytest.mark.fault("graphs_and_networks", 1)
+def test_a_row_is_read_by_its_labels_where_they_are_numbers_too():
+    net = DagNN(Dag(np.array([[0, 3], [1, 3], [2, 3]]), names=[0.5, 1, 2, "o"]))
+    assert net.input_from(Row([2.0, 0.5, 1.0], [2, 0.5, 1])).tolist() == [0.5, 1.0, 2.0]
+
+
+class Axes(np.ndarray):
+    """An array of xarray: its axes have names and labels."""
+
+    dims: tuple[str, ...]
+    indexes: dict[str, Labels]
+
+
+def axes(dims, **labels) -> Axes:
+    array = np.arange(4.0).reshape(2, 2).view(Axes)
+    array.dims, array.indexes = dims, {axis: Labels(values) for axis, values in labels.items()}
+    return array
+
+
+@pytest.mark.parametrize(
+    ("b", "message"),
+    [
+        (axes(("s", "t")), "the dimensions .*transpose"),
+        (axes(("t", "s"), t=[1, 0]), "different labels along 't'"),
+        (np.ma.array(np.zeros((2, 2)), mask=[[0, 1], [0, 0]]), "column 'b' of x is masked"),
+        (np.full((2, 2), 1e300), "too large for torch.float32"),
+    ],
+)
+def test_columns_that_would_be_mixed_up_or_lost_are_refused(b, message):
+    a = axes(("t", "s"), t=[0, 1])
+    assert network().input_from({"a": a, "b": axes(("t", "s"), t=[0, 1])}).shape == (2, 2, 2)
+    with pytest.raises(DagnnError, match=message):
+        network().input_from({"a": a, "b": b})

@@ -13,12 +13,12 @@ from dagnn.errors import CycleError, DtypeError, GraphError
 NameOf: TypeAlias = Callable[[int], object]
 
 
-def check_num_nodes(num_nodes: object) -> int:
-    """``num_nodes`` as an int of at least 0."""
+def check_num_nodes(num_nodes: object, argument: str = "num_nodes") -> int:
+    """A number of nodes as an int of at least 0."""
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int | np.integer):
-        raise DtypeError(f"num_nodes must be an int, got {num_nodes!r}.")
+        raise DtypeError(f"{argument} must be an int, got {num_nodes!r}.")
     if not 0 <= num_nodes < 2**48:
-        raise GraphError(f"num_nodes must be at least 0 and fit in memory, got {num_nodes}.")
+        raise GraphError(f"{argument} must be at least 0 and fit in memory, got {num_nodes}.")
     return int(num_nodes)
 
 

@@ -54,6 +54,7 @@ class NodeNames:
 
         A tensor or array of ints holds indices, one of bools is a mask; any other iterable holds names.
         """
+        _check_whole(argument, nodes)
         if _holds_names(nodes, have_numbers=self.has_numbers):
             nodes = nodes.tolist()
         if isinstance(nodes, Tensor | np.ndarray):
@@ -79,6 +80,7 @@ class NodeNames:
 
     def ends_of(self, edges: Any, argument: str) -> NDArray[np.int64]:
         """int64 ``[n, 2]``: the nodes of edges given as pairs of names, or by index as a tensor or array of ints."""
+        _check_whole(argument, edges)
         if _holds_names(edges, have_numbers=self.has_numbers):
             edges = edges.tolist()
         if isinstance(edges, Tensor | np.ndarray):
@@ -87,6 +89,8 @@ class NodeNames:
             if indices.size and indices.max() >= self.num_nodes:
                 self._refuse_index(int(indices.max()), argument)
             return indices
+        if hasattr(edges, "to_numpy") and len(getattr(edges, "shape", ())) == 2:  # a frame iterates over its columns
+            edges = edges.to_numpy().tolist()
         if isinstance(edges, str | bytes) or not isinstance(edges, Iterable):
             raise DtypeError(f"{argument} must be a tensor, an array or a list of pairs, got {edges!r}.")
         ends = _flattened(list(edges), argument)
@@ -112,20 +116,29 @@ class NodeNames:
         return self._index_of
 
 
-def checked_names(names: Any) -> tuple[Hashable, ...]:
+def _check_whole(argument: str, values: Any) -> None:
+    """GraphError for a masked array, which gives None, or what lies under the mask, for what is not there."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise GraphError(f"{argument} has masked entries, which are no nodes: drop them.")
+
+
+def checked_names(names: Any, argument: str = "names") -> tuple[Hashable, ...]:
     """``names`` as a tuple of different names, each in its one form."""
+    _check_whole(argument, names)
     if isinstance(names, np.ndarray) and names.ndim == 1:
         names = list(names) if names.dtype.kind in "mM" else names.tolist()
     if isinstance(names, str | bytes | Tensor | np.ndarray) or not isinstance(names, Iterable):
-        raise DtypeError(f"names must be a list of names, one per node, got {names!r}.")
+        raise DtypeError(f"{argument} must be a list of names, one per node, got {names!r}.")
     if isinstance(names, set | frozenset | Mapping):
-        raise DtypeError(f"names must be a list, in the order of the nodes, got a {type(names).__name__}.")
-    result = canonical_names(names)
+        raise DtypeError(f"{argument} must be a list, in the order of the nodes, got a {type(names).__name__}.")
+    result = canonical_names(names, (argument + "[{}] is").format)
     if len(set(result)) < len(result):
         first = dict[Hashable, int]()
         for i, name in enumerate(result):
             if first.setdefault(name, i) != i:
-                raise GraphError(f"names holds {name!r} twice, at {first[name]} and {i}: every node needs its own.")
+                raise GraphError(
+                    f"{argument} holds {name!r} twice, at {first[name]} and {i}: every node needs its own."
+                )
     return result
 
 
@@ -151,8 +164,7 @@ def read_edges(
     if not is_tensor and hasattr(edges, "shape"):
         if len(edges.shape) == 2 and hasattr(edges, "to_numpy"):  # a frame: it iterates over its columns
             edges = edges.to_numpy().tolist()
-        elif np.ma.is_masked(edges):
-            raise GraphError("edges has masked entries, which are no nodes: drop those rows.")
+        _check_whole("edges", edges)
     is_array = isinstance(edges, np.ndarray)
     if is_tensor or (is_array and not _holds_names(edges, have_numbers=has_number(names or ()))):
         rows, known = edges, names

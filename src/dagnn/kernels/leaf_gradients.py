@@ -56,6 +56,10 @@ def only_adds(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
     for parameter, node in zip(parameters, nodes, strict=True):
         if node is None or not is_plain_leaf(parameter):
             return False
+        # With hooks on saved tensors, as activation checkpointing and offloading set them, autograd hands out a copy:
+        # a leaf with the memory of the parameter, or its values, and a ``.grad`` that nobody will ever read.
+        if getattr(node, "variable", None) is not parameter:
+            return False
         try:
             if not torch._C._will_engine_execute_node(node):
                 return False

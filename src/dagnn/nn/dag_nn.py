@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Set
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, final
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dagnn import kernels
-from dagnn.errors import DtypeError, GraphError
+from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.graph.lasting import lasting
 from dagnn.kernels.activations import check_activation
@@ -303,13 +303,18 @@ class DagNN(NamedParameters):
 
         Raises:
             GraphError: an unknown node, an edge that is there already, an edge into an input, a Dag with attributes.
+            DtypeError: edges or names of nodes in a form that has no pairs, or no order.
             CycleError: the new edges close a cycle. Nothing has changed then, as with every error.
-            ConfigError: a parameter is computed from others, as by ``torch.nn.utils.prune`` or ``parametrize``.
+            ConfigError: weights that are no real numbers, or too large; a parameter is computed from others, as by ``torch.nn.utils.prune`` or ``parametrize``.
         """
         check_own(self, _PARAMETERS, "grow")
         check_activation(activation)
         dag, new = dag_nn_edit.with_more(self, edges, nodes)
         values = dag_nn_edit.new_weights(weight, len(new), self.edge_weight)
+        if isinstance(edges, Mapping) or (values.dim() and isinstance(edges, Set)):
+            raise ConfigError(
+                f"edges must be a list, in the order of weight=[...], got a {type(edges).__name__}: list them."
+            )
         activations = self.activations + [activation] * (dag.num_nodes - self.dag.num_nodes)
         change = self._changed(dag, activations)
         slots = self._layout.slots_of(torch.from_numpy(new))

@@ -1,5 +1,6 @@
 """Structure that changes while a `DagNN` trains: edges removed and added, and what belongs to those that stay."""
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,7 +16,9 @@ from torch import Tensor
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag
 from dagnn.graph.attributes import take
+from dagnn.graph.checks import check_num_nodes
 from dagnn.graph.csr import stable_order
+from dagnn.graph.names import checked_names
 from dagnn.nn.parameter_layout import ParameterLayout
 
 if TYPE_CHECKING:
@@ -125,7 +128,7 @@ def kept_by_prune(net: "DagNN", threshold: float | None, fraction: float | None)
         ConfigError: not exactly one of ``threshold`` and ``fraction``, or one out of range.
     """
     given = [value for value in (threshold, fraction) if value is not None]
-    if len(given) != 1 or not isinstance(given[0], Real | Tensor):
+    if len(given) != 1 or not isinstance(given[0], Real | Tensor) or (isinstance(given[0], Tensor) and given[0].dim()):
         raise ConfigError(
             f"prune needs either threshold or fraction, got threshold={threshold!r} and fraction={fraction!r}: "
             "give one number."
@@ -143,7 +146,8 @@ def kept_by_prune(net: "DagNN", threshold: float | None, fraction: float | None)
     if not 0 <= fraction <= 1:
         raise ConfigError(f"fraction must lie between 0 and 1, got {fraction!r}: 0.9 removes 90 % of the edges.")
     kept = torch.ones_like(size, dtype=torch.bool)
-    kept[size.argsort(stable=True)[: int(fraction * len(size))]] = False
+    # 0.29 of 100 edges are 29, though 0.29 * 100 is 28.999999999999996.
+    kept[size.argsort(stable=True)[: math.floor(fraction * len(size) + 1e-9)]] = False
     return kept
 
 
@@ -198,18 +202,14 @@ def with_more(
         CycleError: the new edges close a cycle; the message names it.
     """
     dag = net.dag
-    if dag.edge_attributes or (dag.node_attributes and nodes):
+    num_nodes, names = _more_nodes(dag, nodes)
+    if dag.edge_attributes or (dag.node_attributes and num_nodes > dag.num_nodes):
         kind, attributes = ("edge", dag.edge_attributes) if dag.edge_attributes else ("node", dag.node_attributes)
         raise GraphError(
             f"the Dag has the {kind} attribute {next(iter(attributes))!r}, which the new {kind}s would lack: "
             "build the network on a Dag without it."
         )
-    num_nodes, names = _more_nodes(dag, nodes)
-    if isinstance(edges, Tensor):
-        new = edges.cpu().numpy().astype(np.int64).reshape(-1, 2)
-    else:
-        numbered = Dag(np.empty((0, 2), np.int64), num_nodes, names=names)
-        new = np.array([(numbered.index_of(u), numbered.index_of(v)) for u, v in edges], np.int64).reshape(-1, 2)
+    new = Dag(np.empty((0, 2), np.int64), num_nodes, names=names)._nodes.ends_of(edges, "edges")
     grown = Dag(
         np.concatenate([dag.edges.numpy(), new]),
         num_nodes,
@@ -224,22 +224,32 @@ def with_more(
 def new_weights(weight: object, count: int, like: Tensor) -> Tensor:
     """One number, or ``count`` numbers, of the dtype and on the device of ``like``."""
     try:
-        values = torch.as_tensor(weight, dtype=like.dtype, device=like.device)
-    except (TypeError, ValueError, RuntimeError) as error:
+        is_typed = isinstance(weight, Tensor | np.ndarray | np.generic)
+        given = torch.as_tensor(weight, dtype=None if is_typed else torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ConfigError(f"weight must be a number or {count} numbers, got {weight!r}.") from error
-    if values.dim() > 1 or (values.dim() == 1 and len(values) != count):
-        raise ConfigError(f"weight must be a number or {count} numbers, got the shape {list(values.shape)}.")
+    if given.is_complex() or given.dtype == torch.bool:
+        raise ConfigError(f"weight must be a number or {count} numbers, real ones, got {weight!r}.")
+    if given.dim() > 1 or (given.dim() == 1 and len(given) != count):
+        raise ConfigError(f"weight must be a number or {count} numbers, got the shape {list(given.shape)}.")
+    values = given.detach().to(like)
+    if not like.is_meta and bool((values.isinf() & ~given.isinf().to(values.device)).any()):
+        raise ConfigError(f"weight is too large for {like.dtype}, got {weight!r}: give smaller numbers.")
     return values
 
 
 def _more_nodes(dag: Dag, nodes: Sequence[Hashable] | int) -> tuple[int, tuple[Hashable, ...] | None]:
+    is_number = isinstance(nodes, int | np.integer)
     if dag.names is None:
-        if isinstance(nodes, int) or not nodes:
-            return dag.num_nodes + (nodes if isinstance(nodes, int) else 0), None
+        if is_number:
+            return dag.num_nodes + check_num_nodes(nodes, "nodes"), None
+        if not checked_names(nodes, "nodes"):
+            return dag.num_nodes, None
         raise GraphError(f"the nodes of this Dag have no names, got nodes={nodes!r}: give the number of new nodes.")
-    if isinstance(nodes, int):
+    if is_number:
         raise GraphError(f"the nodes of this Dag have names, got nodes={nodes}: list the names of the new nodes.")
-    return dag.num_nodes + len(nodes), (*dag.names, *nodes)
+    names = (*dag.names, *checked_names(nodes, "nodes"))
+    return len(names), names
 
 
 def slots_before(old: ParameterLayout, new: ParameterLayout) -> tuple[Tensor, Tensor]:

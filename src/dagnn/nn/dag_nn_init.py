@@ -23,12 +23,12 @@ def node_activations(dag: Dag, activation: object, output_activation: object) ->
 
     Raises:
         ConfigError: an unknown activation, a list of another length, a dict without a hidden node.
-        GraphError: the dict names an unknown node.
+        GraphError: the dict names an unknown node, or one twice.
     """
     last = check_activation(output_activation, "output_activation")
     inputs = set(dag.inputs.tolist())
     final = set(dag.outputs[dag.out_degree[dag.outputs] == 0].tolist())
-    if isinstance(activation, Mapping):
+    if isinstance(activation, Mapping) or _is_labelled(activation):
         chosen = _from_mapping(dag, activation, inputs, dict.fromkeys(final, last))
     elif isinstance(activation, str) or not _is_list(activation):
         hidden = check_activation(activation, "activation", ", a list with one for every node, or a dict by node name")
@@ -41,6 +41,11 @@ def node_activations(dag: Dag, activation: object, output_activation: object) ->
     return ["identity" if v in inputs else name for v, name in enumerate(chosen)]
 
 
+def _is_labelled(given: object) -> TypeGuard[Mapping[Hashable, object]]:
+    """Whether it is a column of pandas, whose labels say what belongs to which node."""
+    return hasattr(given, "items") and hasattr(given, "index") and not callable(given.index)
+
+
 def _is_list(given: object) -> TypeGuard[Iterable[object]]:
     """Whether it holds something for every node in an order: not a set, a text, or a container of modules."""
     return isinstance(given, Iterable) and not isinstance(given, Set | str | bytes | nn.Module | Tensor)
@@ -50,8 +55,15 @@ def _from_mapping(
     dag: Dag, activation: Mapping[Hashable, object], inputs: set[int], name_at: dict[int, str]
 ) -> list[str]:
     name_at |= dict.fromkeys(inputs, "identity")
+    given = set[int]()
     for node, name in activation.items():
-        name_at[dag.index_of(node)] = check_activation(name, f"activation[{node!r}]")
+        index = dag.index_of(node)
+        if index in given:
+            raise GraphError(
+                f"activation has the node {dag.name_of(index)!r} twice, the second time as {node!r}: give it once."
+            )
+        given.add(index)
+        name_at[index] = check_activation(name, f"activation[{node!r}]")
     missing = [dag.name_of(v) for v in range(dag.num_nodes) if v not in name_at]
     if missing:
         raise ConfigError(

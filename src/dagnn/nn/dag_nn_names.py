@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dagnn.errors import DtypeError
+from dagnn.errors import DtypeError, GraphError
 from dagnn.nn.learnable import LearnableModule
 from dagnn.nn.parameter_layout import ParameterLayout
 from dagnn.nn.reparametrised import check_own, value_of
@@ -44,7 +44,7 @@ class NamedParameters(LearnableModule):
             weights: (u, v) -> number, or a tensor with one element.
 
         Raises:
-            GraphError: an unknown node, or no such edge. Nothing has changed then, as with every error.
+            GraphError: an unknown node, no such edge, or one twice. Nothing has changed then, as with every error.
             DtypeError: a value that is no real number, or one too large for the dtype; no mapping.
             ConfigError: the weights are computed from others, as by ``torch.nn.utils.parametrize``.
         """
@@ -91,22 +91,29 @@ class NamedParameters(LearnableModule):
 
         Raises:
             GraphError: an unknown node, or no such edge.
+            DtypeError: ``g`` is no real number.
             ConfigError: the weights are computed from others, which hold the gradients.
         """
         check_own(self, ("edge_weight",), "a gradient by name")
         slot = self._layout.slot_of(u, v)
+        number = _number((u, v), g, "g", self.edge_weight.dtype)
         if not (self.training and self.edge_weight.requires_grad):
             return
         if self.edge_weight.grad is None:
             self.edge_weight.grad = torch.zeros_like(self.edge_weight)
-        self.edge_weight.grad[slot] += g.item() if isinstance(g, Tensor) else g
+        self.edge_weight.grad[slot] += number
 
 
 def _assign(parameter: Tensor, values: Mapping[Any, Any], slot_of: Callable[[Any], int], argument: str) -> None:
     """Write every value into the slot of its name, in place; nothing is written if one is wrong."""
     if not isinstance(values, Mapping) and not hasattr(values, "items"):
         raise DtypeError(f"{argument} must be a mapping from name to number, got a {type(values).__name__}.")
-    number_at = {slot_of(name): _number(name, value, argument, parameter.dtype) for name, value in values.items()}
+    number_at = dict[int, float]()
+    for name, value in values.items():
+        slot = slot_of(name)
+        if slot in number_at:  # by name and by index, or in a table that has a label twice
+            raise GraphError(f"{argument} has {name!r} twice, the second time perhaps by its number: give it once.")
+        number_at[slot] = _number(name, value, argument, parameter.dtype)
     with torch.no_grad():
         slots = torch.tensor(list(number_at), dtype=torch.int64, device=parameter.device)
         numbers = torch.tensor(list(number_at.values()), dtype=parameter.dtype, device=parameter.device)

@@ -50,13 +50,16 @@ class _Columns(Mapping[Hashable, Any]):
     """The columns of a table by name, each read when it is needed."""
 
     def __init__(self, table: Any, names: Iterable[Hashable]) -> None:
-        self._table, self._counts = table, Counter(names)
+        listed = list(names)
+        self._table, self._counts = table, Counter(listed)
+        # Of a row of pandas by place: among labels of mixed types it takes ints for places, whatever they label.
+        self._place_of = dict(zip(listed, range(len(listed)), strict=True)) if _is_row(table) else None
 
     def __getitem__(self, name: Hashable) -> Any:
         if name not in self._counts:
             raise KeyError(name)
         try:
-            return self._table[name]
+            return self._table[name] if self._place_of is None else self._table.iloc[self._place_of[name]]
         except Exception as error:  # whatever a foreign table raises
             raise DtypeError(
                 f"x is a {type(self._table).__name__}, which gives no column {name!r}: collect or convert it first "
@@ -71,6 +74,11 @@ class _Columns(Mapping[Hashable, Any]):
 
     def is_repeated(self, name: Hashable) -> bool:
         return self._counts[name] > 1
+
+
+def _is_row(table: Any) -> bool:
+    """Is it one row of pandas, with a label for every value?"""
+    return hasattr(table, "iloc") and getattr(table, "ndim", None) == 1
 
 
 def _columns(given: Any) -> Mapping[Hashable, Any] | None:
@@ -128,6 +136,8 @@ def _tensor(name: Hashable, column: Any, like: Tensor) -> Tensor:
 
 def _numbers(name: Hashable, column: Any) -> NDArray[Any]:
     """One column as an array of numbers; missing values become NaN."""
+    if isinstance(column, np.ma.MaskedArray) and np.ma.is_masked(column):
+        raise DtypeError(f"column {name!r} of x is masked, and a network knows no masks: fill it with .filled(value).")
     try:
         values = np.asarray(column)
     except Exception as error:  # whatever a foreign column raises
@@ -155,7 +165,13 @@ def _as_floats(values: NDArray[Any]) -> NDArray[Any]:
 def _on(values: NDArray[Any], like: Tensor) -> Tensor:
     """A copy in memory of its own, of the dtype and on the device of ``like``."""
     dtype = np.float32 if like.dtype == torch.float32 else np.float64
-    return torch.from_numpy(np.array(values, dtype=dtype, order="C")).to(like)
+    try:
+        with np.errstate(over="raise"):
+            return torch.from_numpy(np.array(values, dtype=dtype, order="C")).to(like)
+    except FloatingPointError:
+        raise DtypeError(
+            f"x holds numbers that are too large for {like.dtype}: scale them, or use net.double()."
+        ) from None
 
 
 def _check_shapes(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
@@ -169,7 +185,25 @@ def _check_shapes(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
 
 
 def _check_labels(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
-    """Raise if columns of pandas label their rows differently: by place they would be mixed up."""
+    """Raise if columns of pandas or xarray label their rows differently: by place they would be mixed up."""
+    axes = [(name, column) for name, column in zip(names, columns, strict=True) if _has_axes(column)]
+    for name, column in axes[1:]:
+        first_name, first = axes[0]
+        if column.dims != first.dims:
+            raise GraphError(
+                f"the columns {first_name!r} and {name!r} of x have the dimensions {first.dims} and {column.dims}: "
+                "give all the same order, with .transpose(...)."
+            )
+        for axis in first.dims:
+            if (
+                axis in first.indexes
+                and axis in column.indexes
+                and not first.indexes[axis].equals(column.indexes[axis])
+            ):
+                raise GraphError(
+                    f"the columns {first_name!r} and {name!r} of x have different labels along {axis!r}: align them "
+                    "first, for instance with xarray.align."
+                )
     labels = [(name, column.index) for name, column in zip(names, columns, strict=True) if _has_labels(column)]
     for name, index in labels[1:]:
         if index is not labels[0][1] and not labels[0][1].equals(index):
@@ -177,6 +211,11 @@ def _check_labels(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
                 f"the columns {labels[0][0]!r} and {name!r} of x have different row labels (.index): "
                 "align them first, for instance with pandas.DataFrame(x)."
             )
+
+
+def _has_axes(column: Any) -> bool:
+    """Is it an array of xarray, whose axes have names and labels?"""
+    return hasattr(column, "dims") and hasattr(column, "indexes")
 
 
 def _has_labels(column: Any) -> bool:
