@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import Dag
 
 
@@ -43,3 +44,35 @@ def test_numpy_scalars_become_numbers_and_dates_stay():
     dates = np.array(["2020-01-01", "2021-01-01"], dtype="M8[ns]")
     assert kept(dates) == tuple(dates)
     assert isinstance(kept(list(dates))[0], np.datetime64)
+
+
+@pytest.mark.fault("graphs_and_networks", 16)
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"p", "q"}, "must be a tensor or a list"),  # in the order of the hash seed
+        ({"a": 1, "b": 2}, "must be a tensor or a list"),  # its keys would be the values
+        (np.ma.array([1, 2], mask=[0, 1]), "masked array: fill it"),
+        (torch.eye(2).to_sparse(), "dense tensor with values, got a torch.sparse_coo"),
+        (torch.ones(2, device="meta"), "dense tensor with values, .* on meta"),
+    ],
+)
+def test_values_without_an_order_or_without_values_are_refused(values, message):
+    with pytest.raises(DtypeError, match=message):
+        Dag([("a", "b")], node_attributes={"v": values})
+
+
+def test_arrays_of_another_byte_order_and_of_long_doubles_are_taken():
+    attributes = {"x": np.array([1, 2], dtype=">i4"), "y": np.array([0.5, 2], dtype=np.longdouble)}
+    dag = Dag([("a", "b")], node_attributes=attributes)
+    assert dag.node_attributes["x"].tolist() == [1, 2]
+    assert dag.node_attributes["x"].dtype == torch.int32
+    assert list(dag.node_attributes["y"]) == [0.5, 2]
+
+
+@pytest.mark.parametrize("names", [np.ma.array([1, 2], mask=[0, 1]), np.ma.array(["p", "q"], mask=[0, 1])])
+def test_masked_names_are_refused(names):
+    with pytest.raises(GraphError, match="names has masked entries"):
+        Dag(np.array([[0, 1]]), names=names)
+    with pytest.raises(GraphError, match="inputs has masked entries"):
+        Dag([("p", "q"), ("q", 1), (1, 2)], inputs=names)

@@ -239,3 +239,10 @@ def test_inputs_and_outputs_are_read_from_lists_and_from_marks():
     there.nodes["c"]["input"] = "first"
     with pytest.raises(GraphError, match="node c has 'first': number them 0, 1, 2"):
         Dag.from_networkx(there)
+
+
+def test_places_of_inputs_that_repeat_say_nothing():
+    graph = networkx.DiGraph([("a", "c"), ("b", "c")], inputs="place")
+    networkx.set_node_attributes(graph, {"a": 0, "b": 0}, "place")
+    with pytest.raises(GraphError, match="hold the place of a node among the inputs"):
+        Dag.from_networkx(graph)

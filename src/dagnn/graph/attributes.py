@@ -128,15 +128,24 @@ def _same(a: Any, b: Any) -> bool:
 
 def _checked(values: Any, where: str) -> Attribute:
     if isinstance(values, Tensor):
+        if values.layout is not torch.strided or values.is_meta or values.is_quantized or values.is_nested:
+            raise DtypeError(f"{where} must be a dense tensor with values, got a {_form(values)}: convert it first.")
         return values.detach().cpu().clone().contiguous()
     if isinstance(values, np.ndarray):
-        if values.dtype.kind in "biufc":
-            return torch.tensor(values, device="cpu")
+        if np.ma.is_masked(values):
+            raise DtypeError(f"{where} is a masked array: fill it with .filled(value).")
+        if values.dtype.kind in "biufc" and values.dtype.itemsize <= 8 * (1 + (values.dtype.kind == "c")):
+            return torch.tensor(values.astype(values.dtype.newbyteorder("="), copy=False), device="cpu")
         return tuple(values) if values.dtype.kind in "mM" else tuple(values.tolist())  # else ints, of nanoseconds
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    if isinstance(values, str | bytes | Mapping | set | frozenset) or not isinstance(values, Iterable):
         raise DtypeError(f"{where} must be a tensor or a list, got {values!r}.")
     items = tuple(values)
     return tuple(map(plain, items)) if any(issubclass(kind, np.generic) for kind in set(map(type, items))) else items
+
+
+def _form(tensor: Tensor) -> str:
+    kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
+    return f"{kind} tensor on {tensor.device}"
 
 
 def plain(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """NetworkX graphs to Dags and back."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +92,9 @@ def _ends(graph: "networkx.DiGraph[Any]", ends: str) -> Iterable[Hashable] | Non
         raise GraphError(
             f"graph[{ends!r}] is {listed!r}, but no node has such data: give a list of nodes there, or drop it."
         )
+    counts = Counter(place_of.values())
     for name, place in place_of.items():
-        if not isinstance(place, int):
+        if not isinstance(place, int) or counts[place] > 1:
             raise GraphError(
                 f"graph[{ends!r}] says that the node data {listed!r} hold the place of a node among the {ends}, but "
                 f"node {name} has {place!r}: number them 0, 1, 2, ..., or drop graph[{ends!r}]."

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, final
@@ -305,13 +305,14 @@ class DagNN(NamedParameters):
             GraphError: an unknown node, an edge that is there already, an edge into an input, a Dag with attributes.
             DtypeError: edges or names of nodes in a form that has no pairs, or no order.
             CycleError: the new edges close a cycle. Nothing has changed then, as with every error.
-            ConfigError: weights that are no real numbers, or too large; a parameter is computed from others, as by ``torch.nn.utils.prune`` or ``parametrize``.
+            ConfigError: weights that are no real numbers, or too large for the dtype; edges without an order for a list
+                of weights; a parameter that is computed from others, as by ``torch.nn.utils.prune``.
         """
         check_own(self, _PARAMETERS, "grow")
         check_activation(activation)
         dag, new = dag_nn_edit.with_more(self, edges, nodes)
         values = dag_nn_edit.new_weights(weight, len(new), self.edge_weight)
-        if isinstance(edges, Mapping) or (values.dim() and isinstance(edges, Set)):
+        if isinstance(edges, Mapping) or (values.dim() and isinstance(edges, set | frozenset)):
             raise ConfigError(
                 f"edges must be a list, in the order of weight=[...], got a {type(edges).__name__}: list them."
             )

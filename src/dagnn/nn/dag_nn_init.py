@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dagnn.errors import ConfigError, ConstantNodesWarning
+from dagnn.errors import ConfigError, ConstantNodesWarning, GraphError
 from dagnn.graph import Dag
 from dagnn.graph.lasting import lasting
 from dagnn.kernels.activations import SECOND_MOMENT, check_activation

@@ -194,12 +194,8 @@ def _check_labels(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
                 f"the columns {first_name!r} and {name!r} of x have the dimensions {first.dims} and {column.dims}: "
                 "give all the same order, with .transpose(...)."
             )
-        for axis in first.dims:
-            if (
-                axis in first.indexes
-                and axis in column.indexes
-                and not first.indexes[axis].equals(column.indexes[axis])
-            ):
+        for axis in (axis for axis in first.dims if axis in first.indexes and axis in column.indexes):
+            if not first.indexes[axis].equals(column.indexes[axis]):
                 raise GraphError(
                     f"the columns {first_name!r} and {name!r} of x have different labels along {axis!r}: align them "
                     "first, for instance with xarray.align."
