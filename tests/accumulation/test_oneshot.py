@@ -240,7 +240,7 @@ def test_update_equals_windows():
 
 
 @pytest.mark.fault("accumulation", 13)
-@pytest.mark.parametrize("batch", [[torch.zeros(3, 8, 8)] * 4, {"x": 3}, (torch.zeros(4), torch.zeros(3))])
+@pytest.mark.parametrize("batch", [{"x": [torch.zeros(3, 8, 8)] * 4}, {"x": 3}, (torch.zeros(4), torch.zeros(3))])
 def test_what_cannot_be_cut_is_not_asked_for_a_weight_that_was_given(batch):
     model = nn.Linear(8, 1)
     with pytest.raises(AccumulationError, match=r"cannot be cut, with or without weight="):

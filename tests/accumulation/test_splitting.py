@@ -174,16 +174,34 @@ def test_lists_of_items_count_items_and_lists_of_parts_their_rows(batch, items):
 @pytest.mark.fault("accumulation", 7)
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 16])
 def test_a_list_of_equal_images_alone_is_unclear_whatever_its_length(n):
-    with pytest.raises(AccumulationError, match=r"reads as .* items .* pass weight="):
-        count_items([image() for _ in range(n)])
-    with pytest.raises(AccumulationError, match=r"reads as .* with or without weight="):
-        split_batch([image() for _ in range(n)], 1)
+    images = [image() for _ in range(n)]
+    for read in (count_items, lambda batch: split_batch(batch, 1)):
+        with pytest.raises(AccumulationError, match=f"is one batch of 3 items, or {n} items, and nothing in it says"):
+            read(images)
+        with pytest.raises(AccumulationError, match=r"a list .* may hold items or parts .* weight="):
+            read({"images": images})
 
 
 @pytest.mark.fault("accumulation", 7)
-def test_a_list_that_may_be_cut_in_two_ways_is_not_cut():
+@pytest.mark.parametrize("n", [2, 3, 10])
+@pytest.mark.parametrize("kind", ["matrices", "vectors", "arrays"])
+def test_a_list_of_two_is_not_cut_and_what_to_type_instead_is_cut_as_it_says(n, kind):
+    x, y = torch.arange(4.0 * n).view(n, 4), torch.arange(3.0 * n).view(n, 3)
+    x, y = {"matrices": (x, y), "vectors": (x[:, 0], y[:, 0]), "arrays": (x.numpy(), y.numpy())}[kind]
+    batch = [x, y]
+    message = rf"is one batch of {n} items, or 2 items.* give tuple\(batch\) .*give \[\(item,\) for item in batch\]"
+    with pytest.raises(AccumulationError, match=message):
+        split_batch(batch, 1)
+    assert [[len(part) for part in piece] for piece in split_batch(tuple(batch), 1)] == [[1, 1]] * n
+    ((first,),), ((second,),) = split_batch([(item,) for item in batch], 1)
+    assert first is x and second is y
+
+
+@pytest.mark.fault("accumulation", 7)
+@pytest.mark.parametrize("batch", [{"x": [image() for _ in range(3)]}, [[torch.zeros(2), torch.zeros(2)]] * 2])
+def test_a_list_that_may_be_cut_in_two_ways_is_not_cut(batch):
     with pytest.raises(AccumulationError, match="may hold items or parts of items"):
-        split_batch([image() for _ in range(3)], 2)
+        split_batch(batch, 1)
 
 
 @pytest.mark.fault("accumulation", 14)

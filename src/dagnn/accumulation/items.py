@@ -62,11 +62,7 @@ def count_items(batch: Any, *, advice: str = COUNT) -> int:
             f"the parts of a micro-batch have first dimensions {', '.join(map(str, sizes))}, {advice}."
         )
     if len(counts) > 1:
-        readings = " or ".join(map(str, sorted(counts)))
-        raise AccumulationError(
-            f"a list in a micro-batch reads as {readings} items (its length, or the first dimension of its tensors), "
-            f"{advice}. An outermost tuple in place of the list always holds parts of one batch."
-        )
+        raise AccumulationError(_two_readings(batch, counts, advice))
     return counts.pop()
 
 
@@ -141,9 +137,7 @@ def is_list_of_items(value: Any, num_items: int, *, outer: bool, beside_items: b
     counts = _agreed(value)
     if counts is None or num_items not in counts or beside_items:
         return True
-    raise AccumulationError(
-        f"a list of {num_items} tensors with {num_items} rows each may hold items or parts of items, {CUT}."
-    )
+    raise AccumulationError(_two_readings(value if outer else None, counts, CUT))
 
 
 def holds_list_of_items(parts: Iterable[Any]) -> bool:
@@ -181,6 +175,23 @@ def as_parts(batch: Any) -> Any:
     if type(batch) is dict:
         return {key: as_parts(part) for key, part in batch.items()}
     return batch
+
+
+def _two_readings(batch: Any, counts: set[int], advice: str) -> str:
+    """What to say of a list that may be parts or items; ``batch`` is the whole batch, where that is the list."""
+    if type(batch) is list and not any(isinstance(part, list) for part in batch):
+        items = len(batch)
+        rows = max(counts - {items}, default=items)
+        return (
+            f"a list of {items} tensors with {rows} rows each is one batch of {rows} items, or {items} items, and "
+            f"nothing in it says which: give tuple(batch) if it is a batch such as [inputs, targets], whose {rows} "
+            f"rows are the items; give [(item,) for item in batch] if it holds {items} items."
+        )
+    readings = " or ".join(map(str, sorted(counts)))
+    return (
+        f"a list in a micro-batch may hold items or parts of items, which are then {readings} (its length, or the "
+        f"first dimension of its tensors), {advice}."
+    )
 
 
 def _is_parts(value: Any, outer: bool) -> bool:

@@ -175,7 +175,8 @@ class Shares:
         if self._planned is None:
             raise AccumulationError(
                 "the weight of this micro-batch is not known: pass weight=... to backward (the number of items or "
-                "tokens that the loss is the mean of; weight=1 if all micro-batches count the same)."
+                "tokens that the loss is the mean of; weight=1 if all micro-batches count the same). If the batches "
+                "are lists [inputs, targets], tuples in their place are counted."
             )
         self._decide("planned")
         weights, totals = self._planned.weights[micro], self._planned.totals
