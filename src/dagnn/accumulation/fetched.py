@@ -23,7 +23,7 @@ class _Batch(NamedTuple):
     leaves: Sequence[Any]
     containers: Sequence[int]  # ids of those that may be filled again
     versions: list[int]
-    samples: list["_Sample"]  # empty where none were taken
+    samples: Sequence["_Sample"]  # empty where none were taken
 
 
 class _Sample(NamedTuple):
@@ -45,8 +45,12 @@ class Fetched:
     def add(self, batch: Any) -> None:
         """Note what ``batch`` holds, now that it comes."""
         leaves, containers = _contents(batch)
-        samples = [_sample(leaf) for leaf in leaves] if self._sampling else []
-        self._batches.append(_Batch(batch, leaves, containers, list(map(_version, leaves)), samples))
+        samples = [_sample(leaf) for leaf in leaves] if self._sampling else ()
+        try:
+            versions = [leaf._version for leaf in leaves]
+        except (AttributeError, RuntimeError):
+            versions = list(map(_version, leaves))
+        self._batches.append(_Batch(batch, leaves, containers, versions, samples))
 
     def end_window(self, *, keep_last: bool = False) -> None:
         """Begin the next window, of which the last batch is the first if ``keep_last``.
@@ -70,6 +74,14 @@ class Fetched:
 
 
 def _share_memory(batches: Sequence[_Batch]) -> bool:
+    try:
+        # The usual window, quickly: only tensors, no two of which begin at one place.
+        places = [leaf.data_ptr() for batch in batches for leaf in batch.leaves]
+        places += [container for batch in batches for container in batch.containers]
+        if len(set(places)) == len(places):
+            return False
+    except (AttributeError, RuntimeError, NotImplementedError):
+        pass  # see _address
     seen: set[int] = set()
     for batch in batches:
         addresses = {*map(_address, batch.leaves), *batch.containers}
