@@ -49,6 +49,7 @@ class Loop:
         self.subject, self._train_step, self._by_window = subject, train_step, by_window
         self._first: Recording | None = None
         self._usual = 1.0  # the scale to try first
+        self._pure: set[tuple[int, ...]] = set()  # groups that were right once: nothing is added to their gradients
 
     @property
     def first(self) -> Recording:
@@ -76,6 +77,7 @@ class Loop:
             natural = self._record(layout, pieces, self._usual)
             found = [self._seen(layout, pieces, natural, group, expected) for group in natural.groups]
             self.subject.attentive = False
+        self._pure.update(tuple(one.held) for one in found if not self.is_wrong(one))
         return [self._second_look(one) if self.is_wrong(one) and one.steps else one for one in found]
 
     def is_wrong(self, examined: Examined) -> bool:
@@ -128,6 +130,9 @@ class Loop:
             if group is not None and self._error(group.steps, seen.expected) <= self.tolerance:
                 self._usual = SMALL  # a clipping acts otherwise, most likely in other layouts too
                 return seen._replace(steps=group.steps, error=self._error(group.steps, seen.expected))
+            if group is not None and len(group.steps) == len(seen.steps) and tuple(held) in self._pure:
+                left = [recordings[0].left[i] for i in held]
+                return seen._replace(steps=group.steps, left=left, error=self._error(group.steps, seen.expected))
             recordings += [self._record(layout, pieces, scale) for scale in (SMALL / 4, 0.0)]
         except AccumulationError:
             return seen
