@@ -5,6 +5,7 @@ What a command needs is imported when it runs: `dagnn --help` must not wait for 
 
 import difflib
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -143,7 +144,9 @@ class Solve:
 
 
 def _solve(arguments: Sequence[str]) -> int:
-    given = _parsed(Solve, "solve", arguments)
+    # A space before -x^2, which would pass for an option; no option but -h has one dash.
+    words = [f" {word}" if re.match(r"-(?!-|h$)", word) else word for word in arguments]
+    given = _parsed(Solve, "solve", words)
     from dagnn.training.solving import solve
 
     solution = solve(given.run, given.expression, budget=given.budget, seconds=given.seconds, trace=given.steps)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dagnn.curriculum.decimals import decimal_leaf, decimal_of_digits, same_decimal
 from dagnn.curriculum.expression import number_of, parse, to_text
+from dagnn.errors import ExpressionError
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,9 @@ def test_equal_numbers_are_the_same_whatever_their_zeros():
 
 def test_three_digits_of_pi():
     assert decimal_leaf(math.pi) == "3.14"
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_has_no_digits(value):
+    with pytest.raises(ExpressionError, match="give a finite number"):
+        decimal_leaf(value)

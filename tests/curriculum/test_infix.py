@@ -40,6 +40,11 @@ READ = {
     ".5x": "(* 0.5 x)",
     "(x+1)(x-1)": "(* (+ x 1) (- x 1))",
     "a - b - c + d": "(+ (- a b c) d)",
+    "a/b/c*d*e": "(* (/ a b c) d e)",
+    "(a+b)+c+d": "(+ a b c d)",
+    "x⁻¹": "(^ x -1)",
+    "x/dt": "(/ x dt)",
+    "integrate(exp(t*x), x)": "(integrate (exp (* t x)) x)",
 }
 REFUSED = {
     "1/2x": "in two ways: write a . between",
@@ -71,6 +76,18 @@ REFUSED = {
     "(+ 2 (ln(x)))": "looks like Polish text",
     "(" * 5_000 + "x" + ")" * 5_000: "nested deeper than 100",
     "2^" * 5_000 + "2": "nested deeper than 100",
+    "d/dx " * 5_000 + "x": "nested deeper than 100",
+    "x" + "²" * 5_000: "more than 4,000 digits",
+    "dx^2/dx": r"write d/dx \(...\)",
+    "dy / dx": r"write d/dx \(...\)",
+    "d/dx xy": "xy can be read in two ways: write a . between the letters",
+    "integrate(ax, x)": "ax can be read in two ways: write a . between the letters",
+    "2 + sinx": r"write sin\(x\), or another name",
+    "d/dx lnx": r"write ln\(x\), or another name",
+    "cos2x": r"write cos\(2x\), or another name",
+    "3xy": r"write 3\*xy for one symbol",
+    "x + inf": "'inf' is no symbol: write a number",
+    "ﬁ + 1": "'ﬁ' is no symbol: write fi",
 }
 
 

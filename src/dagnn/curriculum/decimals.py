@@ -9,6 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from dagnn.curriculum.expression import Expr, is_decimal
+from dagnn.errors import ExpressionError
 
 SIGNIFICANT_DIGITS = 3
 
@@ -16,12 +17,18 @@ SIGNIFICANT_DIGITS = 3
 def decimal_leaf(value: float | Fraction | Decimal) -> int | str:
     """The 3-digit leaf nearest to a finite number; ties go to the even digit.
 
+    Raises:
+        ExpressionError: infinity or nan.
+
     >>> decimal_leaf(26.6969), decimal_leaf(0.04118), decimal_leaf(2.0), decimal_leaf(1234.5)
     ('26.7', '0.0412', 2, 1230)
     """
     if isinstance(value, float):
         # Twice as fast as Decimal; both round the exact binary value.
-        digits, exponent = f"{value:.2e}".split("e")
+        try:
+            digits, exponent = f"{value:.2e}".split("e")
+        except ValueError:
+            raise ExpressionError(f"{value} has no digits: give a finite number.") from None
         return decimal_of_digits(int(digits.replace(".", "")), int(exponent) - 2)
     return _leaf_of_fraction(Fraction(value))
 

@@ -22,6 +22,7 @@ The symbols ``e`` and ``pi`` are constants. Nothing here knows what an operator 
 import difflib
 import itertools
 import re
+import unicodedata
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -72,6 +73,12 @@ _OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("plus", "add", "sum"), "+"),
     **dict.fromkeys(("==", "eq"), "="),
     **dict.fromkeys(("N", "evalf", "numeric"), "approx"),
+}
+
+# Words that stand for no unknown, though they could name one; and what to write.
+_NO_SYMBOLS: Mapping[str, str] = {
+    "\N{GREEK SMALL LETTER PI}": "pi",
+    **dict.fromkeys(("inf", "Inf", "infinity", "Infinity", "oo", "nan", "NaN"), "a number"),
 }
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
@@ -189,6 +196,9 @@ def leaf_of(token: str, where: str = "") -> int | str:
     if token in ARITY:
         raise ExpressionError(f"{token!r}{where} is an operator without parentheses: write ({token} ...).")
     if token.isidentifier():
+        plain = token if token.isascii() else unicodedata.normalize("NFKC", token)
+        if plain != token or token in _NO_SYMBOLS:
+            raise ExpressionError(f"{shortened(token)}{where} is no symbol: write {_NO_SYMBOLS.get(token, plain)}.")
         return token
     typed = token.translate(_KEYBOARD)
     if typed != token and (_INTEGER.fullmatch(typed) or _DECIMAL.fullmatch(typed)):

@@ -15,6 +15,7 @@ A name of several letters is one symbol: ``xy`` is not ``x*y``. What can be read
 """
 
 import re
+from itertools import groupby
 from typing import NamedTuple
 
 from dagnn.curriculum.expression import (
@@ -41,13 +42,16 @@ _SIGNS = {
 _WORD = rf"(?:(?![{_SUPERSCRIPTS}])[^\W\d])(?:(?![{_SUPERSCRIPTS}])\w)*"
 _TOKEN = re.compile(
     rf"(?P<slope>d\s*/\s*d(?P<by>{_WORD})(?!\w))|(?P<higher>d(?:\^|\*\*)?[{_SUPERSCRIPTS}\d]+\s*/\s*d[^\W\d])"
-    rf"|(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<word>{_WORD})|(?P<super>[{_SUPERSCRIPTS}]+)"
+    rf"|(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<word>{_WORD})|(?P<super>⁻?[{_SUPERSCRIPTS}]+)"
     r"|(?P<sign>\*\*|==|[-−–*×·⋅∗/÷∕^=+(),])|(?P<other>\S)"
 )
 _ALIASES = {
     "ln": "log", "int": "integrate", "integral": "integrate", "diff": "derive", "derivative": "derive", "π": "pi",
     "√": "sqrt",
 }  # fmt: skip
+# A function and its operand written as one word: sinx, ln2, cos2x.
+_RUN_ON_CALL = re.compile(rf"({'|'.join((*FUNCTIONS, 'ln'))})(\d*[xyzθ]|\d+|pi|π)")
+_DIFFERENTIAL = re.compile(r"d[^\W\d]")
 # operator -> numbers of arguments
 _CALLS = {**dict.fromkeys((*FUNCTIONS, "approx"), (1,)), "derive": (2,), "integrate": (2, 4), "subst": (3,)}
 # A sign that begins a parenthesis and is set apart: infix text hardly ever has one, Polish text nothing else.
@@ -128,31 +132,31 @@ class _Reader:
             raise ExpressionError(f"{self._place()}: nothing may follow there, got {token.text!r}.")
 
     def _sum(self) -> Expr:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise ExpressionError(f"nested deeper than {MAX_DEPTH}: split the expression.")
-        result, is_slope = self._product()
+        self._go_deeper()
+        first, is_slope = self._product()
+        rest: list[tuple[str, Expr]] = []
         while (sign := self._takes("+", "-")) is not None:
             if is_slope:
                 raise self._ambiguous("what d/dx is taken of", "d/dx (...)")
             operand, is_slope = self._product()
-            result = _chained(sign, result, operand)
+            rest.append((sign, operand))
         self._depth -= 1
-        return result
+        return _chained(first, rest)
 
     def _product(self) -> tuple[Expr, bool]:
         """And whether it ends with a ``d/dx`` whose operand a sum could go on."""
         token = self._peek()
         if token is not None and token.kind == "slope":
             return self._slope()
-        result, kind = self._factor()
+        first, kind = self._factor()
+        rest: list[tuple[str, Expr]] = []
         sign: str | None = None
         while True:
             following = self._peek()
             taken = self._takes("*", "/")
             if taken is None:
                 if following is None or not _starts_factor(following):
-                    return result, False
+                    return _chained(first, rest), False
                 if kind == _OTHER or sign == "/" or (following.kind in ("number", "super")):
                     raise self._ambiguous("a product without its sign", "a * between the factors")
                 taken, self.has_bare_product = "*", True
@@ -161,9 +165,13 @@ class _Reader:
             following = self._peek()
             if following is not None and following.kind == "slope":
                 operand, is_open = self._slope()
-                return _chained(taken, result, operand), is_open
+                return _chained(first, [*rest, (taken, operand)]), is_open
+            ends = [part.text for part in (token, following) if part is not None]
+            if taken == "/" and len(ends) == 2 and all(map(_DIFFERENTIAL.fullmatch, ends)):
+                raise self._ambiguous("/".join(ends), f"d/{ends[1]} (...)")
             operand, kind = self._factor()
-            sign, result = taken, _chained(taken, result, operand)
+            rest.append((taken, operand))
+            sign = taken
 
     def _slope(self) -> tuple[Expr, bool]:
         """``d/dx`` of a product, or of what stands in parentheses alone."""
@@ -176,7 +184,10 @@ class _Reader:
                 f"{self._place()}: d/d{symbol} needs a product behind it, as in d/dx x^2 or d/dx (x^2 + 1)."
             )
         in_parentheses, start = following.text == "(", self._next
+        self._go_deeper()
         operand, is_open = self._product()
+        self._depth -= 1
+        self._refuse_hidden(symbol, operand)
         closed = in_parentheses and self._closing(start) == self._next
         behind = None if not in_parentheses or closed else self._tokens[self._closing(start)]
         if behind is not None and behind.text != "^" and behind.kind != "super":
@@ -201,14 +212,13 @@ class _Reader:
         base, kind = self._atom()
         token = self._peek()
         if self._takes("^"):
-            self._depth += 1
-            if self._depth > MAX_DEPTH:
-                raise ExpressionError(f"nested deeper than {MAX_DEPTH}: split the expression.")
+            self._go_deeper()
             base, kind = ("^", base, self._factor()[0]), _OTHER
             self._depth -= 1
         elif token is not None and token.kind == "super":
             self._next += 1
-            base, kind = ("^", base, int("".join(str(_SUPERSCRIPTS.index(digit)) for digit in token.text))), _OTHER
+            digits = "".join("-" if sign == "⁻" else str(_SUPERSCRIPTS.index(sign)) for sign in token.text)
+            base, kind = ("^", base, leaf_of(digits)), _OTHER
             after = self._peek()
             if after is not None and (after.kind == "super" or after.text == "^"):
                 raise self._ambiguous("a power of a power", "parentheses")
@@ -258,6 +268,9 @@ class _Reader:
                 f"{self._place()}: {token.text} is no function; write {token.text}*(...) for a product. "
                 f"The functions are {' '.join(sorted([*_CALLS, 'solve']))}."
             )
+        run_on = _RUN_ON_CALL.fullmatch(token.text)
+        if run_on is not None:
+            raise self._ambiguous(token.text, f"{run_on[1]}({run_on[2]}), or another name for a symbol")
         return leaf_of(name), _OTHER
 
     def _call(self, name: str) -> Expr:
@@ -272,6 +285,8 @@ class _Reader:
             raise ExpressionError(
                 f"{name} takes {counts} argument{'' if counts == '1' else 's'}, got {len(arguments)}."
             )
+        if name in ("derive", "integrate"):
+            self._refuse_hidden(arguments[1], arguments[0])
         return (name, *arguments)
 
     def _solve(self) -> Expr:
@@ -288,9 +303,21 @@ class _Reader:
 
     def _refuse_run_on(self, word: str) -> None:
         """``2xy``: one symbol or two?"""
+        number = self._tokens[self._next - 1].text
         name = _ALIASES.get(word, word)
         if len(word) > 1 and name not in _CALLS and name != "pi":
-            raise self._ambiguous(f"2{word}", f"2*{word} for one symbol, or a * between the letters")
+            raise self._ambiguous(f"{number}{word}", f"{number}*{word} for one symbol, or a * between the letters")
+
+    def _refuse_hidden(self, symbol: Expr, operand: Expr) -> None:
+        """``d/dx xy``: is xy one symbol, of which x is no part?"""
+        for name in sorted(free_symbols(operand)):
+            if isinstance(symbol, str) and symbol in name and len(symbol) == 1 < len(name) < 4 and name.isalpha():
+                raise self._ambiguous(name, f"a * between the letters, or a longer name for a symbol without {symbol}")
+
+    def _go_deeper(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ExpressionError(f"nested deeper than {MAX_DEPTH}: split the expression.")
 
     def _peek(self) -> _Token | None:
         return self._tokens[self._next] if self._next < len(self._tokens) else None
@@ -341,8 +368,11 @@ def _starts_factor(token: _Token) -> bool:
     return token.kind in ("number", "word", "slope", "higher", "super") or token.text == "("
 
 
-def _chained(sign: str, left: Expr, right: Expr) -> Expr:
-    """``left sign right``; a chain of one sign is one operator of many operands, so that long sums are not deep."""
-    if isinstance(left, tuple) and left[0] == sign and len(left) > 2:
-        return (*left, right)
-    return (sign, left, right)
+def _chained(first: Expr, rest: list[tuple[str, Expr]]) -> Expr:
+    """``first sign operand sign operand ...``; a chain of one sign is one operator, so that long sums are not deep."""
+    result = first
+    for sign, pairs in groupby(rest, key=lambda pair: pair[0]):
+        operands = [operand for _, operand in pairs]
+        goes_on = isinstance(result, tuple) and result[0] == sign and len(result) > 2
+        result = (*result, *operands) if goes_on else (sign, result, *operands)  # type: ignore[misc]
+    return result

@@ -9,6 +9,7 @@ from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.equivalence import equivalent
 from dagnn.curriculum.exact.evaluate import place
+from dagnn.curriculum.exact.precise import refuse_undefined
 from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.expression import FUNCTIONS, Expr, check, from_fraction, number_of, size, to_binary, walk
 from dagnn.curriculum.levels import level_spec
@@ -76,7 +77,9 @@ def judge(level: int, expression: Expr, answer: object) -> Verdict:
     if value is not None and level != 5:
         return _judge_number(expected, given)
     named = f"equivalent to {place(expected)}"
-    return _judge_equivalence(expected, given, named, f"not {named}")
+    verdict = _judge_equivalence(expected, given, named, f"not {named}")
+    # A definite integral may be log(-1) - log(-2), the antiderivative at its bounds: the two turns cancel.
+    return verdict if level == 6 else _real(given, verdict)
 
 
 def _garbage(answer: object) -> str | None:
@@ -162,9 +165,19 @@ def _judge_antiderivative(expression: Expr, given: Expr) -> Verdict:
         return Verdict(False, f"cannot be differentiated: {error}")
     if next(islice(walk(slope), LARGEST_ANSWER, None), None) is not None:
         return Verdict(False, f"its derivative has more than {LARGEST_ANSWER:,} nodes")
-    return _judge_equivalence(
+    verdict = _judge_equivalence(
         integrand, slope, "its derivative is the integrand", f"its derivative is not {place(integrand)}"
     )
+    return _real(given, verdict)
+
+
+def _real(given: Expr, verdict: Verdict) -> Verdict:
+    """The verdict, but wrong where a part of the answer has no real value: ``(* 0 (log -1))`` is not 0."""
+    try:
+        refuse_undefined(given)
+    except ExpressionError as error:
+        return Verdict(False, str(error)) if verdict.right else verdict
+    return verdict
 
 
 def _judge_equivalence(expected: Expr, given: Expr, right: str, wrong: str) -> Verdict:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dagnn.curriculum import answer, bind, equivalent, judge, parse, to_text
 from dagnn.curriculum.judge import is_worked_out
-from dagnn.errors import ExpressionError
+from dagnn.errors import ConfigError, ExpressionError
 
 
 def said(text, level=None):
@@ -166,10 +166,56 @@ def test_an_integral_that_is_given_is_that_of_quadrature(form, a, b, lower, uppe
         "(integrate (exp x) x (log -2) 1)",
         "(+ x (^ -8 (/ 1 3)))",
         "(log (- 3 pi))",
+        "(subst (derive x x) x (log -2))",
+        "(subst (integrate 0 x) x (log -2))",
+        "(subst (derive (log x) x) x -2)",
+        "(subst (derive (derive (log x) x) x) x -2)",
+        "(* x (log (sin (exp 1000))))",
     ],
 )
 def test_what_is_not_real_is_refused_everywhere(text):
     assert "negative number" in said(text) or "has no real value" in said(text)
+
+
+@pytest.mark.fault("curriculum", 3)
+@pytest.mark.parametrize(
+    "text", ["(* 0 (/ 1 ZERO))", "(/ ZERO ZERO)", "(* 0 (/ x ZERO))", "(- (log ZERO) (log ZERO))", "(^ ZERO -1)"]
+)
+def test_what_may_have_no_value_is_not_cancelled(text):
+    assert "it cannot be told" in said(text.replace("ZERO", "(- (log 6) (+ (log 2) (log 3)))"))
+
+
+@pytest.mark.fault("curriculum", 4)
+def test_a_function_has_no_slope_where_it_has_no_value():
+    assert "division by zero at (/ 0 0)" in said("(subst (derive (/ x x) x) x 0)")
+    assert "division by zero" in said("(subst (derive (* 3 x) x) x (/ 1 0))")
+    assert said("(subst (derive (/ x x) x) x 3)") == "0"
+
+
+@pytest.mark.fault("curriculum", 3)
+@pytest.mark.parametrize(
+    ("level", "text", "given_"),
+    [
+        (5, "(derive 3 x)", "(* 0 (log -1))"),
+        (5, "(derive x x)", "(/ (log -1) (log -1))"),
+        (6, "(integrate (* 2 x) x)", "(+ (^ x 2) (sqrt -1))"),
+    ],
+)
+def test_an_answer_with_a_part_that_is_not_real_is_wrong(level, text, given_):
+    assert "negative number" in judge(level, parse(text), parse(given_)).reason
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"), [("inf", "a number"), ("nan", "a number"), ("π", "pi"), ("𝑥", "x"), ("x１", "x1")]
+)
+def test_what_only_looks_like_a_symbol_is_refused(word, instead):
+    assert f"is no symbol: write {instead}." in said(f"(integrate y y 0 {word})")
+
+
+@pytest.mark.parametrize("level", [0, 8, -1, "3", 1.5, True])
+def test_an_answer_of_no_level_is_refused(level):
+    with pytest.raises(ConfigError, match="does not exist"):
+        answer(("+", 1, 2), level)
 
 
 @pytest.mark.fault("curriculum", 4)

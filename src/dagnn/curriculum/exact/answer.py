@@ -36,6 +36,7 @@ def answer(expr: Expr, level: int | None = None) -> Expr:
             ``(sin 3)``. Levels 1 to 3 refuse what has no rational value.
 
     Raises:
+        ConfigError: there is no such level.
         ExpressionError: no expression, or one without an answer: division by zero, log of 0, no rational roots ...
             Values are real, those of every part: ``(exp (log -2))`` and ``(* x (log -2))`` are refused.
 
@@ -43,6 +44,10 @@ def answer(expr: Expr, level: int | None = None) -> Expr:
     4
     """
     check(expr)
+    if level is not None:
+        from dagnn.curriculum.levels import level_spec  # which draws expressions, and so imports this package
+
+        level_spec(level)
     try:
         if level in _ARITHMETIC_LEVELS or (level is None and _is_arithmetic(expr)):
             return from_fraction(evaluate(expr))
@@ -75,15 +80,16 @@ def _resolved(expr: tuple[Any, ...]) -> Expr:
     result: Expr
     if head == "subst":
         symbol, value = expr[2], _one_value(resolve(expr[3]), expr)
-        if symbol not in free_symbols(body):
-            refuse_undefined(value)  # which is not seen again
         if not any(isinstance(item, tuple) and item[0] in _WORKED_OUT for item in walk(body)):
-            return substitute(body, symbol, value)
+            return _substituted(body, symbol, value)
         inside = bind_inside(body, symbol, value)
         check_growth(inside)
         if inside != ("subst", body, symbol, value):
             return resolve(inside)
-        result = substitute(resolve(body), symbol, value)
+        if body[0] == "derive" and body[2] == symbol:
+            # Where the function has no value it has no slope either, whatever the formula says.
+            refuse_undefined(_one_value(resolve(("subst", body[1], symbol, value)), body))
+        result = _substituted(resolve(body), symbol, value)
     elif head == "derive":
         result = derivative(_function(body, expr), expr[2])
     elif head == "integrate" and len(expr) == 3:
@@ -102,6 +108,12 @@ def _resolved(expr: tuple[Any, ...]) -> Expr:
         result = (head, *[_one_value(resolve(operand), expr) for operand in expr[1:]])
     check_growth(result)
     return result
+
+
+def _substituted(body: Expr, symbol: str, value: Expr) -> Expr:
+    if symbol not in free_symbols(body):
+        refuse_undefined(value)  # which is not seen again
+    return substitute(body, symbol, value)
 
 
 def _function(expr: Expr, whole: Expr) -> Expr:

@@ -35,6 +35,10 @@ class Undecided(Exception):
     """The ball of an operand meets the edge of a domain: more bits, or a smaller interval, may tell."""
 
 
+class _Unbounded(Undecided):
+    """The value is too large for a ball, or nearly so."""
+
+
 def approximate(expr: Expr) -> int | str:
     """The value rounded to 3 significant digits, as a leaf of ``decimals``; every digit is proved.
 
@@ -103,12 +107,11 @@ def enclosure(expr: Expr, bits: int = _BITS[0], values: Mapping[str, arb | Fract
 
 
 def refuse_undefined(expr: Expr) -> None:
-    """Refuse an expression with a part without symbols that certainly has no real value.
-
-    What is too near to the edge of a domain to tell passes.
+    """Refuse an expression with a part without symbols that has no real value, as far as 4,096 bits tell.
 
     Raises:
         DomainError: log or sqrt of a negative number, a negative number to a fractional power, division by zero ...
+        ExpressionError: it cannot be told whether a part has a value: it divides by what may be 0 ...
 
     >>> refuse_undefined(("*", "x", ("log", -2)))
     Traceback (most recent call last):
@@ -124,6 +127,10 @@ def refuse_undefined(expr: Expr) -> None:
         item = waiting.pop()
         if not isinstance(item, tuple) or (id(item) in constant and _has_value(item)):
             continue
+        if item[0] == "/":
+            for divisor in item[2:]:
+                if id(divisor) in constant:
+                    _has_value(("/", 1, divisor))
         first, chain = left_spine(item, ("+", "-", "*"))
         for part in chain:
             waiting += part[2:]
@@ -131,18 +138,22 @@ def refuse_undefined(expr: Expr) -> None:
 
 
 def _has_value(expr: Expr) -> bool:
-    """Certainly? Raises where certainly not."""
-    for bits in _BITS[:2]:
+    """False for what is too large to tell. Raises where it has none, or may have none."""
+    unsure: Undecided | None = None
+    for bits in _BITS[:4]:
         try:
             enclosure(expr, bits)
-        except Undecided:
-            continue
+        except _Unbounded:
+            return False
+        except Undecided as undecided:
+            unsure = undecided
         except DomainError:
             raise
         except ExpressionError:
             return False
-        return True
-    return False
+        else:
+            return True
+    raise ExpressionError(f"{unsure}, with {bits:,} bits.")
 
 
 def _is_number(expr: Expr) -> bool:
@@ -175,7 +186,7 @@ def _ball(expr: Expr, values: Mapping[str, arb]) -> arb:
                     raise DomainError(f"division by zero at {place(item)}.")
                 result = result / value
         if not result.is_finite():
-            raise Undecided(f"it cannot be told how large {place(item)} is")
+            raise _Unbounded(f"it cannot be told how large {place(item)} is")
     return result
 
 
