@@ -330,8 +330,7 @@ def test_solve_prints_answer_verdict_and_seconds(right, reason, has_answer, verd
 @pytest.mark.parametrize("text", ["-x^2", "- x = 2", "−5 + 3"])
 def test_solve_takes_an_expression_that_begins_with_a_minus(text, capsys, called):
     called.results["solve"] = Solution("2", True, "equal", 0.25, 3)
-    assert main(["solve", text, "--run", "my-run"]) == 0
-    assert called.calls[0][1][1].strip() == text
+    assert main(["solve", text, "--run", "my-run"]) == 0 and called.calls[0][1][1].strip() == text
 
 
 def test_solve_prints_every_step_where_it_is_asked_to(capsys, called):
