@@ -8,6 +8,8 @@ import sympy
 FUNCTIONS = ("sin", "cos", "tan", "log", "exp", "sqrt")
 POINTS = ((0.83, 0.21), (1.37, -0.29), (-0.71, 0.33))
 mp = mpmath.mp
+REAL_POINTS = [mp.mpf(p) for p in ("-2.3", "-0.71", "0.37", "1.9", "5.3")]
+OTHERS = {"y": mp.mpf("1.37"), "z": mp.mpf("0.71")}
 
 
 class Undefined(Exception):
@@ -238,16 +240,24 @@ def check_integral(expr, given):
 
 
 def compare_slopes(whole, given, symbol):
-    others = {"y": mp.mpf("1.37"), "z": mp.mpf("0.71")}
-    for x, y in POINTS:
-        point = {**others, symbol: mp.mpc(x, y)}
-        try:
-            right, ours = dual(whole, point, symbol)[1], dual(given, point, symbol)[0]
-        except (Unknown, Undefined, ZeroDivisionError):
-            continue
-        if not near(right, ours, 15) and abs(right - ours) > mp.mpf(10) ** -15 * scale(whole, point, symbol):
-            return f"at {x} + {y} i should be {mp.nstr(right, 12)}, is {mp.nstr(ours, 12)}"
-    return None
+    points = [{**OTHERS, symbol: mp.mpc(x, y)} for x, y in POINTS]
+    wrong = list(filter(None, (slope_differs(whole, given, point, symbol) for point in points)))
+    # log(exp(u)) is u for every real u, and another branch of it for a complex one.
+    if wrong and "log" in str(whole):
+        on_axis = [slope_differs(whole, given, {**OTHERS, symbol: mp.mpc(x)}, symbol) for x in REAL_POINTS]
+        wrong = list(filter(None, on_axis)) if None in on_axis else wrong
+    return wrong[0] if wrong else None
+
+
+def slope_differs(whole, given, point, symbol):
+    """What is wrong at a point; None where nothing is, or "" where one of the two has no value."""
+    try:
+        right, ours = dual(whole, point, symbol)[1], dual(given, point, symbol)[0]
+    except (Unknown, Undefined, ZeroDivisionError):
+        return ""
+    if near(right, ours, 15) or abs(right - ours) <= mp.mpf(10) ** -15 * scale(whole, point, symbol):
+        return None
+    return f"at {mp.nstr(point[symbol], 4)} should be {mp.nstr(right, 12)}, is {mp.nstr(ours, 12)}"
 
 
 def scale(expr, point, symbol):
