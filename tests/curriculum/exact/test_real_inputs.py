@@ -190,6 +190,9 @@ def test_a_function_has_no_slope_where_it_has_no_value():
     assert "division by zero at (/ 0 0)" in said("(subst (derive (/ x x) x) x 0)")
     assert "division by zero" in said("(subst (derive (* 3 x) x) x (/ 1 0))")
     assert said("(subst (derive (/ x x) x) x 3)") == "0"
+    assert "division by zero at (/ 0 0)" in said("(solve (= (derive (/ x x) x) x) x)")
+    assert "log of a negative number" in said("(solve (= (derive (log x) x) -2) x)")
+    assert said("(solve (= (derive (log x) x) 2) x)") == "(/ 1 2)"
 
 
 @pytest.mark.fault("curriculum", 3)

@@ -99,7 +99,12 @@ def _resolved(expr: tuple[Any, ...]) -> Expr:
         result = definite_integral(_one_value(resolve(body), expr), expr[2], lower, upper)
     elif head == "solve":
         _, left, right = body
-        return solve(_one_value(resolve(left), expr), _one_value(resolve(right), expr), expr[2])
+        result = solve(_one_value(resolve(left), expr), _one_value(resolve(right), expr), expr[2])
+        if any(isinstance(item, tuple) and item[0] == "derive" for item in walk(body)):
+            for root in result[1:] if isinstance(result, tuple) and result[0] == "roots" else (result,):
+                for side in (left, right):
+                    resolve(("subst", side, expr[2], root))  # refused where a function that is derived has no value
+        return result
     elif head == "approx":
         return approximate(_one_value(resolve(body), expr))
     elif head == "=":
