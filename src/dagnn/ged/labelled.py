@@ -183,7 +183,7 @@ def _from_dag(dag: Dag, name: str, node_label: str | None, edge_label: str | Non
     names = dag.names if dag.names is not None else tuple(range(dag.num_nodes))
     return LabelledGraph(
         names=names,
-        edges=tuple((u, v) for u, v in dag.edges.tolist()),
+        edges=tuple(map(tuple, dag.edges.tolist())),
         directed=True,
         node_labels=_column(nodes.get(node_label), dag.num_nodes, name, node_label),
         edge_labels=_column(edges.get(edge_label), dag.num_edges, name, edge_label),
@@ -266,9 +266,14 @@ def _data(
     return tuple(data[attribute] for data in rows)
 
 
+def label_keys(labels: Sequence[Any]) -> Sequence[Hashable]:
+    """`label_key` of each."""
+    return labels if _PLAIN.issuperset(map(type, labels)) else [label_key(label) for label in labels]
+
+
 def label_key(label: Any) -> Hashable:
     """A hashable value that is equal for equal labels; arrays and lists are compared by content, NaN equals NaN."""
-    if type(label) in (str, int, type(None)):  # nearly all labels
+    if type(label) in _PLAIN:  # nearly all labels
         return label  # type: ignore[no-any-return]
     if isinstance(label, Tensor):
         return label_key((label.to_dense() if label.layout != torch.strided else label).detach().tolist())
@@ -289,4 +294,5 @@ def label_key(label: Any) -> Hashable:
     return label  # type: ignore[no-any-return]
 
 
+_PLAIN = frozenset((str, int, type(None)))
 _NAN = ("dagnn.ged", "NaN")

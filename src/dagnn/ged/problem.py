@@ -66,10 +66,9 @@ class Prices(NamedTuple):
     constants: Ints
 
 
-def no_prices() -> Prices:
-    """For the search by branch match, whose bounds are in halves of a unit."""
-    cube = np.zeros((0, 0, 0), dtype=np.int64)
-    return Prices(np.zeros((0, 0), dtype=np.int64), cube, cube, np.array([2, 0]))
+_CUBE = np.zeros((0, 0, 0), dtype=np.int64)
+NO_PRICES = Prices(np.zeros((0, 0), dtype=np.int64), _CUBE, _CUBE, np.array([2, 0]))
+"""For the search by branch match, whose bounds are in halves of a unit."""
 
 
 @compiled

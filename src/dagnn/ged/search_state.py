@@ -54,27 +54,35 @@ class Search(NamedTuple):
     stop: Ints
 
 
+@compiled
 def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Search:
     """A search that has not begun; distances above ``limit`` need not be found."""
+    pairs_left, pairs_right, pair, directions = problem.left, problem.right, problem.pair, problem.directions
     n1, n2 = problem.node.shape
-    labels = int(problem.directions.max()) + 1 if problem.constants[UNIFORM] else 1
-    left, right = np.full((5, n1), DELETED), np.ones((3, n2), dtype=np.int64)
-    left[OPEN_DELETE] = problem.pair[problem.left, 0].sum(1)
-    right[OPEN_INSERT] = problem.pair[0, problem.right].sum(1)
-    left[ANCHORED_DELETE], right[ANCHORED_INSERT] = 0, 0
+    labels = directions.max() + 1 if problem.constants[UNIFORM] == 1 else 1
+    numbers = np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0], 0])
+    left, right = np.full((5, n1), DELETED), np.ones((3, n2), np.int64)
+    left[ANCHORED_DELETE : OPEN_DELETE + 1] = 0
+    right[ANCHORED_INSERT : OPEN_INSERT + 1] = 0
+    for u in range(n1):
+        for w in range(n1):
+            left[OPEN_DELETE, u] += pair[pairs_left[u, w], 0]
+    for v in range(n2):
+        for x in range(n2):
+            right[OPEN_INSERT, v] += pair[0, pairs_right[v, x]]
     return Search(
-        np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0], 0]),
+        numbers,
         left,
         right,
-        np.zeros((3, n1 + 1), dtype=np.int64),
-        np.zeros((n1 + 1, n2 + 1), dtype=np.int64),
-        np.zeros((n1 + 1, n2 + 1), dtype=np.int64),
-        np.zeros((n1, n2), dtype=np.int64),
-        np.zeros((n1, 2, labels), dtype=np.int64),
-        np.zeros((n2, 2, labels), dtype=np.int64),
-        np.zeros((n1, n2), dtype=np.int64),
-        np.zeros((n1, n2), dtype=np.int64),
-        np.zeros((6, n2 + 1), dtype=np.int64),
+        np.zeros((3, n1 + 1), np.int64),
+        np.zeros((n1 + 1, n2 + 1), np.int64),
+        np.zeros((n1 + 1, n2 + 1), np.int64),
+        np.zeros((n1, n2), np.int64),
+        np.zeros((n1, 2, labels), np.int64),
+        np.zeros((n2, 2, labels), np.int64),
+        np.zeros((n1, n2), np.int64),
+        np.zeros((n1, n2), np.int64),
+        np.zeros((6, n2 + 1), np.int64),
         stop,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dagnn.ged.assignment import INFINITE
 from dagnn.ged.linear import count_variables, linear_prices
-from dagnn.ged.problem import Prices, Problem, new_problem, no_prices
+from dagnn.ged.problem import NO_PRICES, Prices, Problem, new_problem
 from dagnn.ged.search import advance, proved_lower
 from dagnn.ged.search_state import BEST, DEPTH, ENTERING, IMAGE, JUDGED, LIMIT, NODES, UPPER, Search, new_search
 from dagnn.ged.tables import CostTables
@@ -171,7 +171,7 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
     swapped = len(a.kind) > len(b.kind)
     problem = new_problem(tables.reversed, b, a) if swapped else new_problem(tables.tables, a, b)
     watch, budget, starts = options.watch, options.budget, options.starts
-    prices = no_prices()
+    prices = NO_PRICES
     limit = INFINITE >> 2
     if options.bound is not None:
         # Rounding aside: three tenths are within a bound of 0.3.

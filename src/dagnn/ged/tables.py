@@ -3,10 +3,11 @@
 Integers make the search exact: there is no rounding to mistake for a difference, and a bound of 3.5 units proves 4.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from dagnn.errors import GraphError
 from dagnn.ged.assignment import assign_exactly
 from dagnn.ged.costs import EditCosts, check_cost, returned_cost
-from dagnn.ged.labelled import LabelledGraph, label_key
+from dagnn.ged.labelled import LabelledGraph, label_keys
 from dagnn.ged.units import Integers, exact_integers, small_integers, wide_integers
 
 Ints = NDArray[np.int64]
@@ -142,22 +143,21 @@ def build_tables(graphs: Sequence[LabelledGraph], costs: EditCosts) -> CostTable
         ConfigError: a callable returned something negative or not finite.
         GraphError: a label that does not index a cost array.
     """
-    node_ids, node_labels = _intern(label for g in graphs for label in g.node_labels or (None,) * g.num_nodes)
-    edge_ids, edge_labels = _intern(label for g in graphs for label in g.edge_labels or (None,) * len(g.edges))
-    bundles = _Numbers([()])
-    kinds, types = _Numbers([]), _Numbers([(0, 0)])
-    arrays = tuple(_arrays(g, node_ids, edge_ids, bundles, kinds, types) for g in graphs)
-    numbers = _Numbering(tuple(bundles.items), tuple(kinds.items), tuple(types.items))
+    node_ids, node_labels, node_numbers = _intern([g.node_labels or (None,) * g.num_nodes for g in graphs])
+    edge_ids, edge_labels, edge_numbers = _intern([g.edge_labels or (None,) * len(g.edges) for g in graphs])
+    found = _Found({(): 0}, {}, {(0, 0): 0})
+    arrays = tuple(map(_arrays, graphs, node_numbers, edge_numbers, [found] * len(graphs)))
+    numbers = _Numbering(*map(tuple, found))
     constants = tuple(value for value in vars(costs).values() if isinstance(value, float))
     made = None
     if len(constants) == len(vars(costs)) and max(map(len, (node_labels, edge_labels, *numbers))) <= SMALL:
         made = _constant_tables(constants, len(node_labels), len(edge_labels), numbers)
     if made is None:
         parts = [*_label_costs("node", node_labels, costs), *_label_costs("edge", edge_labels, costs)]
-        found = small_integers(parts)
-        if found is None:
-            found = wide_integers(parts, None, partial(_everything, numbers=numbers, graphs=arrays))
-        made = _made_of(parts, found, numbers)
+        integers = small_integers(parts)
+        if integers is None:
+            integers = wide_integers(parts, None, partial(_everything, numbers=numbers, graphs=arrays))
+        made = _made_of(parts, integers, numbers)
     return CostTables(
         made.tables,
         made.reversed,
@@ -263,31 +263,14 @@ def _cost_of_map(true: Tables, a: GraphArrays, b: GraphArrays, image: Sequence[i
     return int(cost)
 
 
-class _Numbers:
-    """Numbers things in the order in which they are first seen."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-        self._number = {item: i for i, item in enumerate(items)}
-
-    def of(self, item: Any) -> int:
-        number = self._number.get(item)
-        if number is None:
-            number = self._number[item] = len(self.items)
-            self.items.append(item)
-        return number
-
-
-def _intern(labels: Iterable[Any]) -> tuple[dict[Hashable, int], list[Any]]:
-    """Number of every distinct label, and the labels by number."""
-    ids: dict[Hashable, int] = {}
-    distinct: list[Any] = []
-    for label in labels:
-        key = label_key(label)
-        if key not in ids:
-            ids[key] = len(distinct)
-            distinct.append(label)
-    return ids, distinct
+def _intern(labels: Sequence[Sequence[Any]]) -> tuple[dict[Hashable, int], list[Any], list[list[int]]]:
+    """The number of every distinct label, the labels by number, and the numbers of the labels given."""
+    keys = [label_keys(part) for part in labels]
+    distinct: dict[Hashable, Any] = {}
+    for key, label in zip(chain(*keys), chain(*labels), strict=True):
+        distinct.setdefault(key, label)
+    ids = {key: number for number, key in enumerate(distinct)}
+    return ids, list(distinct.values()), [[ids[key] for key in part] for part in keys]
 
 
 def _label_costs(kind: str, labels: Sequence[Any], costs: EditCosts) -> list[NDArray[np.float64]]:
@@ -322,35 +305,41 @@ def _index(label: Any, name: str, size: int) -> int:
     return value
 
 
-def _arrays(
-    graph: LabelledGraph,
-    node_ids: dict[Hashable, int],
-    edge_ids: dict[Hashable, int],
-    bundles: _Numbers,
-    kinds: _Numbers,
-    types: _Numbers,
-) -> GraphArrays:
-    labels = graph.edge_labels or (None,) * len(graph.edges)
-    numbers = [edge_ids[label_key(label)] for label in labels]
+class _Found(NamedTuple):
+    """Bundles, kinds and pair types, each with its number, in the order in which they are first seen."""
+
+    bundles: dict[tuple[int, ...], int]
+    kinds: dict[tuple[int, int], int]
+    types: dict[tuple[int, int], int]
+
+
+def _arrays(graph: LabelledGraph, node_numbers: list[int], edge_numbers: list[int], found: _Found) -> GraphArrays:
+    """``graph``, whose labels have these numbers; what it has for the first time is added to ``found``."""
+    bundles, kinds, types = found
     ends = graph.edges if graph.directed else [(u, v) if u <= v else (v, u) for u, v in graph.edges]
     if len(set(ends)) == len(ends):  # no parallel edges
-        single = {number: bundles.of((number,)) for number in sorted(set(numbers))}
-        bundle = {pair: single[number] for pair, number in zip(ends, numbers, strict=True)}
+        single = {number: bundles.setdefault((number,), len(bundles)) for number in sorted(set(edge_numbers))}
+        bundle = {pair: single[number] for pair, number in zip(ends, edge_numbers, strict=True)}
     else:
         between: dict[tuple[int, int], list[int]] = {}
-        for pair, number in zip(ends, numbers, strict=True):
+        for pair, number in zip(ends, edge_numbers, strict=True):
             between.setdefault(pair, []).append(number)
-        bundle = {pair: bundles.of(tuple(sorted(found))) for pair, found in between.items()}
+        bundle = {
+            pair: bundles.setdefault(tuple(sorted(numbers)), len(bundles)) for pair, numbers in between.items()
+        }
 
-    node_labels = graph.node_labels or (None,) * graph.num_nodes
-    kind = [kinds.of((node_ids[label_key(label)], bundle.get((i, i), 0))) for i, label in enumerate(node_labels)]
-    pairs = np.zeros((graph.num_nodes, graph.num_nodes), dtype=np.int64)
-    for u, v in bundle:
+    n = graph.num_nodes
+    kind = [kinds.setdefault((number, bundle.get((i, i), 0)), len(kinds)) for i, number in enumerate(node_numbers)]
+    places, numbers = [], []
+    for (u, v), there in bundle.items():
         if u == v:
             continue
-        there, back = bundle[u, v], bundle.get((v, u), 0)
-        pairs[u, v] = types.of((there, back))
-        pairs[v, u] = types.of((back, there)) if graph.directed else pairs[u, v]
+        back = bundle.get((v, u), 0)
+        forward = types.setdefault((there, back), len(types))
+        places += (u * n + v, v * n + u)
+        numbers += (forward, types.setdefault((back, there), len(types)) if graph.directed else forward)
+    pairs = np.zeros((n, n), dtype=np.int64)
+    pairs.ravel()[places] = numbers
     return GraphArrays(np.array(kind, dtype=np.int64), pairs)
 
 
