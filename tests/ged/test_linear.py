@@ -13,6 +13,7 @@ from dagnn.ged.problem import DELETIONS_PAY, map_cost, new_problem
 from dagnn.ged.search import advance
 from dagnn.ged.search_state import ROOT, new_search
 from dagnn.ged.tables import build_tables
+from dagnn.ged.watch import Watch
 
 COSTS = [
     EditCosts(),
@@ -51,7 +52,7 @@ def left_over(problem, prices, u, v, w, x):
 @pytest.mark.parametrize("seed", range(3))
 def test_prices_are_valid_for_every_map(oracle, seed, costs):
     problem = random_problem(oracle, seed, costs)
-    prices = linear_prices(problem)
+    prices = linear_prices(problem, Watch())
     n1, n2 = problem.node.shape
     assert min(prices.left.min(), prices.right.min()) >= 0
     for (u, w), (v, x) in itertools.product(itertools.permutations(range(n1), 2), itertools.permutations(range(n2), 2)):
@@ -70,7 +71,7 @@ def test_prices_are_valid_for_every_map(oracle, seed, costs):
 def test_root_bound_is_below_the_distance_and_near_it(oracle, seed, costs):
     problem = random_problem(oracle, seed, costs)
     exact = min(map_cost(problem, image) for image in maps(problem))
-    prices = linear_prices(problem)
+    prices = linear_prices(problem, Watch())
     search = new_search(problem, prices, INFINITE, np.zeros(1, dtype=np.int64))
     advance(problem, prices, search, 0, 0)
     bound = search.numbers[ROOT] / prices.constants[0]
@@ -80,6 +81,6 @@ def test_root_bound_is_below_the_distance_and_near_it(oracle, seed, costs):
 def test_large_programs_and_graphs_without_edges_are_left_to_branch_match(oracle, monkeypatch):
     problem = random_problem(oracle, 0, EditCosts())
     monkeypatch.setattr(linear_module, "MOST", 20)
-    assert linear_prices(problem) is None
+    assert linear_prices(problem, Watch()) is None
     monkeypatch.undo()
-    assert linear_prices(problem._replace(left=np.zeros_like(problem.left))) is None
+    assert linear_prices(problem._replace(left=np.zeros_like(problem.left)), Watch()) is None

@@ -142,3 +142,33 @@ def test_an_error_in_a_worker_comes_out():
 
     with pytest.raises(RuntimeError, match="the caller's own"):
         ged_matrix(SMALL, progress=broken)
+
+
+@pytest.fixture
+def endless(tmp_path):
+    script = tmp_path / "endless.py"
+    script.write_text("import time\ntime.sleep(1000)\n")
+    return script
+
+
+@pytest.mark.fault("graph_edit_distance", 3)
+def test_ctrl_c_ends_a_process_of_its_own(endless):
+    assert interrupted(lambda: Watch().run_apart(endless, b""))
+
+
+@pytest.mark.fault("graph_edit_distance", 4)
+def test_a_process_of_its_own_ends_at_the_deadline_and_may_fail(endless, tmp_path):
+    assert Watch(0.1).run_apart(endless, b"") is None
+    assert Watch().run_apart(tmp_path / "missing.py", b"") is None
+
+
+@pytest.mark.fault("graph_edit_distance", 3)
+def test_bounds_by_a_process_of_its_own_are_the_same(monkeypatch):
+    pair = [nx.gnm_random_graph(10, 16, seed=seed) for seed in (0, 1)]
+    expected = ged_bounds(*pair, tight=True)
+    calls = []
+    monkeypatch.setattr("dagnn.ged.linear.LIGHT", 0)
+    run = Watch.run_apart
+    monkeypatch.setattr(Watch, "run_apart", lambda *given: calls.append(given) or run(*given))
+    assert ged_bounds(*pair, tight=True) == expected
+    assert len(calls) == 1

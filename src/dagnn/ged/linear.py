@@ -15,12 +15,18 @@ Source: Lerouge et al., "New binary linear programming formulation to compute th
 Recognition 72, 2017 (F2); D'Ascenzo et al., "Enhancing graph edit distance computation", VLDB 2025 (orientations).
 """
 
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
+from safetensors.numpy import load, save
 from scipy.sparse import coo_array
 
+from dagnn.ged import highs
 from dagnn.ged.problem import ALL_EDGES, DELETIONS_PAY, Prices, Problem
+from dagnn.ged.watch import Watch
 
 Ints = NDArray[np.int64]
 
@@ -28,8 +34,12 @@ Ints = NDArray[np.int64]
 FINEST = 1 << 14
 LARGEST = 1 << 34
 
-# Most variables. Measured: 700 take 0.03 s, 2,200 take 0.1 s, 6,700 (50 nodes, 65 edges each) 0.5 s, 16,700 5 s.
+# Most variables. Measured: 700 take 0.03 s, 2,200 take 0.1 s, 6,700 (50 nodes, 65 edges each) 0.5 s, 16,700 5 s;
+# 19,217 of two random digraphs of 60 nodes took 48 s.
 MOST = 20_000
+
+# Variables of a program that takes a quarter of a second, less than a process takes to start.
+LIGHT = 4_000
 
 
 def count_variables(problem: Problem) -> int:
@@ -39,12 +49,8 @@ def count_variables(problem: Problem) -> int:
     return problem.node.size + int(counts[0] @ (_savings(problem.pair) < 0) @ counts[1]) // 2
 
 
-def linear_prices(problem: Problem, seconds: float | None = None) -> Prices | None:
-    """Prices by the linear program; None if it is too large, has no edges, or the solver gives up.
-
-    Args:
-        seconds: the solver gives up after that long, more or less.
-    """
+def linear_prices(problem: Problem, watch: Watch) -> Prices | None:
+    """Prices by the linear program; None if it is too large, has no edges, or is not solved by the time."""
     node, delete, insert, left, right, pair = problem[:6]
     n1, n2 = node.shape
     if not n1 * n2 < count_variables(problem) <= MOST:
@@ -75,28 +81,41 @@ def linear_prices(problem: Problem, seconds: float | None = None) -> Prices | No
     ones = np.ones(n1 * n2)
     by_left = coo_array((ones, (np.repeat(np.arange(n1), n2), np.arange(n1 * n2))), shape=(n1, len(cost)))
     by_right = coo_array((ones, (np.tile(np.arange(n2), n1), np.arange(n1 * n2))), shape=(n2, len(cost)))
-    everyone_maps = problem.constants[DELETIONS_PAY] == 0
-    upper = [inner, by_right] if everyone_maps else [inner, by_right, by_left]
-    solution = linprog(
-        cost,
-        A_ub=_stacked(upper),
-        b_ub=np.concatenate([np.zeros(len(used)), np.ones(n2 if everyone_maps else n1 + n2)]),
-        A_eq=by_left if everyone_maps else None,
-        b_eq=np.ones(n1) if everyone_maps else None,
-        method="highs-ipm",
-        options={} if seconds is None else {"time_limit": max(seconds, 0.001)},
+    everyone_maps = problem.constants[DELETIONS_PAY] == 0  # the last n1 rows are equations then
+    matrix = _stacked([inner, by_right, by_left])
+    marginals = _marginals(
+        {
+            "cost": cost,
+            "value": matrix.data,
+            "row": matrix.coords[0],
+            "column": matrix.coords[1],
+            "bound": np.concatenate([np.zeros(len(used)), np.ones(n2 + n1)]),
+            "equations": np.array([n1 if everyone_maps else 0]),
+        },
+        watch,
     )
-    if solution.status != 0:
+    if marginals is None:
         return None
 
     scale = max(1, min(FINEST, LARGEST // largest))
-    dual = np.maximum(-solution.ineqlin.marginals[: len(used)], 0) * largest * scale
+    dual = np.maximum(-marginals[: len(used)], 0) * largest * scale
     # A price above all that an edge can save is of no use, and sums of such prices might leave 64 bits.
     most = -scale * _savings(pair)
     useful = np.concatenate([most.max(1)[left[u, w]].repeat(n2), most.max(0)[right[v, x]].repeat(n1)])[used]
     price = np.zeros(len(needs), dtype=np.int64)
     price[used] = np.minimum(np.ceil(np.minimum(dual, useful)).astype(np.int64), useful)
     return _valid(problem, price[: len(u) * n2], price[len(u) * n2 :], scale)
+
+
+def _marginals(program: dict[str, NDArray[Any]], watch: Watch) -> NDArray[np.float64] | None:
+    """Those of the rows of the program, arguments of `highs.marginals`; None without a solution by the time."""
+    # A frozen application is its own interpreter: to start that would start the application once more.
+    if len(program["cost"]) <= LIGHT or not sys.executable or hasattr(sys, "frozen"):
+        found = highs.marginals(**program, seconds=watch.seconds_left)
+    else:
+        written = watch.run_apart(Path(highs.__file__), save(program))
+        found = np.zeros(0) if written is None else load(written)["marginals"]
+    return found if len(found) else None
 
 
 def _valid(problem: Problem, from_left: Ints, from_right: Ints, scale: int) -> Prices:

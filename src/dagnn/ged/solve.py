@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dagnn.ged.assignment import INFINITE
-from dagnn.ged.linear import count_variables, linear_prices
+from dagnn.ged.linear import linear_prices
 from dagnn.ged.problem import NO_PRICES, Prices, Problem, new_problem
 from dagnn.ged.search import advance, proved_lower
 from dagnn.ged.search_state import BEST, DEPTH, ENTERING, IMAGE, JUDGED, LIMIT, NODES, UPPER, Search, new_search
@@ -31,9 +31,6 @@ SLICE_SECONDS, SLICE_STEPS = 0.05, 10_000_000
 # Steps of one assignment and one gradient above which even the root may take long (a third of a second, measured):
 # then the search runs in a thread of its own.
 HEAVY = 1_000_000
-
-# Variables of a linear program that is solved in much less than a second.
-LIGHT_PROGRAM = 4_000
 
 # Bounds closer than this part of them are equal as far as a float can tell: its rounding twice.
 LAST_BIT = Fraction(1, 2**52) + Fraction(1, 2**60)
@@ -196,19 +193,13 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
     done = _advance(problem, prices, search, starts, 0 if options.linear else min(budget, PATIENCE), watch, judged)
     lower = proved_lower(search, done)
     if not done and (options.linear or budget > PATIENCE) and not watch.over():
-        better = _linear_prices(problem, watch)
+        better = linear_prices(problem, watch)
         if better is not None:
             prices = better
             search = _search_again(problem, prices, search)
         done = _advance(problem, prices, search, starts, budget, watch, judged)
         lower = max(lower, proved_lower(search, done))
     return Solution(lower, int(search.numbers[UPPER]), whole(search.left[BEST].tolist()), int(search.numbers[NODES]))
-
-
-def _linear_prices(problem: Problem, watch: Watch) -> Prices | None:
-    if count_variables(problem) <= LIGHT_PROGRAM and watch.seconds_left is None:
-        return linear_prices(problem)
-    return watch.run_or_leave(lambda: linear_prices(problem, watch.seconds_left))
 
 
 def _advance(

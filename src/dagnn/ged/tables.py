@@ -147,7 +147,7 @@ def build_tables(graphs: Sequence[LabelledGraph], costs: EditCosts) -> CostTable
     edge_ids, edge_labels, edge_numbers = _intern([g.edge_labels or (None,) * len(g.edges) for g in graphs])
     found = _Found({(): 0}, {}, {(0, 0): 0})
     arrays = tuple(map(_arrays, graphs, node_numbers, edge_numbers, [found] * len(graphs)))
-    numbers = _Numbering(*map(tuple, found))
+    numbers = _Numbering(tuple(found.bundles), tuple(found.kinds), tuple(found.types))
     constants = tuple(value for value in vars(costs).values() if isinstance(value, float))
     made = None
     if len(constants) == len(vars(costs)) and max(map(len, (node_labels, edge_labels, *numbers))) <= SMALL:
@@ -324,13 +324,12 @@ def _arrays(graph: LabelledGraph, node_numbers: list[int], edge_numbers: list[in
         between: dict[tuple[int, int], list[int]] = {}
         for pair, number in zip(ends, edge_numbers, strict=True):
             between.setdefault(pair, []).append(number)
-        bundle = {
-            pair: bundles.setdefault(tuple(sorted(numbers)), len(bundles)) for pair, numbers in between.items()
-        }
+        bundle = {pair: bundles.setdefault(tuple(sorted(several)), len(bundles)) for pair, several in between.items()}
 
     n = graph.num_nodes
     kind = [kinds.setdefault((number, bundle.get((i, i), 0)), len(kinds)) for i, number in enumerate(node_numbers)]
-    places, numbers = [], []
+    places: list[int] = []
+    numbers: list[int] = []
     for (u, v), there in bundle.items():
         if u == v:
             continue

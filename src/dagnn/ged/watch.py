@@ -1,8 +1,14 @@
 """Ending compiled work in time: at a deadline, or when the user breaks off."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -51,16 +57,31 @@ class Watch:
             raise
         return outcome.result()
 
-    def run_or_leave(self, work: Callable[[], Result]) -> Result | None:
-        """``work()`` in another thread, which is left to itself, with None as its result, if the time is over first.
+    def run_apart(self, script: Path, given: bytes) -> bytes | None:
+        """What ``script`` writes when it reads ``given``; None if it fails, or if the time is over first.
 
-        The process waits for it at its end: HiGHS aborts where the program ends under it.
+        It runs in a process of its own, which is ended with this work.
         """
-        outcome = _start(work)
-        while not outcome.done.wait(GLANCE):
-            if self.over():
-                return None
-        return outcome.result()
+        with TemporaryFile() as read, TemporaryFile() as written:
+            read.write(given)
+            read.seek(0)
+            child = subprocess.Popen(
+                [sys.executable, "-P", str(script)],
+                stdin=read,
+                stdout=written,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                start_new_session=True,  # Ctrl-C is for this process, which may go on
+            )
+            try:
+                while child.poll() is None and not self.over():
+                    with suppress(subprocess.TimeoutExpired):
+                        child.wait(GLANCE)
+                written.seek(0)
+                return written.read() if child.returncode == 0 else None
+            finally:
+                child.kill()
+                child.wait()
 
 
 class _Outcome(Generic[Result]):
