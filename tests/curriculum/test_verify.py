@@ -53,6 +53,15 @@ WRONG = [
     (7, "(solve (= x x) x)", "4"),
     (7, "(solve (= x 2) x)", "(/ 4 2)"),
     (7, "(solve (= x 2) x)", "y"),
+    # What the second route does not read, it does not confirm.
+    (2, "(+ 1 2 3)", "3"),
+    (2, "(- 3)", "-3"),
+    (2, "(+ (sqrt 4) 1)", "3"),
+    (3, "(subst (+ x y) x 5)", "5"),
+    (3, "(^ 4 (/ 1 2))", "2"),
+    (6, "(integrate (* y x) x 0 2)", "2"),
+    (7, "(solve (= x y) x)", "2"),
+    (7, "(solve (= (sin x) 0) x)", "0"),
 ]
 
 

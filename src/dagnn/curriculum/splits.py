@@ -55,13 +55,20 @@ def has_held_out_part(expr: Expr) -> bool:
 
 def canonical_text(expr: Expr) -> str:
     """The text that is hashed: operands of ``+ * =`` sorted, ``(approx E)`` as E."""
-    # _visit gives it too, at twice the time; every draw of a held-out split asks for it, and 9 of 10 are dropped.
+    # _visit gives it too, at three times the time; every draw of a held-out split asks for it, and 9 of 10 are dropped.
     if not isinstance(expr, tuple):
         return str(expr)
+    if len(expr) == 3:  # nearly all: half the time of a list that is sorted and joined
+        head, first, second = expr
+        first = canonical_text(first) if isinstance(first, tuple) else str(first)
+        second = canonical_text(second) if isinstance(second, tuple) else str(second)
+        if second < first and head in _COMMUTATIVE:
+            return f"({head} {second} {first})"
+        return f"({head} {first} {second})"
     head = expr[0]
     if head == "approx":
         return canonical_text(expr[1])
-    texts = [canonical_text(operand) if isinstance(operand, tuple) else str(operand) for operand in expr[1:]]
+    texts = [canonical_text(operand) for operand in expr[1:]]
     if head in _COMMUTATIVE:
         texts.sort()
     return f"({head} {' '.join(texts)})"

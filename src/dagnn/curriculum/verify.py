@@ -3,7 +3,7 @@
 =====  ===========================================  ==================================================
 level  the answer comes from                        it is confirmed by
 =====  ===========================================  ==================================================
-1-3    rational arithmetic                          arithmetic modulo the prime 2^61 - 1
+1-3    rational arithmetic in Python                rational arithmetic in FLINT
 4      floating point, far from every edge          interval arithmetic, which proves the digits
 5      symbolic differentiation                     central differences at complex points; where doubles
                                                     cannot tell, in intervals at real points
@@ -15,17 +15,13 @@ level  the answer comes from                        it is confirmed by
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from math import gcd
 
-from flint import arb, ctx
+from flint import arb, ctx, fmpq
 
-from dagnn.curriculum.exact.evaluate import evaluate
 from dagnn.curriculum.exact.numeric import complex_value
 from dagnn.curriculum.exact.precise import Undecided, approximate_once, enclosure
-from dagnn.curriculum.expression import Expr, number_of
+from dagnn.curriculum.expression import Expr, from_fraction, number_of
 from dagnn.errors import ExpressionError
-
-PRIME = (1 << 61) - 1
 
 # Off the real axis, where log and sqrt have no edge; on both sides of the imaginary one, where a power may vanish.
 _POINTS = (0.83 + 0.21j, 1.37 - 0.29j, -0.71 + 0.33j, 2.3 + 0.4j, 0.31 - 0.17j, -1.9 - 0.6j)
@@ -44,37 +40,41 @@ def confirmed(level: int, expr: Expr, answer: Expr) -> bool:
     """Does the second route give the same answer? False also where it cannot tell."""
     try:
         return _ROUTES[level](expr, answer)
-    except (ArithmeticError, ValueError):
+    except (ArithmeticError, LookupError, ValueError):
         return False
 
 
 def _confirm_rational(expr: Expr, answer: Expr) -> bool:
-    value = number_of(answer)
-    if value is None or not _is_reduced(answer):
-        return False
-    return (_modular(expr, {}) * value.denominator - value.numerator) % PRIME == 0
+    return bool(_value(expr, {}) == _number(answer))
 
 
-def _modular(expr: Expr, values: Mapping[str, int]) -> int:
-    """The value modulo the prime. Wrong with a chance of 1e-18 per sample; ValueError for a division by zero."""
+def _value(expr: Expr, values: Mapping[str, fmpq]) -> fmpq:
+    """The exact value of ``+ - * /``, whole powers and ``subst``, two operands each.
+
+    ValueError or LookupError for anything else, ZeroDivisionError where there is no value.
+    """
     if isinstance(expr, int):
-        return expr
+        return fmpq(expr)
     if isinstance(expr, str):
         return values[expr]
     head = expr[0]
     if head == "subst":
-        return _modular(expr[1], {**values, expr[2]: _modular(expr[3], values)})
-    a, b = _modular(expr[1], values), _modular(expr[2], values)
+        return _value(expr[1], {**values, expr[2]: _value(expr[3], values)})
+    _, first, second = expr
+    a = _value(first, values)
+    if head == "^" and isinstance(second, int):
+        power: fmpq = a**second
+        return power
+    b = _value(second, values)
     if head == "+":
-        return (a + b) % PRIME
+        return a + b
     if head == "-":
-        return (a - b) % PRIME
+        return a - b
     if head == "*":
-        return a * b % PRIME
+        return a * b
     if head == "/":
-        return a * pow(b, -1, PRIME) % PRIME
-    assert head == "^" and isinstance(expr[2], int)
-    return pow(a, b, PRIME)
+        return a / b
+    raise ValueError(f"{head} has no rational value here.")
 
 
 def _confirm_digits(expr: Expr, answer: Expr) -> bool:
@@ -92,9 +92,10 @@ def _confirm_integral(expr: Expr, answer: Expr) -> bool:
         return _is_slope(answer, expr[1], expr[2])
     _, integrand, symbol, lower, upper = expr
     # Boole's rule integrates polynomials up to degree 5 exactly, and asks for nothing but values.
-    width = Fraction(upper - lower)
-    at = [evaluate(integrand, {symbol: lower + width * i / 4}) for i in range(5)]
-    return width / 90 * (7 * at[0] + 32 * at[1] + 12 * at[2] + 32 * at[3] + 7 * at[4]) == number_of(answer)
+    width = fmpq(upper - lower)
+    at = [_value(integrand, {symbol: lower + width * i / 4}) for i in range(5)]
+    area = width / 90 * (7 * at[0] + 32 * at[1] + 12 * at[2] + 32 * at[3] + 7 * at[4])
+    return bool(area == _number(answer))
 
 
 def _is_slope(whole: Expr, slope: Expr, symbol: str) -> bool:
@@ -149,15 +150,12 @@ def _confirm_roots(expr: Expr, answer: Expr) -> bool:
     assert isinstance(expr, tuple)
     (_, left, right), symbol = expr[1], expr[2]
     roots = answer[1:] if isinstance(answer, tuple) and answer[0] == "roots" else (answer,)
-    values = [number_of(root) for root in roots]
-    if any(value is None or not _is_reduced(root) for root, value in zip(roots, values, strict=True)):
-        return False
+    known = [value for value in map(_number, roots) if value is not None]
 
-    def gap(x: Fraction) -> Fraction:
-        return evaluate(left, {symbol: x}) - evaluate(right, {symbol: x})
+    def gap(x: fmpq) -> fmpq:
+        return _value(left, {symbol: x}) - _value(right, {symbol: x})
 
-    known = [value for value in values if value is not None]
-    if known != sorted(set(known)) or any(gap(root) for root in known):
+    if len(known) < len(roots) or known != sorted(set(known)) or any(gap(root) != 0 for root in known):
         return False
     # Two roots are all that a quadratic has. With one root r, gap = c (x - r) or c (x - r)^2: three values tell.
     r = known[0]
@@ -169,8 +167,12 @@ def _confirm_roots(expr: Expr, answer: Expr) -> bool:
     return one != 0 and ((two, three) == (2 * one, 3 * one) or (two, three) == (4 * one, 9 * one))
 
 
-def _is_reduced(answer: Expr) -> bool:
-    return isinstance(answer, int) or (isinstance(answer, tuple) and answer[2] > 1 and gcd(answer[1], answer[2]) == 1)
+def _number(answer: Expr) -> fmpq | None:
+    """What an answer writes; None unless it is a number in its one spelling."""
+    value = number_of(answer)
+    if value is None or from_fraction(value) != answer:
+        return None
+    return fmpq(value.numerator, value.denominator)
 
 
 _ROUTES: Mapping[int, Callable[[Expr, Expr], bool]] = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from dagnn.curriculum.draw.draws import OFF_LEVEL, UNDEFINED, Draws, Dropped, Preset
-from dagnn.curriculum.expression import FUNCTIONS, Expr, symbols_of, walk
+from dagnn.curriculum.expression import FUNCTIONS, Expr, walk
 
 OPERATORS = ("+", "-", "*", "/")
 _SYMBOLS = ("x", "y", "z")
@@ -34,12 +34,17 @@ def draw_level_3(draws: Draws, preset: Preset, depth: int | None) -> tuple[Expr,
     """One to three symbols, bound by nested ``subst``, in ``+ - * / ^``."""
     symbols = _SYMBOLS[: draws.choice((1, 1, 2, 3))]
     depth = depth or draws.choice(preset.depths[3])
+    drawn: set[str] = set()  # every leaf that is drawn stands in the expression
 
     def leaf() -> Expr:
-        return draws.choice(symbols) if draws.chance(0.55) else draws.within(preset.leaf_limit)
+        if not draws.chance(0.55):
+            return draws.within(preset.leaf_limit)
+        symbol = draws.choice(symbols)
+        drawn.add(symbol)
+        return symbol
 
     expr = with_depth(draws, depth, (*OPERATORS, "^"), leaf)
-    if len(symbols_of(expr)) < len(symbols):
+    if len(drawn) < len(symbols):
         raise Dropped(OFF_LEVEL)
     for symbol in symbols:
         expr = ("subst", expr, symbol, draws.within(preset.leaf_limit))
