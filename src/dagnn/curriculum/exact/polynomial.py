@@ -26,7 +26,7 @@ def polynomial_of(expr: Expr, symbol: str) -> Polynomial | None:
         return None
     if len(denominator) != 1:
         return None
-    return [coefficient / denominator[0] for coefficient in numerator]
+    return numerator if denominator[0] == 1 else [coefficient / denominator[0] for coefficient in numerator]
 
 
 def rational_function_of(expr: Expr, symbol: str) -> tuple[Polynomial, Polynomial]:
@@ -91,8 +91,10 @@ def times(a: Polynomial, b: Polynomial) -> Polynomial:
     if len(a) + len(b) > MAX_DEGREE + 2:
         raise ExpressionError(f"a polynomial of degree above {MAX_DEGREE}.")
     product = [Fraction(0)] * (len(a) + len(b) - 1 if a and b else 0)
+    # Most factors are single terms: what is 0 there is not multiplied.
+    terms = [(j, q) for j, q in enumerate(b) if q]
     for i, p in enumerate(a):
-        for j, q in enumerate(b):
+        for j, q in terms if p else ():
             product[i + j] += p * q
     for coefficient in product:
         checked_size(coefficient, "a coefficient")

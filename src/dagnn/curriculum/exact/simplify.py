@@ -286,7 +286,9 @@ _fraction = lru_cache(maxsize=4096)(Fraction)
 def _fold(value: Fraction | int) -> Expr:
     if isinstance(value, int):
         return _checked(value)
-    return from_fraction(checked_size(value, from_fraction(value)))
+    folded = from_fraction(value)
+    checked_size(value, folded)
+    return folded
 
 
 def _checked(value: int) -> int:
