@@ -111,6 +111,44 @@ def test_the_second_batch_of_the_same_dags_asks_for_nothing_again(monkeypatch):
     assert DagBatch.from_dags(graphs[::-1]).to_dags() == first.to_dags()[::-1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.int32, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_attributes_of_every_kind_are_joined(dtype, shape):
+    def graph(num_nodes, value, order):
+        attributes = {
+            "x": torch.full((num_nodes, *shape), value).to(dtype),
+            "y": (value,) * num_nodes,
+            "z": torch.arange(2.0 * num_nodes).reshape(2, num_nodes).T + value,
+        }
+        return Dag([], num_nodes, node_attributes={name: attributes[name] for name in order})
+
+    for sizes in ([2, 0, 3], [0, 2], [0]):
+        graphs = [graph(n, i % 2, "zyx" if i else "xyz") for i, n in enumerate(sizes)]
+        batch = DagBatch.from_dags(graphs)
+        assert list(batch.node_attributes) == list("xyz")
+        for name in "xz":
+            expected = torch.cat([dag.node_attributes[name] for dag in graphs])
+            assert batch.node_attributes[name].dtype == expected.dtype
+            assert torch.equal(batch.node_attributes[name], expected)
+            batch.node_attributes[name].zero_()  # memory of its own, which may be written to
+        assert list(DagBatch.from_dags(graphs)) == graphs
+
+
+def test_attributes_in_any_order_are_joined_by_name(monkeypatch):
+    monkeypatch.setattr(joining, "_known_kinds", [])
+    monkeypatch.setattr(joining, "_MAX_KNOWN", 0)  # as in a program with very many kinds of graphs
+    a, b = torch.tensor([1, 2]), torch.tensor([3, 4])
+    graphs = [
+        Dag([(0, 1)], node_attributes={"a": a, "b": b}),
+        Dag([(0, 1)], node_attributes={"b": b, "a": a}),
+    ]
+    batch = DagBatch.from_dags(graphs)
+    assert {name: values.tolist() for name, values in batch.node_attributes.items()} == {
+        "a": [1, 2, 1, 2],
+        "b": [3, 4, 3, 4],
+    }
+
+
 def test_names_may_repeat_across_graphs():
     graphs = [Dag([("a", "b")]), Dag([("b", "c"), ("a", "c")])]
     batch = DagBatch.from_dags(graphs)

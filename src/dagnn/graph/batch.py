@@ -106,12 +106,12 @@ class DagBatch:
         parts = parts_of(given)
         check_alike(given, parts)
         joined = join(parts)
-        named = any(part.named and part.counts[0] for part in parts)
+        named = any(part.named for part in parts)
         return cls(
             **joined,
-            names=tuple(chain.from_iterable(dag.names or () for dag in given)) if named else None,
-            node_attributes=join_attributes("node", given, parts),
-            edge_attributes=join_attributes("edge", given, parts),
+            names=(tuple(chain.from_iterable(dag.names or () for dag in given)) or None) if named else None,
+            node_attributes=join_attributes("node", given, parts, len(joined["levels"])),
+            edge_attributes=join_attributes("edge", given, parts, len(joined["edges"])),
         )
 
     @classmethod
