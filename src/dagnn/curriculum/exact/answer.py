@@ -126,9 +126,11 @@ def _function(expr: Expr, whole: Expr) -> Expr:
 
 
 def _simplified(expr: Expr) -> Expr:
-    """Canonical; refused before a part without a value is cancelled."""
+    """Canonical; refused before a part without a value is cancelled, and where cancelling leaves one."""
     refuse_undefined(expr)
-    return simplify(expr)
+    result = simplify(expr)
+    refuse_undefined(result)
+    return result
 
 
 def _one_value(expr: Expr, whole: Expr) -> Expr:
