@@ -296,3 +296,12 @@ def test_a_batch_is_indexed_by_numbers_of_any_type():
     for far in (2, -3, 2**70):
         with pytest.raises(IndexError, match=f"graph {far} is out of range: the batch has 2 graphs"):
             batch[far]
+
+
+def test_sizes_of_a_split_are_whole_numbers():
+    batch = DagBatch.from_dags([Dag([(0, 1)])] * 4)
+    assert [len(part) for part in batch.split(np.int64(3))] == [3, 1]
+    assert [len(part) for part in batch.split(torch.tensor([1, 3]))] == [1, 3]
+    for sizes in (2.5, "ab", None, [1.5, 2.5]):
+        with pytest.raises(DtypeError, match="sizes must be a whole number"):
+            batch.split(sizes)

@@ -202,3 +202,20 @@ def test_a_ptr_that_does_not_share_out_the_nodes(ptr):
     batch.ptr = torch.tensor(ptr)
     with pytest.raises(GraphError, match="ptr must be int64 and go from 0 to the 6 nodes"):
         DagBatch.from_pyg(batch)
+
+
+@pytest.mark.fault("graphs_and_networks", 10)
+def test_texts_on_edges_come_back_from_a_batch():
+    dags = [
+        Dag([(0, 1), (1, 2)], edge_attributes={"label": ["p", "q"]}),
+        Dag([(0, 2), (1, 2)], edge_attributes={"label": ["r", "s"]}),
+        Dag([], 2, edge_attributes={"label": []}),
+    ]
+    assert list(DagBatch.from_pyg(DagBatch.from_dags(dags).to_pyg())) == dags
+
+
+def test_names_may_be_a_tensor():
+    geometric = pytest.importorskip("torch_geometric.data")
+    data = geometric.Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, names=torch.tensor([7, 5]))
+    assert Dag.from_pyg(data).names == (7, 5)
+    assert [dag.names for dag in DagBatch.from_pyg(geometric.Batch.from_data_list([data, data]))] == [(7, 5), (7, 5)]

@@ -1,5 +1,6 @@
 """`DagSweep`: level by level equals node by node, alone equals inside a batch, and any cell will do."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -222,3 +223,11 @@ def test_bad_calls():
         sweep(torch.randn(2, D).double(), graph)
     with pytest.raises(GraphError, match="graph must be a Dag or a DagBatch, got Tensor"):
         sweep(torch.randn(2, D), torch.tensor([[0, 1]]))
+
+
+@pytest.mark.fault("graphs_and_networks", 20, 24)
+@pytest.mark.parametrize("x", [np.zeros((2, 3)), None, torch.zeros(2, 3).to_sparse()])
+def test_features_are_a_dense_tensor(x):
+    sweep, dag = DagSweep(GRUCell(3, 4)), Dag([(0, 1)])
+    with pytest.raises(DtypeError, match="x must be (a tensor|dense), got a"):
+        sweep(x, dag)

@@ -229,7 +229,13 @@ class DagBatch:
 
         Raises:
             GraphError: sizes that are not positive, or that do not add up to ``len(batch)``.
+            DtypeError: sizes that are no whole numbers.
         """
+        try:
+            sizes = index(sizes) if isinstance(sizes, SupportsIndex) and not hasattr(sizes, "__len__") else sizes
+            sizes = sizes if isinstance(sizes, int) else list(map(index, sizes))
+        except TypeError:
+            raise DtypeError(f"sizes must be a whole number of graphs, or a list of them, got {sizes!r}.") from None
         if isinstance(sizes, int):
             if sizes < 1:
                 raise GraphError(f"sizes must be at least 1 graph per batch, got {sizes}.")

@@ -90,13 +90,16 @@ class _Entries:
         self.shifts: Mapping[str, Any] = getattr(data, "_inc_dict", None) or {}
         entries: dict[str, Any] = data.to_dict()
         followed = {name for name in entries if name.endswith("_batch") and f"{name[:-5]}ptr" in entries}
+        into: Any = self.slices.get("edge_index")
+        edges = into.diff().tolist() if isinstance(into, Tensor) else None
         self.own = {name: value for name, value in entries.items() if name in _OWN_KEYS}
         self.others = {
-            name: self._unshifted(name, self._joined(value))
+            name: self._unshifted(name, self._joined(value, edges if name.startswith("edge_") else self.sizes))
             for name, value in entries.items()
             if name not in _OWN_KEYS and name not in followed
         }
-        names = self._joined(self.own.get("names"))
+        names = self._joined(self.own.get("names"), self.sizes)
+        names = names.tolist() if isinstance(names, Tensor) else names
         self.names = names if isinstance(names, list | tuple | np.ndarray) else None
 
     def has_one_per_node(self, name: str) -> bool:
@@ -110,11 +113,18 @@ class _Entries:
         is_sliced = isinstance(slices, Tensor) and len(slices) == len(self.sizes) + 1
         return self._dim(name, value) == 0 and (not is_sliced or slices.diff().tolist() == self.sizes)
 
-    def _joined(self, value: Any) -> Any:
-        """A batch holds a list of every graph's, where a graph holds a list with one for each node, or an array."""
+    def _joined(self, value: Any, sizes: list[int] | None) -> Any:
+        """A batch holds a list of every graph's, where a graph holds a list with one for each node, or an array.
+
+        Args:
+            sizes: how many nodes, or edges, each graph has.
+        """
+        if hasattr(value, "to_numpy"):  # a column of pandas
+            value = value.to_numpy()
         if not self.is_batch or not isinstance(value, list | tuple):
             return value
-        if [len(part) if isinstance(part, list | tuple | np.ndarray) else None for part in value] != self.sizes:
+        value = [part.to_numpy() if hasattr(part, "to_numpy") else part for part in value]
+        if [len(part) if isinstance(part, list | tuple | np.ndarray) else None for part in value] != sizes:
             return None
         if all(isinstance(part, np.ndarray) for part in value):
             return np.concatenate(value)

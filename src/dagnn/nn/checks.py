@@ -27,13 +27,22 @@ def check_dag(dag: object) -> None:
         )
 
 
+def check_tensor(argument: str, x: object) -> None:
+    """Raise DtypeError unless ``x`` is a dense tensor."""
+    if not isinstance(x, Tensor):
+        raise DtypeError(f"{argument} must be a tensor, got a {type(x).__name__}: convert it with torch.as_tensor.")
+    if x.layout is not torch.strided:
+        raise DtypeError(f"{argument} must be dense, got a tensor with the layout {x.layout}: use x.to_dense().")
+
+
 def check_rows(argument: str, x: Tensor, rows: int, width: int, like: torch.dtype) -> None:
     """Raise unless ``x`` is ``[rows, width]`` and of the dtype ``like``.
 
     Raises:
-        DtypeError: another dtype. (Under autocast any floating dtype passes.)
+        DtypeError: another dtype (under autocast any floating dtype passes), or no dense tensor.
         GraphError: another shape.
     """
+    check_tensor(argument, x)
     if x.dtype != like and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
         raise DtypeError(
             f"{argument} must be {like}, the dtype of the parameters, got {x.dtype}: "

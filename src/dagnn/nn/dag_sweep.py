@@ -18,7 +18,7 @@ from dagnn.kernels.graph_plans import (
 )
 from dagnn.nn.cells import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 from dagnn.nn.cells.operators import check_operators
-from dagnn.nn.checks import check_rows
+from dagnn.nn.checks import check_rows, check_tensor
 from dagnn.nn.learnable import LearnableModule
 
 _OURS = (TreeLSTMCell, ChildSumTreeLSTMCell, GRUCell, AttentionCell)
@@ -82,6 +82,7 @@ class DagSweep(LearnableModule):
                 cell raises.
         """
         check_graph(graph)
+        check_tensor("x", x)
         if rows is not None:
             _check_rows_of_table(rows, graph, len(x) if x.dim() else 0)
         cells: dict[Literal["up", "down"], kernels.Cell] = {}
