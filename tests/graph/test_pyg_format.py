@@ -215,7 +215,6 @@ def test_texts_on_edges_come_back_from_a_batch():
 
 
 def test_names_may_be_a_tensor():
-    geometric = pytest.importorskip("torch_geometric.data")
     data = geometric.Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, names=torch.tensor([7, 5]))
     assert Dag.from_pyg(data).names == (7, 5)
     assert [dag.names for dag in DagBatch.from_pyg(geometric.Batch.from_data_list([data, data]))] == [(7, 5), (7, 5)]

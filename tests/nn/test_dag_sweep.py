@@ -229,5 +229,5 @@ def test_bad_calls():
 @pytest.mark.parametrize("x", [np.zeros((2, 3)), None, torch.zeros(2, 3).to_sparse()])
 def test_features_are_a_dense_tensor(x):
     sweep, dag = DagSweep(GRUCell(3, 4)), Dag([(0, 1)])
-    with pytest.raises(DtypeError, match="x must be (a tensor|dense), got a"):
+    with pytest.raises(DtypeError, match=r"x must be (a tensor|dense), got a"):
         sweep(x, dag)
