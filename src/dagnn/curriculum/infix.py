@@ -11,7 +11,8 @@
 ``subst(E, x, 2)``             E at x = 2
 =============================  ========================================================================
 
-A name of several letters is one symbol: ``xy`` is not ``x*y``. What can be read in two ways is refused.
+A name of several letters is one symbol: ``xy`` is not ``x*y``. What can be read in two ways is refused,
+``sinx``, ``dy/dx`` and ``d/dx xy`` too.
 """
 
 import re

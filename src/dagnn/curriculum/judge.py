@@ -45,6 +45,8 @@ def judge(level: int, expression: Expr, answer: object) -> Verdict:
     7      the same set of roots, in any order, each in its one spelling
     =====  ========================================================================================
 
+    A derivative or an antiderivative with a part that has no real value is wrong, ``(* 0 (log -1))`` for 0 too.
+
     Args:
         level: 1 to 7.
         expression: the input, as ``Sample.input``.
