@@ -76,3 +76,21 @@ def test_masked_names_are_refused(names):
         Dag(np.array([[0, 1]]), names=names)
     with pytest.raises(GraphError, match="inputs has masked entries"):
         Dag([("p", "q"), ("q", 1), (1, 2)], inputs=names)
+
+
+class Column(list):
+    """A column of pandas, as far as labels go."""
+
+    def __init__(self, values, index) -> None:
+        super().__init__(values)
+        self.index = index
+
+    def to_numpy(self):
+        return np.array(list(self))
+
+
+def test_a_column_labelled_by_name_in_another_order_is_refused():
+    for values in ([1, 2], Column([1, 2], ["a", "b"]), Column([1, 2], ["p", "q"]), Column([1, 2], range(2))):
+        assert Dag([("a", "b")], node_attributes={"v": values}).node_attributes["v"] == (1, 2)
+    with pytest.raises(GraphError, match=r"node_attributes\['v'\] is labelled with the names of the nodes, but"):
+        Dag([("a", "b")], node_attributes={"v": Column([1, 2], ["b", "a"])})

@@ -1,6 +1,6 @@
 """Attributes: what nodes and edges carry, a tensor or a tuple with one entry for each."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -17,13 +17,16 @@ Attributes: TypeAlias = Mapping[str, Attribute]
 NO_ATTRIBUTES: Attributes = MappingProxyType({})
 
 
-def checked_attributes(given: Mapping[str, Any] | None, count: int, of: str) -> dict[str, Attribute]:
+def checked_attributes(
+    given: Mapping[str, Any] | None, count: int, of: str, names: tuple[Hashable, ...] | None = None
+) -> dict[str, Attribute]:
     """Copies of the attributes: a tensor or array becomes a CPU tensor, any other iterable a tuple.
 
     Args:
         given: name -> one value per node or edge (a tensor: ``[count, ...]``), or None for no attributes.
         count: how many nodes or edges there are.
         of: "node" or "edge", for the messages.
+        names: of the nodes, if they have any: a column with these labels must have them in this order.
     """
     if given is None:
         return {}
@@ -34,6 +37,8 @@ def checked_attributes(given: Mapping[str, Any] | None, count: int, of: str) -> 
         if not isinstance(name, str):
             raise DtypeError(f"{of}_attributes: an attribute is named by a str, got {name!r}.")
         attributes[name] = _checked(values, f"{of}_attributes[{name!r}]")
+        if names is not None:
+            _check_labels(values, names, f"{of}_attributes[{name!r}]")
         if of == "edge" and name == "position":
             attributes[name] = _positions(attributes[name])
         length = len(attributes[name]) if not isinstance(values, Tensor | np.ndarray) or values.ndim else None
@@ -141,6 +146,19 @@ def _checked(values: Any, where: str) -> Attribute:
         raise DtypeError(f"{where} must be a tensor or a list, got {values!r}.")
     items = tuple(values)
     return tuple(map(plain, items)) if any(issubclass(kind, np.generic) for kind in set(map(type, items))) else items
+
+
+def _check_labels(values: Any, names: tuple[Hashable, ...], where: str) -> None:
+    """GraphError for a column of pandas whose labels are the names of the nodes in another order."""
+    labels = getattr(values, "index", None)
+    if not hasattr(values, "to_numpy") or labels is None or hasattr(labels, "step"):  # 0, 1, 2, ... are no labels
+        return
+    listed = list(labels)
+    if listed != list(names) and set(listed) == set(names):
+        raise GraphError(
+            f"{where} is labelled with the names of the nodes, but in another order: give values.loc[list(names)], "
+            "or values.to_numpy() if its labels mean nothing."
+        )
 
 
 def _form(tensor: Tensor) -> str:

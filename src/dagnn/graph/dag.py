@@ -109,7 +109,7 @@ class Dag(Content):
             nodes,
             None if inputs is None else nodes.indices_of(inputs, "inputs"),
             None if outputs is None else nodes.indices_of(outputs, "outputs"),
-            checked_attributes(node_attributes, count, "node"),
+            checked_attributes(node_attributes, count, "node", nodes.names),
             carried,
         )
         vars(self)["csr_by_source"] = by_source  # the levels needed it
