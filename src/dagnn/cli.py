@@ -238,7 +238,7 @@ def _report(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Info:
-    """Describes a run or a checkpoint: step, level, and parameters by module."""
+    """Describes a run or a checkpoint: step, level, parameters by module, and the vectors that compute here."""
 
     path: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
     """run directory, or one of its checkpoints"""
@@ -246,9 +246,9 @@ class Info:
 
 def _info(arguments: Sequence[str]) -> int:
     given = _parsed(Info, "info", arguments)
-    from dagnn.training.info import info
+    from dagnn.training.info import info, vector_widths
 
-    print(info(given.path))
+    print(info(given.path), "", *vector_widths(), sep="\n")
     return 0
 
 

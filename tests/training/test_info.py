@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from dagnn.errors import CheckpointError, RunError
+from dagnn.kernels.native_code import Target
 from dagnn.training.checkpoint import Checkpoint, read_checkpoint
 from dagnn.training.checkpoint_store import CheckpointStore
 from dagnn.training.config import TrainingConfig
-from dagnn.training.info import info, parameters_by_module
+from dagnn.training.info import info, parameters_by_module, vector_widths
 from dagnn.training.promotion import LevelPromotion
 from dagnn.training.run_directory import RunDirectory
 from dagnn.training.tensor_state import model_tensors, optimizer_state
@@ -53,6 +54,27 @@ def test_run_is_described_by_its_newest_checkpoint(run):
         "  body.0                        16",
         "  body.1                         8",
     ]
+
+
+def test_widths_of_vectors_are_a_line_each(monkeypatch):
+    monkeypatch.setattr("dagnn.training.info.host_target", lambda: Target("", "", vector_bytes=32, fma=True))
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "AVX2")
+    monkeypatch.setenv("DAGNN_VECTOR_BYTES", "32")
+    assert vector_widths() == [
+        "vectors of our kernels: 32 bytes (DAGNN_VECTOR_BYTES=32)",
+        f"PyTorch's CPU capability: {torch.backends.cpu.get_cpu_capability()}",
+        "MKL's instructions: AVX2",
+    ]
+
+    monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS")
+    monkeypatch.delenv("DAGNN_VECTOR_BYTES")
+    kernels, _, mkl = vector_widths()
+    assert kernels == "vectors of our kernels: 32 bytes"
+    assert mkl == "MKL's instructions: the processor's best (MKL_ENABLE_INSTRUCTIONS is not set)"
+
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    assert vector_widths()[2] == "MKL's instructions: none in this PyTorch"
 
 
 def test_one_checkpoint_is_described(run):

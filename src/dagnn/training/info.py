@@ -1,9 +1,13 @@
-"""What a run or a checkpoint is: its step, level and score, and its parameters by module."""
+"""What a run or a checkpoint is: its step, level and score, its parameters by module; and the machine at hand."""
 
+import os
 from collections import Counter
 from pathlib import Path
 
+import torch
+
 from dagnn.errors import CheckpointError
+from dagnn.kernels.native_code import host_target
 from dagnn.training.checkpoint import Checkpoint
 from dagnn.training.checkpoint_store import CheckpointStore
 from dagnn.training.resume import find_run
@@ -48,6 +52,25 @@ def info(path: str | Path) -> str:
     lines += ["", f"{sum(counts.values()):,} parameters"]
     lines += [f"  {module.ljust(width)}  {count:>12,}" for module, count in counts.items()]
     return "\n".join(map(printable, lines))
+
+
+def vector_widths() -> list[str]:
+    """How wide the vectors are that compute here, a line each for our kernels, PyTorch and MKL.
+
+    Results differ by rounding from width to width: where two machines disagree in the last digits, look here first.
+
+    Raises:
+        ConfigError: ``DAGNN_VECTOR_BYTES`` is none of 16, 32 and 64.
+    """
+    kernels = f"vectors of our kernels: {host_target().vector_bytes} bytes"
+    if limit := os.environ.get("DAGNN_VECTOR_BYTES"):
+        kernels += f" (DAGNN_VECTOR_BYTES={limit})"
+    mkl = "none in this PyTorch"
+    if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        # MKL tells no program what it has chosen.
+        mkl = os.environ.get("MKL_ENABLE_INSTRUCTIONS") or "the processor's best (MKL_ENABLE_INSTRUCTIONS is not set)"
+    pytorch = torch.backends.cpu.get_cpu_capability()
+    return [kernels, f"PyTorch's CPU capability: {pytorch}", f"MKL's instructions: {mkl}"]
 
 
 def parameters_by_module(checkpoint: Checkpoint) -> dict[str, int]:
