@@ -5,10 +5,12 @@ that each item draws for itself would make two ways to cut a batch differ withou
 (a constant of the user's) is noted, and sets the tolerance.
 """
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,12 +36,14 @@ class Arithmetic(TorchDispatchMode):
     Attributes:
         narrowest: of all floating-point tensors that went into or came out of an operation.
         avoided: the narrower dtypes that were asked for and not given.
+        draws: random numbers were drawn, from whatever generator.
     """
 
     def __init__(self, *, wide: bool, still: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._wide, self._still = wide, still
         self.avoided: set[torch.dtype] = set()
+        self.draws = False
         self._seen: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,10 +54,9 @@ class Arithmetic(TorchDispatchMode):
             kwargs = kwargs | {"dtype": WIDE[kwargs["dtype"]]}
         if func is _TO_NUMBER and not isinstance(args[0], Tensor):
             return args[0]  # a number that autograd kept: it reaches a mode as what it is
-        if self._still and _DRAWS in func.tags:
-            result = _same_for_each_item(func, args, kwargs)
-        else:
-            result = func(*args, **kwargs)
+        draws = (self._still or not self.draws) and _DRAWS in func.tags
+        self.draws |= draws
+        result = _same_for_each_item(func, args, kwargs) if self._still and draws else func(*args, **kwargs)
         self._look_at((*args, result))
         return result
 
@@ -83,6 +86,12 @@ def seed_torch(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
+def seed_python(seed: int) -> None:
+    """Seed the global generators of Python and NumPy, which users' code draws from."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+
+
 def widened(tensor: Tensor) -> Tensor:
     """``tensor`` in float64 or complex128, dense; integers as they are."""
     tensor = tensor.detach()
@@ -91,38 +100,65 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.to(WIDE.get(tensor.dtype, tensor.dtype))
 
 
+# What is drawn depends on tensors, row by row.
+_BY_ROWS = {"normal", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise", "multinomial"}
+
+
 def _same_for_each_item(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call an operation that draws random numbers, so that they do not depend on how many items there are."""
-    name = func._schema.name
+    name = func._schema.name.removeprefix("aten::")
     kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
     state = torch.get_rng_state()
     seed_torch(0)
     try:
-        if name == "aten::native_dropout":
+        if name == "native_dropout":
             values, p = args[0], float(args[1])
             mask = _repeated(lambda row: row.uniform_(), values, torch.float64) >= p
             return values * mask / (1 - p), mask
-        if name in ("aten::bernoulli", "aten::bernoulli_") and (chance := _probabilities(func, args)) is not None:
+        if name in ("bernoulli", "bernoulli_") and (chance := _probabilities(func, args)) is not None:
             drawn = _repeated(lambda row: row.uniform_(), args[0], torch.float64) < chance
             return args[0].copy_(drawn) if name.endswith("_") else drawn.to(args[0].dtype)
         if name.endswith("_") and args[0].ndim:
-            row = torch.empty_like(args[0][:1])
-            return args[0].copy_(func(row, *args[1:], **kwargs).expand_as(args[0])) if len(args[0]) else args[0]
+            return args[0].copy_(_repeated(lambda row: func(row, *args[1:], **kwargs), args[0], args[0].dtype))
         if name.endswith("_like") and args[0].ndim and len(args[0]):
-            return func(args[0][:1], *args[1:], **kwargs).expand_as(args[0]).clone()
+            row = torch.empty_like(args[0][:1]).expand(_row(args[0].shape))
+            return func(row, *args[1:], **kwargs).expand_as(args[0]).clone()
+        if name in _BY_ROWS and any(isinstance(a, Tensor) and a.ndim > (name == "multinomial") for a in args):
+            return _by_rows(func, args, kwargs)
         where = next((i for i, a in enumerate(args) if isinstance(a, (list, tuple)) and a), None)
-        if name in ("aten::rand", "aten::randn", "aten::randint") and where is not None and args[where][0]:
+        if name in ("rand", "randn", "randint", "normal") and where is not None and args[where][0]:
             size = list(args[where])
-            row = getattr(torch.ops.aten, name[6:])(*args[:where], [1, *size[1:]], *args[where + 1 :], **kwargs)
+            row = getattr(torch.ops.aten, name)(*args[:where], _row(size), *args[where + 1 :], **kwargs)
             return row.expand(size).clone()
         return func(*args, **kwargs)
     finally:
         torch.set_rng_state(state)
 
 
+def _row(shape: Sequence[int]) -> list[int]:
+    """The shape of what is drawn once, and repeated: items are along the first dimension.
+
+    Of three dimensions, they are along the second where the first is time: a recurrent network, or a transformer with
+    ``batch_first=False``. So numbers are repeated along both.
+    """
+    if len(shape) == 3 and shape[2] > 1:
+        return [1, 1, shape[2]]
+    return [1, *shape[1:]] if len(shape) else []
+
+
 def _repeated(draw: Callable[[Tensor], Tensor], like: Tensor, dtype: torch.dtype) -> Tensor:
-    shape = [1, *like.shape[1:]] if like.ndim else []
-    return draw(torch.empty(shape, dtype=dtype, device=like.device)).expand(like.shape)
+    return draw(torch.empty(_row(like.shape), dtype=dtype, device=like.device)).expand(like.shape)
+
+
+def _by_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """The results of ``func`` for each row of its tensors, every time from the same seed."""
+    length = next(len(a) for a in args if isinstance(a, Tensor) and a.ndim)
+    rows = []
+    for i in range(length):
+        seed_torch(0)
+        row = [a[i : i + 1] if isinstance(a, Tensor) and a.ndim and len(a) == length else a for a in args]
+        rows.append(func(*row, **kwargs))
+    return torch.cat(rows) if rows else func(*args, **kwargs)
 
 
 def _probabilities(func: Any, args: Sequence[Any]) -> Tensor | None:

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 from dagnn.accumulation.check.fit import combine
 from dagnn.accumulation.check.recording import Group, Recording, TrainStep, record
-from dagnn.accumulation.check.report import relative_error
+from dagnn.accumulation.check.report import ratio_of, relative_error
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.splitting import slice_batch
 from dagnn.errors import AccumulationError
 
-SMALL, LARGE = 2.0**-20, 2.0**20  # exact factors; see record()
+SMALL, LARGE, FADING = 2.0**-20, 2.0**20, 2.0**-8  # exact factors; see record()
 
 
 class Layout(NamedTuple):
@@ -40,6 +40,8 @@ class Examined(NamedTuple):
     expected: list[Gradients]  # the gradient of each window
     error: float  # relative, of the worst step; infinite if their number is wrong
     linear: bool  # twice the gradient gives twice the step
+    stale: bool  # the first gradient after a step was added to what that step had used
+    zeroed: bool  # a gradient was taken out of .grad before its step
 
 
 class Loop:
@@ -65,7 +67,7 @@ class Loop:
         """Run the loop as it is, and where it seems wrong, again in ways in which no clipping acts."""
         pieces, wholes = self.pieces(layout), self.wholes(layout)
         natural = self._record(layout, pieces, self._usual)
-        if natural.random and not self.subject.still:
+        if (natural.random or self.subject.draws) and not self.subject.still:
             self.subject.still = True  # the loop itself draws random numbers: each item must get the same
             natural = self._record(layout, pieces, self._usual)
         self._first, self.subject.attentive = self._first or natural, False
@@ -122,6 +124,18 @@ class Loop:
         return [self.subject.gradient(piece) for piece in pieces]
 
     def _second_look(self, seen: Examined) -> Examined:
+        """The same in ways in which nothing acts but what the loop does to micro-batches."""
+        looked = self._without_clipping(seen)
+        if not self.is_wrong(looked) or len(seen.steps) != len(seen.expected):
+            return looked
+        if len(seen.steps) > 1:
+            fading = self._record(seen.layout, seen.pieces, SMALL, fading=FADING).groups
+            group = next((g for g in fading if g.held == seen.held), None)
+            if group is not None and (error := self._error(group.steps, seen.expected)) <= self.tolerance:
+                return seen._replace(steps=group.steps, error=error)
+        return looked
+
+    def _without_clipping(self, seen: Examined) -> Examined:
         """The same with gradients so small that no clipping acts, and without what the loop adds by itself."""
         layout, pieces, held = seen.layout, seen.pieces, seen.held
         try:
@@ -144,10 +158,14 @@ class Loop:
         without = [combine([s, a], [1.0, -1 / SMALL]) for s, a in zip(small, added, strict=True)]
         without_too = [combine([s, a], [1.0, -4 / SMALL]) for s, a in zip(smaller, added, strict=True)]
         if not _close(without, without_too, max(1e-6, self.tolerance)):
-            return self._by_whole_windows(seen)
+            return self._of_whole_windows(seen._replace(linear=False))
         steps_now = without if self._added_once(layout, pieces, held, added) else small
         left = [recordings[0].left[i] for i in held]
-        return seen._replace(steps=steps_now, left=left, error=self._error(steps_now, seen.expected))
+        looked = seen._replace(steps=steps_now, left=left, error=self._error(steps_now, seen.expected))
+        adds = any(relative_error([None] * len(held), gradients) for gradients in added)
+        if adds or not self.is_wrong(looked) or len(small) != len(seen.expected) or self._scales(looked):
+            return looked
+        return self._of_whole_windows(looked)
 
     def _added_once(self, layout: Layout, pieces: list[Any], held: list[int], added: list[Gradients]) -> bool:
         """What the loop adds to gradients by itself, such as weight decay, does not depend on the window's length."""
@@ -159,17 +177,55 @@ class Loop:
         group = next((g for g in recording.groups if g.held == held), None)
         if group is None or len(group.steps) != 2 or length == 1:
             return _close(added[1:], added[:-1], self.tolerance)
-        return _close(group.steps, [added[0]] * 2, self.tolerance)
+        return _close(group.steps, added[:2], self.tolerance)
 
-    def _by_whole_windows(self, seen: Examined) -> Examined:
-        """Where a step is no multiple of any gradient (normalised, signs only): what whole windows give is right."""
+    def _of_whole_windows(self, seen: Examined) -> Examined:
+        """Where a loop changes the gradient of a window (normalises, projects it): what whole windows give is right.
+
+        That is so only if the gradient that comes in is right, and nothing of it stays for the next step.
+        """
         groups, whole = self.compare_with_whole_windows(seen.layout, 1.0)
         ours = next((g for g in groups if g.held == seen.held), None)
         theirs = next((g for g in whole if g.held == seen.held), None)
         if ours is None or theirs is None or len(seen.layout.windows) != len(ours.steps):
-            return seen._replace(linear=False)
+            return seen
         error = self._error(ours.steps, theirs.steps)
-        return seen._replace(error=error, linear=False)
+        keeps = (seen.linear or seen.stale) and not self._steps_in_any_order(seen, ours)
+        if not error <= self.tolerance or keeps or not self.comes_in(seen):
+            return seen._replace(error=max(error, seen.error))
+        return seen._replace(steps=ours.steps, expected=theirs.steps, error=error)
+
+    def comes_in(self, seen: Examined) -> bool:
+        """Backward passes give the right gradient, or a multiple where its length does not count; or none is seen."""
+        for came, expected in zip(seen.incoming, seen.expected, strict=False):
+            ratio, rest = ratio_of(came, expected)
+            if all(gradient is None for gradient in came) and not seen.linear:
+                continue
+            slack = max(1e-6, 10 * self.tolerance)
+            if rest > slack or not ratio > 0 or (seen.linear and abs(ratio - 1) > slack):
+                return False
+        return True
+
+    def _scales(self, seen: Examined) -> bool:
+        """A wrong step is a multiple of what is right (0 too, or the real part of it), for some parameter."""
+        slack = max(1e-6, 10 * self.tolerance)
+        for step, expected in zip(seen.steps, seen.expected, strict=True):
+            for a, e in zip(step, expected, strict=True):
+                if relative_error([a], [e]) <= slack:
+                    continue
+                if a is None or a.is_complex() or (a.numel() > 1 and ratio_of([a], [e])[1] <= slack):
+                    return True
+        return False
+
+    def _steps_in_any_order(self, seen: Examined, ours: Group) -> bool:
+        """Windows in the reverse order give the same steps in the reverse order: none depends on those before."""
+        windows = seen.layout.windows
+        if len({len(window) for window in windows}) != 1:
+            return True  # a short window can come last only
+        pieces = [seen.pieces[j] for window in reversed(windows) for j in window]
+        groups = self._record(seen.layout, pieces, 1.0).groups
+        other = next((g.steps for g in groups if g.held == seen.held and len(g.steps) == len(ours.steps)), None)
+        return other is not None and _close(other[::-1], ours.steps, max(1e-6, self.tolerance))
 
     def _seen(
         self, layout: Layout, pieces: list[Any], recording: Recording, group: Group, expected: list[Gradients]
@@ -187,6 +243,8 @@ class Loop:
             right,
             self._error(group.steps, right),
             linear=True,
+            stale=recording.stale,
+            zeroed=recording.zeroed,
         )
 
     def _error(self, steps: Sequence[Gradients], expected: Sequence[Gradients]) -> float:
@@ -194,9 +252,11 @@ class Loop:
             return float("inf")
         return max((relative_error(a, e) for a, e in zip(steps, expected, strict=True)), default=0.0)
 
-    def _record(self, layout: Layout, pieces: Sequence[Any], scale: float, loss_scale: float = 1.0) -> Recording:
+    def _record(
+        self, layout: Layout, pieces: Sequence[Any], scale: float, loss_scale: float = 1.0, fading: float = 1.0
+    ) -> Recording:
         calls = [[pieces[j] for j in window] for window in layout.windows] if self._by_window else [list(pieces)]
-        return record(self.subject, self._train_step, calls, scale=scale, loss_scale=loss_scale)
+        return record(self.subject, self._train_step, calls, scale=scale, loss_scale=loss_scale, fading=fading)
 
     def pieces(self, layout: Layout) -> list[Any]:
         return split_by(self.subject.batch, layout.sizes)

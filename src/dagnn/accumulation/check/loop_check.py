@@ -13,10 +13,10 @@ from dagnn.accumulation.check.layouts import Examined, Layout, Loop
 from dagnn.accumulation.check.model_check import model_causes
 from dagnn.accumulation.check.precision import notes_on_precision, precision_cause
 from dagnn.accumulation.check.recording import TrainStep, num_arguments
-from dagnn.accumulation.check.report import Report, make_report
+from dagnn.accumulation.check.report import Report, make_report, ratio_of
 from dagnn.accumulation.check.source import find_line
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject
-from dagnn.accumulation.check.unexplained import explain, ratio_of, silent_causes
+from dagnn.accumulation.check.unexplained import explain, silent_causes
 from dagnn.accumulation.check.updates import unscaling_cause, update_causes
 from dagnn.accumulation.check.weights import Weights, weights_of
 from dagnn.accumulation.items import count_items
@@ -105,6 +105,9 @@ def _size(batch: Any, micro_batches: int, each_call: str, train_step: TrainStep)
     return size
 
 
+_VAGUE = {Kind.OTHER_LOSS, Kind.COUPLED, Kind.CLIP_PER_MICRO_BATCH}
+
+
 class _Checker:
     def __init__(self, train_step: TrainStep, subject: Subject, k: int, size: int, each_call: str) -> None:
         self._train_step, self._subject, self._k, self._size = train_step, subject, k, size
@@ -164,7 +167,13 @@ class _Checker:
             parts = [[part[i] for i in one.held] for part in self._loop.gradients_of(one.pieces)]
             parameters = [self._subject.parameters[i] for i in one.held]
             weights = partial(weights_of, one, parts, parameters, tolerance=self._subject.tolerance)
-            causes += explain(self._loop, one, weights, diagnose, k=self._k, size=self._size)
+            found = explain(self._loop, one, weights, diagnose, k=self._k, size=self._size)
+            if all(c.kind in _VAGUE for c in found) and one.steps and not self._loop.comes_in(one):
+                # The loop changes gradients in some way, but those that come in are wrong already.
+                came = one._replace(steps=one.incoming, linear=True)
+                weights = partial(weights_of, came, parts, parameters, tolerance=self._subject.tolerance)
+                found = explain(self._loop, came, weights, diagnose, k=self._k, size=self._size) or found
+            causes += found
         return causes
 
     def _about_scale(self, causes: list[Cause], layout: Layout) -> list[Cause]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dagnn.accumulation.check.arithmetic import seed_python
 from dagnn.accumulation.check.causes import Cause, Kind, cause, coupled
 from dagnn.accumulation.check.fit import close, combine
 from dagnn.accumulation.check.layouts import split_by
@@ -86,9 +87,11 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
     Afterwards every item draws the same random numbers, and BatchNorm and buffers are in eval mode where need be.
     """
     causes: list[Cause] = []
+    notes: list[str] = []
     first = subject.gradient()
     random = relative_error(subject.gradient(seed=1), first) > subject.tolerance
     slope_is_wrong = _slope_is_wrong(subject, first)
+    subject.still = subject.draws  # also from a generator that this seed does not reach
     if random:
         subject.still = True
         layers = ", ".join(name for name, _ in subject.dropout_layers()) or "a function that draws random numbers"
@@ -98,6 +101,11 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
         if slope_is_wrong and not (slope_is_wrong := _slope_is_wrong(subject, first)):
             text = "by a finite difference the gradient is not the slope of the loss, but is it without random numbers."
             causes[-1] = cause(Kind.RECOMPUTATION, text)
+        if relative_error(subject.gradient(seed=1), first) > subject.tolerance:
+            notes.append(
+                "the loss draws random numbers of Python or NumPy: each micro-batch got the same ones here, so those "
+                "drawn item by item count as a difference."
+            )
 
     layers_in_training = subject.batch_norm_layers()
     if layers_in_training:
@@ -107,6 +115,7 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
             _freeze(layer)
 
     first = subject.gradient()
+    seed_python(0)
     if relative_error(subject.next_gradient(subject.batch), first) > subject.tolerance:
         causes.append(
             cause(
@@ -115,12 +124,12 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
                 "that the next one reads.",
             )
         )
-    if not slope_is_wrong:
-        return causes, []
-    return causes, [
-        "the gradient is not the slope of the loss, by a finite difference along it: as it should be where the loss "
-        "stops a gradient on purpose (detach, a straight-through estimator), a fault elsewhere."
-    ]
+    if slope_is_wrong:
+        notes.append(
+            "the gradient is not the slope of the loss, by a finite difference along it: as it should be where the "
+            "loss stops a gradient on purpose (detach, a straight-through estimator), a fault elsewhere."
+        )
+    return causes, notes
 
 
 def _slope_is_wrong(subject: Subject, gradient: Gradients) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dagnn.accumulation.check.arithmetic import widened
+from dagnn.accumulation.check.arithmetic import seed_python, widened
 from dagnn.accumulation.check.patches import Patches
 from dagnn.accumulation.check.source import line_in
 from dagnn.accumulation.check.subject import Gradients, Subject
@@ -37,8 +37,10 @@ class Recording:
     scheduler_steps: int = 0  # of the scheduler that stepped most
     rates: list[float] = field(default_factory=list)  # the learning rate at each step of the first group
     random: bool = False  # torch's generator was drawn from
+    stale: bool = False  # the first gradient after a step was added to what that step had used
     rate_moves: bool = False  # it took several values within one window
     scaled: bool = False  # a GradScaler was at work
+    zeroed: bool = False  # a gradient was taken out of .grad before its step
     unscaled: bool = False  # a GradScaler was there, but disabled
     unstepped: list[int] = field(default_factory=list)  # parameters of optimizers that the loop made and never stepped
     lines: dict[str, str] = field(default_factory=dict)  # "step", "backward", "schedule": where the loop calls it
@@ -51,17 +53,20 @@ def record(
     *,
     scale: float = 1.0,
     loss_scale: float = 1.0,
+    fading: float = 1.0,
 ) -> Recording:
     """Run ``train_step`` for each of ``calls``, lists of micro-batches, and note the gradient of every step.
 
     After each step, and before each forward pass, all parameters get the values they had at the start. So all gradients
     are taken at the same parameters, whatever the loop steps with: then a right step is a combination of the
-    micro-batches' gradients.
+    micro-batches' gradients. Python's and NumPy's random numbers start again after each backward pass.
 
     Args:
         scale: what backward passes give is multiplied by it, and recorded gradients are divided by it. A small one
             keeps a clipping from acting, a large one forces it to, 0 leaves what the loop adds by itself.
         loss_scale: the scale of every ``GradScaler`` is multiplied by it, which must change nothing.
+        fading: after each step, ``scale`` is multiplied by it: norms that only fall keep a clipping that remembers
+            earlier ones from acting.
 
     Raises:
         AccumulationError: the loop raised.
@@ -69,7 +74,7 @@ def record(
     """
     subject.reset()
     random_state = torch.get_rng_state()
-    watch = _Watch(subject, train_step, scale, loss_scale)
+    watch = _Watch(subject, train_step, scale, loss_scale, fading)
     try:
         with watch, subject.computing():
             optimizer = torch.optim.SGD(subject.parameters, lr=0.1)
@@ -105,8 +110,8 @@ def num_arguments(train_step: TrainStep) -> int:
 class _Watch:
     """Everything that looks at a loop while it runs."""
 
-    def __init__(self, subject: Subject, train_step: TrainStep, scale: float, loss_scale: float) -> None:
-        self._subject, self._train_step, self._scale = subject, train_step, scale
+    def __init__(self, subject: Subject, train_step: TrainStep, scale: float, loss_scale: float, fading: float) -> None:
+        self._subject, self._train_step, self._scale, self._fading = subject, train_step, scale, fading
         self._index = {id(p): i for i, p in enumerate(subject.parameters)}
         self._incoming: Gradients = [None] * len(subject.parameters)
         self._steps: dict[int, tuple[dict[int, int], list[Gradients], list[Gradients]]] = {}
@@ -117,6 +122,7 @@ class _Watch:
         self._stepping: list[tuple[torch.optim.Optimizer, list[tuple[Tensor, Tensor]]]] = []
         self._pending: Callable[[], None] | None = None
         self._rate_at_backward: float | None = None
+        self._reseeds: int | None = None  # the parameter whose gradient tells that a micro-batch is done
         self._patches = Patches(loss_scale, on_schedule=lambda: self._note_line("schedule"))
         self._recording = Recording()
         self._moved = False
@@ -165,7 +171,14 @@ class _Watch:
 
     def _on_gradient(self, index: int, gradient: Tensor) -> Tensor:
         wide, sum_ = widened(gradient), self._incoming[index]
-        self._incoming[index] = wide if sum_ is None else sum_ + wide
+        before = self._subject.parameters[index].grad
+        empty = before is None or not bool((widened(before) != 0).any())
+        self._recording.stale |= sum_ is None and bool(self._steps) and not empty
+        self._recording.zeroed |= sum_ is not None and empty and bool((sum_ != 0).any())
+        self._reseeds = index if self._reseeds is None else self._reseeds
+        if index == self._reseeds:
+            seed_python(0)
+        self._incoming[index] = wide.clone() if sum_ is None else sum_ + wide  # .grad may be changed in place
         self._note_line("backward")
         rate = self._rate()
         if rate is not None and self._rate_at_backward is not None and rate != self._rate_at_backward:
@@ -204,6 +217,7 @@ class _Watch:
                 self._incoming[index] = None
             self._recording.rates.append(float(optimizer.param_groups[0]["lr"]))
             self._rate_at_backward = None
+            self._scale *= self._fading
 
         closure = next((a for a in [*args[1:], *kwargs.values()] if callable(a)), None)
         if closure is None:

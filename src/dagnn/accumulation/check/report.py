@@ -82,6 +82,14 @@ def relative_error(actual: Sequence[Tensor | None], expected: Sequence[Tensor | 
     return error / scale if scale else float(error > 0)
 
 
+def ratio_of(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> tuple[float, float]:
+    """How many times ``expected`` is in ``actual``, and the relative rest."""
+    pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if a is not None and e is not None]
+    square = sum(float((e.conj() * e).real.sum()) for _, e in pairs)
+    ratio = sum(float((e.conj() * a).real.sum()) for a, e in pairs) / square if square else 0.0
+    return ratio, relative_error(actual, [None if e is None else e * ratio for e in expected])
+
+
 def total_norm(tensors: Iterable[Tensor | None]) -> float:
     """L2 norm of all tensors together, in float64."""
     return math.sqrt(sum(_norm(tensor) ** 2 for tensor in tensors))

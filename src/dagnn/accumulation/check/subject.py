@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from dagnn.accumulation.check.arithmetic import WIDE, Arithmetic, narrower, seed_torch, widened
+from dagnn.accumulation.check.arithmetic import WIDE, Arithmetic, narrower, seed_python, seed_torch, widened
 from dagnn.accumulation.check.report import relative_error, total_norm
 from dagnn.accumulation.snapshot import Snapshot
 from dagnn.errors import ConfigError
@@ -35,6 +34,7 @@ class Subject:
         dtype: float64, or the model's own where its loss cannot run in float64.
         narrowest: the narrowest dtype that anything was computed with.
         avoided: dtypes that the loss or the loop casts to, and that were kept in float64.
+        draws: torch was asked for random numbers while dtypes were watched.
         still: random numbers are the same for each item, see :class:`Arithmetic`.
         attentive: dtypes are watched. That takes half of the time, so it is off once nothing was found.
         names, parameters: those that require a gradient.
@@ -47,7 +47,7 @@ class Subject:
         self.own_dtype = next((p.dtype for p in tensors if p.is_floating_point()), torch.float32)
         self._original = (model, loss_fn, batch)
         self._loss_fn, self._wide, self.still, self._noise = loss_fn, wide, False, 0.0
-        self.attentive = True
+        self.attentive, self.draws = True, False
         self.avoided: set[torch.dtype] = set()
         self.model, self.batch, self.narrowest = _copy(model), batch, torch.float64
         if wide:
@@ -102,6 +102,7 @@ class Subject:
                 yield
             self.narrowest = narrower(self.narrowest, arithmetic.narrowest)
             self.avoided |= arithmetic.avoided
+            self.draws |= arithmetic.draws
         finally:
             torch.set_default_dtype(default)
 
@@ -142,8 +143,7 @@ class Subject:
         self._start.restore_buffers()
         self.model.zero_grad()
         seed_torch(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002  # the global generator is what users' code draws from
+        seed_python(seed)
 
     def restore_parameters(self) -> bool:
         """Give all parameters their values from the start; True if one had another."""

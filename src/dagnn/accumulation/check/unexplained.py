@@ -8,7 +8,7 @@ from dagnn.accumulation.check.causes import Cause, Kind, cause, coupled
 from dagnn.accumulation.check.diagnosis import scale_cause
 from dagnn.accumulation.check.fit import close
 from dagnn.accumulation.check.layouts import SMALL, Examined, Layout, Loop
-from dagnn.accumulation.check.report import relative_error
+from dagnn.accumulation.check.report import ratio_of, relative_error
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.accumulation.check.weights import Weights
 from dagnn.errors import ConfigError
@@ -52,9 +52,9 @@ def explain(
         causes = diagnose(found) or ([coupled()] if found.coupled else [])
         if examined.linear or not all(c.kind in _ABOUT_WEIGHTS for c in causes):
             return causes
-    if not examined.linear:
-        text = "the step is no sum of what backward passes gave: gradients were changed before the window was complete."
-        return [cause(Kind.CLIP_PER_MICRO_BATCH, text)]
+    changed = examined.steps and len(examined.steps) == len(examined.expected) and loop.comes_in(examined)
+    if not examined.linear and changed:
+        return [_changed_cause(examined)]
     if by_scale := _by_scale(loop, examined, alive, k=k, size=size):
         return by_scale
     for wrong in _wrong_parts(loop, examined, alive):
@@ -72,7 +72,19 @@ def explain(
     if _is_right(loop, examined, 0) and len(examined.steps) > 1:
         text = "the first step is right, the next is not: something is left in .grad, not of this window."
         return [cause(Kind.NOT_ZEROED, text)]
+    if changed and (examined.stale or examined.zeroed):
+        return [_changed_cause(examined)]
     return _by_whole_windows(loop, examined, k=k, size=size)
+
+
+def _changed_cause(examined: Examined) -> Cause:
+    """The cause where backward passes give the right gradient, and the step is no sum of what they give."""
+    if examined.stale:
+        return cause(Kind.NOT_ZEROED, "gradients of a window are added to what the step before had used.")
+    if examined.zeroed:
+        return cause(Kind.ZEROED_TOO_OFTEN, "gradients are taken out of .grad before the step that should use them.")
+    text = "the step is no sum of what backward passes gave: gradients were changed before the window was complete."
+    return cause(Kind.CLIP_PER_MICRO_BATCH, text)
 
 
 def _by_number(loop: Loop, examined: Examined) -> Cause:
@@ -182,11 +194,3 @@ def _lost_imaginary(examined: Examined, place: int) -> bool:
 
 def _nonzero(gradient: torch.Tensor | None) -> bool:
     return gradient is not None and bool((gradient != 0).any())
-
-
-def ratio_of(actual: Gradients, expected: Gradients) -> tuple[float, float]:
-    """How many times ``expected`` is in ``actual``, and the relative rest."""
-    pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if a is not None and e is not None]
-    square = sum(float((e.conj() * e).real.sum()) for _, e in pairs)
-    ratio = sum(float((e.conj() * a).real.sum()) for a, e in pairs) / square if square else 0.0
-    return ratio, relative_error(actual, [None if e is None else e * ratio for e in expected])

@@ -1,11 +1,14 @@
 """Training loops as projects write them, right and with planted mistakes: ``CASES``."""
 
 from accumulation.check.corpus import (
+    draws,
     frameworks,
+    gradients,
     language,
     objectives,
     optimizers,
     precision,
+    projects,
     reinforcement,
     unusual,
     vision,
@@ -14,11 +17,14 @@ from accumulation.check.corpus.registry import CASES
 
 __all__ = [
     "CASES",
+    "draws",
     "frameworks",
+    "gradients",
     "language",
     "objectives",
     "optimizers",
     "precision",
+    "projects",
     "reinforcement",
     "unusual",
     "vision",
