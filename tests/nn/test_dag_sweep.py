@@ -231,3 +231,11 @@ def test_features_are_a_dense_tensor(x):
     sweep, dag = DagSweep(GRUCell(3, 4)), Dag([(0, 1)])
     with pytest.raises(DtypeError, match=r"x must be (a tensor|dense), got a"):
         sweep(x, dag)
+
+
+@pytest.mark.parametrize("direction", ["up", "both"])
+def test_a_batch_without_nodes_goes_backward(direction):
+    x = torch.zeros(0, 3, requires_grad=True)
+    DagSweep(GRUCell(3, 4), direction)(x, DagBatch.from_dags([])).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == (0, 3)

@@ -113,5 +113,5 @@ def run_sweep(
             state.append(values)
 
     if not states[0]:
-        return features.new_zeros(0, cell.state_sizes[0])
+        return features.sum() * features.new_zeros(0, cell.state_sizes[0])  # in the autograd graph of the features
     return torch.cat(states[0]).index_select(0, plan.place)
