@@ -9,7 +9,8 @@ A benchmark is a module with its claim in the docstring's first line and a funct
         sys.exit(main(__doc__, cases))
 
 `python -m benchmarks.<name>` prints its table and exits with 1 when a required ratio is missed. `--quick` takes
-smaller cases and fewer rounds (a minute at most), `--json FILE` also writes the rows.
+smaller cases and fewer rounds (a minute at most on a quiet machine), `--json FILE` also writes the rows.
+What is being measured stands on stderr: the table comes last.
 """
 
 import argparse
@@ -97,10 +98,12 @@ def main(
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     arguments = parser.parse_args(argv)
 
-    print(headline)
+    print(headline, flush=True)
+    begin = time.perf_counter()
     rows: list[Row] = []
     disagreements = 0
     for case in cases(arguments.quick):
+        print(f"{time.perf_counter() - begin:.0f} s: {case.name}", file=sys.stderr, flush=True)
         try:
             rows += measure(case, rounds=QUICK_ROUNDS if arguments.quick else ROUNDS, clock=clock)
         except AssertionError as error:

@@ -114,7 +114,7 @@ def test_missed_ratio_is_exit_code_1(capsys):
 
     output = capsys.readouterr()
     assert "MISSED" in output.out
-    assert output.err.startswith("missed: large against limit: 0.00, required 1.0")
+    assert output.err.splitlines() == ["0 s: large", "missed: large against limit: 0.00, required 1.0"]
 
 
 def test_disagreement_is_exit_code_1_and_is_not_timed(capsys):
