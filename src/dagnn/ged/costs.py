@@ -74,12 +74,15 @@ def _checked(name: str, value: Any, dimensions: int) -> "float | np.ndarray[Any,
     """``value`` as a float or a float64 array of ``dimensions`` dimensions, finite and at least 0."""
     try:
         # A copy: the costs stay what they were when they were checked.
-        array = np.array(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
+        plain = value.detach().cpu() if isinstance(value, Tensor) else value
+        if isinstance(plain, Tensor) and not plain.is_complex():
+            plain = plain.double().numpy()
+        array = None if is_no_number(plain) else np.array(plain, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError):
         array = None
     except OverflowError:
         raise ConfigError(f"{name} is larger than any float: a cost must be finite and at least 0.") from None
-    if array is None or value is None or np.asarray(value).dtype.kind in "USMm":
+    if array is None or value is None:
         raise ConfigError(f"{name} must be a number, an array or a callable, got {value!r}.")
     if array.ndim not in (0, dimensions):
         raise ConfigError(
@@ -89,6 +92,13 @@ def _checked(name: str, value: Any, dimensions: int) -> "float | np.ndarray[Any,
         raise ConfigError(f"{name} must be a square matrix [num_labels, num_labels], got {list(array.shape)}.")
     check_cost(name, array)
     return float(array) if array.ndim == 0 else array
+
+
+def is_no_number(value: Any) -> bool:
+    """Whether it is text, a time or a complex number, which NumPy and `float` would take for a number."""
+    if isinstance(value, Tensor):
+        return value.is_complex()
+    return isinstance(value, str | bytes | bytearray) or np.asarray(value).dtype.kind in "USMmc"
 
 
 def check_cost(name: str, values: "np.ndarray[Any, Any]") -> None:
@@ -107,7 +117,7 @@ def returned_cost(name: str, value: Any, *labels: Any) -> float:
         ConfigError: it is no number.
     """
     try:
-        if isinstance(value, str | bytes):
+        if not isinstance(value, int | float) and is_no_number(value):
             raise TypeError
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from dagnn.errors import ConfigError
-from dagnn.ged.costs import EditCosts, checked_costs
+from dagnn.ged.costs import EditCosts, checked_costs, is_no_number
 from dagnn.ged.edit_path import Edit, edit_path
 from dagnn.ged.labelled import Graph, LabelledGraph, read_pair
 from dagnn.ged.solve import BOUND_STARTS, Outcome, as_float, find
@@ -215,7 +215,7 @@ def _checked_limit(name: str, value: Any) -> float | None:
     if value is None:
         return None
     try:
-        limit = math.nan if isinstance(value, str) else float(value)
+        limit = math.nan if isinstance(value, bool) or is_no_number(value) else float(value)
     except OverflowError:
         limit = math.inf if value > 0 else math.nan
     except (TypeError, ValueError):

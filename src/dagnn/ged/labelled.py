@@ -62,6 +62,9 @@ def read_graphs(
     edge_label: str | None,
 ) -> list[LabelledGraph]:
     """Graphs that can be compared with each other, in the plain form; ``names`` are for error messages."""
+    for option, given in (("node_label", node_label), ("edge_label", edge_label)):
+        if not isinstance(given, Hashable):
+            raise DtypeError(f"{option} must be the name of one attribute, got {given!r}.")
     read = [
         _read_graph(graph, name, directed, node_label, edge_label) for graph, name in zip(graphs, names, strict=True)
     ]

@@ -96,6 +96,8 @@ def ged_matrix(
     limits = checked_limits(budget, seconds)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ConfigError(f"workers is {workers!r}: at least 1 thread must do the work.")
+    if not (progress is None or callable(progress) or isinstance(progress, bool)):
+        raise ConfigError(f"progress is {progress!r}: give True, False or a function of two numbers.")
     watch = Watch(limits.seconds)
     costs = checked_costs(costs)
     rows = _listed(graphs, "graphs")
