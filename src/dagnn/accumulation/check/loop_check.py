@@ -168,7 +168,7 @@ class _Checker:
             parameters = [self._subject.parameters[i] for i in one.held]
             weights = partial(weights_of, one, parts, parameters, tolerance=self._subject.tolerance)
             found = explain(self._loop, one, weights, diagnose, k=self._k, size=self._size)
-            if all(c.kind in _VAGUE for c in found) and one.steps and not self._loop.comes_in(one):
+            if found and all(c.kind in _VAGUE for c in found) and one.steps and not self._loop.comes_in(one):
                 # The loop changes gradients in some way, but those that come in are wrong already.
                 came = one._replace(steps=one.incoming, linear=True)
                 weights = partial(weights_of, came, parts, parameters, tolerance=self._subject.tolerance)
