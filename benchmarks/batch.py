@@ -19,8 +19,8 @@ from benchmarks import batch_peers
 from benchmarks.batch_peers import CHILDREN, Problem, Run
 from benchmarks.harness import Case, Contestant, main
 from dagnn.graph import Dag, DagBatch
-from dagnn.kernels import sweep_function
 from dagnn.kernels.graph_plans import compiled_plan
+from dagnn.kernels.sweep import function as sweep_function
 from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, GRUCell, LearnableModule, TreeLSTMCell
 
 SYMBOLS, GRAPHS, WIDTHS = 10, 512, (64, 128)

@@ -8,15 +8,14 @@ import torch
 
 from benchmarks.curriculum_rivals import Trained
 from dagnn.curriculum import Sample
+from dagnn.curriculum.engine import from_term, to_term
+from dagnn.curriculum.evaluate import STEP_BUDGET, evaluate, model_of
+from dagnn.curriculum.evaluation import WindowCounts
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.terms import from_term, to_term
-from dagnn.graph.rewriting import RewritingMachine
-from dagnn.nn import GraphRewriter
+from dagnn.curriculum.run import train
+from dagnn.rewriting import GraphRewriter, RewritingMachine
+from dagnn.rewriting.dataset import read_windows
 from dagnn.training import CheckpointStore, RunDirectory, TrainingConfig, read_metrics
-from dagnn.training.curriculum_run import train
-from dagnn.training.evaluate import STEP_BUDGET, evaluate, model_of
-from dagnn.training.evaluation import WindowCounts
-from dagnn.training.window_file import read_windows
 
 # Enough to tell what a step costs; they are part of the training, which then goes on.
 _FIRST_STEPS = 150

@@ -14,12 +14,12 @@ from benchmarks.curriculum_steps import STEP_WORDS, Scratchpad, answer_of, first
 from benchmarks.curriculum_text import BEGIN, Words, padded
 from benchmarks.curriculum_transformer import Seq2SeqTransformer, answer_loss
 from dagnn.curriculum import Sample
+from dagnn.curriculum.engine import from_term, to_term
+from dagnn.curriculum.evaluate import STEP_BUDGET
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.terms import from_term, to_term
 from dagnn.curriculum.traces import WindowSet, collect_windows
-from dagnn.graph.rewriting import LEAVE, ReplacementTokens, RewritingMachine, WindowTokens, read_window
-from dagnn.graph.rewriting.window import window_nodes
-from dagnn.training.evaluate import STEP_BUDGET
+from dagnn.rewriting import LEAVE, ReplacementTokens, RewritingMachine, WindowTokens, read_window
+from dagnn.rewriting.system import window_nodes
 
 _LONGEST_TEXT = 240
 # A longest scratchpad of training has 60 steps; an expression of depth 8 may need more.

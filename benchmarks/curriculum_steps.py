@@ -13,10 +13,9 @@ from typing import Any
 
 from benchmarks.curriculum_text import WORDS, Words, decode, encode_answer
 from dagnn.curriculum import LEVELS, Expr, Sample
-from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.engine import RuleEngine, from_term, to_term
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.terms import from_term, to_term
-from dagnn.graph.rewriting import RewritingMachine
+from dagnn.rewriting import RewritingMachine
 
 GRAINS = ("rules", "numbers")
 _RESERVED = 2  # padding and beginning

@@ -16,8 +16,9 @@ from torch import Tensor
 from benchmarks import dagnn_peers, dagnn_topologies
 from benchmarks.harness import Case, Contestant, main
 from dagnn.graph import Dag
-from dagnn.kernels import compiled_network, network_code
-from dagnn.kernels.compiled_network import Gradients
+from dagnn.kernels.network import compiled_plan as network_code
+from dagnn.kernels.network import passes as compiled_network
+from dagnn.kernels.network.passes import Gradients
 from dagnn.nn import DagNN
 
 # Smallest ratios, per topology, batch and peer.

@@ -17,13 +17,12 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks import harness
 from benchmarks.harness import Case
-from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.engine import RuleEngine, to_term
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.terms import to_term
-from dagnn.graph.rewriting import LEAVE, ReplacementTokens, RewritingMachine, WindowTokens
-from dagnn.graph.rewriting.machine import LabelTokens
+from dagnn.rewriting import LEAVE, ReplacementTokens, RewritingMachine, WindowTokens
+from dagnn.rewriting.machine import LabelTokens
 
 SAMPLES_PER_SECOND = 3_000
 SEED = 0

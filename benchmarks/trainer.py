@@ -26,8 +26,7 @@ from torch import nn
 from benchmarks.harness import QUICK_ROUNDS, ROUNDS, Row, as_json, table
 from dagnn.data import BatchIterator
 from dagnn.training import MappedSource, MetricsLog, RunDirectory, Trainer, TrainingConfig
-from dagnn.training.ema import WeightAverage
-from dagnn.training.schedules import make_schedule
+from dagnn.training.optimizers import WeightAverage, make_schedule
 
 STEPS, QUICK_STEPS = 500, 100
 REQUIRED = {"a bare loop": 0.97, "with fused AdamW": 0.95}

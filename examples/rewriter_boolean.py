@@ -9,8 +9,15 @@ import random
 
 import torch
 
-from dagnn.graph.rewriting import Label, RewritingMachine, RuleRewriter, Signature, encode_replacement, read_window
-from dagnn.nn import GraphRewriter
+from dagnn.rewriting import (
+    GraphRewriter,
+    Label,
+    RewritingMachine,
+    RuleRewriter,
+    Signature,
+    encode_replacement,
+    read_window,
+)
 
 VARIABLES = ("a", "b", "c")
 SIGNATURE = Signature(

@@ -13,12 +13,12 @@ import sys
 from collections import Counter
 
 from dagnn.curriculum import to_text
+from dagnn.curriculum.evaluate import model_of, opened_run, trained_windows
 from dagnn.curriculum.expression import FUNCTIONS, Expr, check
 from dagnn.curriculum.levels import level_of
+from dagnn.curriculum.solving import solve_with
 from dagnn.errors import ExpressionError
-from dagnn.training.evaluate import model_of, opened_run, trained_windows
-from dagnn.training.solving import solve_with
-from dagnn.training.window_file import read_windows
+from dagnn.rewriting.dataset import read_windows
 
 SURE = 0.99
 _SYMBOLS = ("x", "y", "t", "alpha", "speed", "q")

@@ -25,7 +25,7 @@ class Guard:
 
     Attributes:
         name: what is guarded, in words.
-        file: below ``src/dagnn/training``.
+        file: below ``src/dagnn``.
         text, without: what is replaced by what; ``text`` occurs once.
         test: as pytest takes it, below ``tests``.
     """
@@ -37,9 +37,9 @@ class Guard:
     test: str
 
 
-STORE, SAVE = "training/test_checkpoint_store.py", "faults/test_failing_disk.py"
-CHECKPOINT, RESUME = "training/test_checkpoint.py", "training/test_exact_resume.py"
-KEPT = "training/test_resumable.py"
+STORE, SAVE = "training/run/test_store.py", "faults/test_failing_disk.py"
+CHECKPOINT, RESUME = "training/run/test_checkpoint.py", "training/run/test_exact_resume.py"
+KEPT = "training/run/test_resumable.py"
 SECURITY, TRAINER = "faults/test_security.py", "training/test_trainer.py"
 ORDER = f"{SAVE}::test_calls_of_a_save_come_in_the_order_that_survives_a_crash"
 
@@ -47,64 +47,70 @@ GUARDS = [
     # A save
     Guard(
         "files are on the disk before the manifest",
-        "durable.py",
+        "files.py",
         "        os.fsync(descriptor)\n    finally:\n        os.close(descriptor)\n\n\ndef replace_file",
         "    finally:\n        os.close(descriptor)\n\n\ndef replace_file",
         ORDER,
     ),
-    Guard("the folder is on the disk before the rename", "checkpoint.py", "\n    sync_directory(path)\n", "\n", ORDER),
+    Guard(
+        "the folder is on the disk before the rename",
+        "training/run/checkpoint.py",
+        "\n    sync_directory(path)\n",
+        "\n",
+        ORDER,
+    ),
     Guard(
         "the rename is on the disk before the removal",
-        "checkpoint_store.py",
+        "training/run/store.py",
         "            sync_directory(self.path)\n",
         "",
         ORDER,
     ),
     Guard(
         "the manifest comes last",
-        "checkpoint.py",
+        "training/run/checkpoint.py",
         "    for name, content in _file_contents(checkpoint):\n",
         "    write_new(path / _MANIFEST, b'')\n    for name, content in _file_contents(checkpoint):\n",
         ORDER,
     ),
     Guard(
         "a failed save puts the replaced checkpoint back",
-        "checkpoint_store.py",
+        "training/run/store.py",
         "                if replaced.exists() and not target.exists():\n",
         "                if False:\n",
         f"{SAVE}::test_each_call_of_a_save_fails_once",
     ),
     Guard(
         "leftovers of a killed save are cleared",
-        "checkpoint_store.py",
+        "training/run/store.py",
         "            else:\n                remove_tree(leftover)\n",
         "",
         f"{SAVE}::test_each_call_of_a_save_fails_once",
     ),
     Guard(
         "the newest are never pruned",
-        "checkpoint_store.py",
+        "training/run/store.py",
         "*sorted(own)[-self.keep_last :], ",
         "",
         f"{STORE}::test_worsening_scores_never_remove_the_newest",
     ),
     Guard(
         "checkpoints of other runs are not removed",
-        "checkpoint_store.py",
+        "training/run/store.py",
         "        return (manifest.run_id, manifest.step) == (self.run_id, step)\n",
         "        return True\n",
         f"{STORE}::test_foreign_checkpoints_are_neither_counted_nor_ranked_nor_touched",
     ),
     Guard(
         "what cannot be kept is refused before the first step",
-        "trainer.py",
+        "training/trainer.py",
         "                self._parts.check(self._counters, self._description)\n",
         "",
         f"{KEPT}::test_values_that_cannot_be_kept_are_refused_before_the_first_step",
     ),
     Guard(
         "an evaluation that fails costs no step",
-        "trainer.py",
+        "training/trainer.py",
         "            self._save()  # the steps are made",
         "            pass  # the steps are made",
         "training/test_evaluating.py::test_an_evaluation_that_fails_costs_no_step",
@@ -112,49 +118,49 @@ GUARDS = [
     # A load
     Guard(
         "every byte is verified",
-        "checkpoint.py",
+        "training/run/checkpoint.py",
         "if hashlib.sha256(content).hexdigest() != sha256:",
         "if False:",
         f"{CHECKPOINT}::test_flipped_bits_are_found",
     ),
     Guard(
         "the manifest proves itself",
-        "checkpoint.py",
+        "training/run/checkpoint.py",
         " or content != _rewritten(manifest)",
         "",
         f"{CHECKPOINT}::test_every_bit_of_the_manifest_is_proved",
     ),
     Guard(
         "sizes are checked before memory is taken",
-        "checkpoint.py",
+        "training/run/checkpoint.py",
         "            if status.st_size > num_bytes or (exactly and status.st_size != num_bytes):\n",
         "            if False:\n",
         f"{CHECKPOINT}::test_no_more_is_read_than_the_manifest_says",
     ),
     Guard(
         "links are not followed",
-        "checkpoint.py",
+        "training/run/checkpoint.py",
         ' | getattr(os, "O_NOFOLLOW", 0)',
         "",
         f"{CHECKPOINT}::test_symbolic_links_are_refused",
     ),
     Guard(
         "newer formats are refused",
-        "checkpoint.py",
+        "training/run/checkpoint.py",
         "    if written > FORMAT:\n",
         "    if False:\n",
         f"{CHECKPOINT}::test_newer_format_is_refused_in_clear_words",
     ),
     Guard(
         "checkpoints of other runs are refused",
-        "checkpoint_store.py",
+        "training/run/store.py",
         "if manifest.run_id != self.run_id:",
         "if False:",
         STORE,
     ),
     Guard(
         "later checkpoints are set aside",
-        "trainer.py",
+        "training/trainer.py",
         "        self._store.set_aside_after(step)\n",
         "",
         f"{RESUME}::test_resume_from_a_chosen_step_sets_later_checkpoints_aside",
@@ -162,63 +168,63 @@ GUARDS = [
     # A resume
     Guard(
         "random numbers come back",
-        "resumable.py",
+        "training/run/resume.py",
         "                set_rng_state(generators[rank])\n",
         "                pass\n",
         f"{RESUME}::test_stop_after_every_step",
     ),
     Guard(
         "the data's position comes back",
-        "resumable.py",
+        "training/run/resume.py",
         '        self.source.load_state_dict(unpacked(state["data"]))\n',
         "",
         f"{RESUME}::test_stop_after_every_step",
     ),
     Guard(
         "averages come back",
-        "resumable.py",
+        "training/run/resume.py",
         '            self.average.load(tensors["ema"])\n',
         "            pass\n",
         f"{RESUME}::test_stop_after_every_step",
     ),
     Guard(
         "averages are saved under every name",
-        "ema.py",
+        "training/optimizers.py",
         "        if alike == self._weights.keys() and _holds_its_tensors(self._model, own):\n",
         "        if True:\n",
         "training/test_ema.py::test_averages_of_tied_weights_are_saved_under_each_of_their_names",
     ),
     Guard(
         "frozen parameters and eval mode come back",
-        "resumable.py",
+        "training/run/resume.py",
         '            load_flags(self.model, state["flags"])\n',
         "            pass\n",
         f"{KEPT}::test_flags_and_groups_that_change_while_training_are_resumed",
     ),
     Guard(
         "levels come back",
-        "resumable.py",
+        "training/run/resume.py",
         '            self.promotion.load_state_dict(state["promotion"])\n',
         "            pass\n",
         f"{RESUME}::test_stop_after_every_step",
     ),
     Guard(
         "other settings are refused",
-        "resume.py",
+        "training/run/resume.py",
         "        if key not in free\n",
         "        if False\n",
-        "training/test_resume.py::test_everything_else_is_refused",
+        "training/run/test_resume.py::test_everything_else_is_refused",
     ),
     Guard(
         "another number of processes is told",
-        "resume.py",
+        "training/run/resume.py",
         "    if num_before != processes.size:\n",
         "    if False:\n",
         "faults/test_processes.py::test_one_process_goes_on_with_the_training_of_two",
     ),
     Guard(
         "metrics after the checkpoint are cut off",
-        "metrics.py",
+        "training/metrics.py",
         "            self._file.truncate(size)\n",
         "",
         "training/test_metrics.py::test_resuming_cuts_what_came_after_the_checkpoint",
@@ -226,95 +232,95 @@ GUARDS = [
     # Training
     Guard(
         "an evaluation draws no number of training",
-        "trainer.py",
+        "training/trainer.py",
         "with untouched_rng(), self.averaged()",
         "with self.averaged()",
         f"{TRAINER}::test_evaluation_leaves_no_trace",
     ),
     Guard(
         "an aborted evaluation changes no data",
-        "evaluating.py",
+        "training/evaluation.py",
         "    source.load_state_dict(data)\n",
         "",
         f"{RESUME}::test_signal_inside_an_evaluation",
     ),
     Guard(
         "a loss that is not finite makes no step",
-        "window_step.py",
+        "training/step.py",
         "        if not joined.empty and not math.isfinite(joined.loss):\n",
         "        if False:\n",
         f"{TRAINER}::test_step_that_is_not_finite_is_refused_shown_and_counted",
     ),
     Guard(
         "nan is never the best",
-        "counters.py",
+        "training/result.py",
         "        if not math.isfinite(score):\n            return False\n",
         "",
         "training/test_counters.py",
     ),
     Guard(
         "the second signal leaves at once",
-        "signals.py",
+        "training/signals.py",
         "            _raise(signal_number)\n        self.request",
         "            return\n        self.request",
         "training/test_signals.py",
     ),
     Guard(
         "SIGTERM outside of training is 143",
-        "signals.py",
+        "training/signals.py",
         "    with _handlers(leave):\n",
         "    if True:\n",
         "faults/test_interrupts.py",
     ),
     Guard(
         "one process at a time has a run",
-        "run_directory.py",
+        "training/run/directory.py",
         "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "        pass\n",
-        "training/test_run_directory.py",
+        "training/run/test_directory.py",
     ),
     # What strangers send
     Guard(
         "links in a run are refused",
-        "run_directory.py",
+        "training/run/directory.py",
         "is_file(follow_symlinks=False) and not each.is_dir(follow_symlinks=False)",
         "is_file() and not each.is_dir()",
-        "training/test_run_directory.py::test_links_in_a_run_are_refused_and_what_they_lead_to_is_kept",
+        "training/run/test_directory.py::test_links_in_a_run_are_refused_and_what_they_lead_to_is_kept",
     ),
     Guard(
         "pickles are read by their tensors only",
-        "foreign.py",
+        "training/run/tools.py",
         "weights_only=True)",
         "weights_only=False)",
         f"{SECURITY}::test_code_in_a_pickle_is_not_run",
     ),
     Guard(
         "claimed sizes are compared with the file's",
-        "foreign.py",
+        "training/run/tools.py",
         "    if wanted > _LARGEST_RATIO * size:\n",
         "    if False:\n",
         f"{SECURITY}::test_tensor_that_claims_a_terabyte_is_refused",
     ),
     Guard(
         "compressed archives are refused",
-        "foreign.py",
+        "training/run/tools.py",
         "    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):\n",
         "    if False:\n",
         f"{SECURITY}::test_compressed_archive_is_refused",
     ),
     Guard(
         "names are printed without control characters",
-        "text.py",
+        "training/terminal.py",
         "each if each.isprintable() else repr(each)[1:-1] for each in text",
         "each for each in text",
         f"{SECURITY}::test_names_in_a_checkpoint_are_neither_paths_nor_escape_codes",
     ),
     Guard(
         "exports never overwrite",
-        "durable.py",
+        "files.py",
         "        os.link(temporary, target)\n",
         "        os.rename(temporary, target)\n",
-        "training/test_checkpoint_tools.py::test_export_never_overwrites_and_leaves_nothing_behind",
+        "training/run/test_tools.py::test_export_never_overwrites_and_leaves_nothing_behind",
     ),
 ]
 
@@ -324,7 +330,7 @@ def noticed(guard: Guard, folder: Path) -> str:
     copy = folder / "src"
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     try:
-        place = copy / "dagnn" / "training" / guard.file
+        place = copy / "dagnn" / guard.file
         text = place.read_text()
         if text.count(guard.text) != 1:
             return f"its text occurs {text.count(guard.text)} times in {guard.file}"

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from dagnn.graph.rewriting.signature import Label, Signature
-from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens, encode_replacement, read_window
+from dagnn.rewriting.system import Label, ReplacementTokens, Signature, WindowTokens, encode_replacement, read_window
 
 DIGITS = tuple(f"d{i}" for i in range(10))
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from dagnn.graph import Dag
-from dagnn.nn.parameter_layout import ParameterLayout
-from dagnn.nn.state_record import record_of
+from dagnn.nn.dag_nn.file import record_of
+from dagnn.nn.dag_nn.parameters import ParameterLayout
 
 Pair = namedtuple("Pair", ["first", "second"])
 

@@ -1,12 +1,11 @@
 """Terms of the exact engine, built by hand from labels and rewritten: what the tests of its rules need."""
 
-from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.engine import RuleEngine, from_term, to_term
 from dagnn.curriculum.expression import Expr, parse, to_text
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.rules.fixed_point import DECIMALS
+from dagnn.curriculum.rules.elementary import DECIMALS
 from dagnn.curriculum.rules.numbers import integer
-from dagnn.curriculum.terms import from_term, to_term
-from dagnn.graph.rewriting import Replacement, RewritingMachine, encode_replacement
+from dagnn.rewriting import Replacement, RewritingMachine, encode_replacement
 
 # A fixed-point number is a whole number of parts of this size.
 SCALE = 10**DECIMALS

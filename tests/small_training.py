@@ -20,10 +20,10 @@ from torch import nn
 
 from dagnn.data import BatchIterator
 from dagnn.training import CheckpointStore, LevelPromotion, RunDirectory, Trainer, TrainingConfig, TrainingInterrupted
+from dagnn.training.evaluation import Tally
 from dagnn.training.metrics import read_metrics
 from dagnn.training.processes import Processes, joined
-from dagnn.training.run_directory import open_run
-from dagnn.training.tally import Tally
+from dagnn.training.run.directory import open_run
 
 NUM_STEPS = 21
 _LEVEL_OF_ITEM = [1 + i % 3 for i in range(33)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dagnn
+import dagnn.errors
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "dagnn"
@@ -16,20 +17,22 @@ MAX_LINES = 450
 # Part -> the parts that it may import, as CONTRIBUTING.md draws them. `errors` and `_version` may be imported by all.
 ARROWS = {
     "errors": set(),
+    "files": set(),
     "_version": set(),
     "graph": set(),
     "kernels": {"graph"},
     "accumulation": set(),
     "ged": {"graph"},
     "nn": {"kernels", "graph"},
-    "data": {"kernels", "graph"},
-    "curriculum": {"kernels", "graph"},
-    "training": {"curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
-    "commands": {"training", "curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+    "data": {"graph"},
+    "training": {"data", "accumulation"},
+    "rewriting": {"curriculum", "training", "data", "ged", "nn", "kernels", "graph"},
+    "curriculum": {"rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+    "commands": {"curriculum", "rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
     "__main__": {"cli"},
-    "cli": {"commands", "training", "curriculum", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+    "cli": {"commands", "curriculum", "rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
 }
-FREE = {"errors", "_version"}
+FREE = {"errors", "files", "_version"}
 PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 
 
@@ -147,7 +150,9 @@ def public_names(text: str, package: str) -> set[str]:
 def test_package_lists_exactly_its_public_names(package):
     module = importlib.import_module(f"dagnn.{package}")
 
-    assert set(module.__all__) == public_names((SOURCE / package / "__init__.py").read_text(), module.__name__)
+    # A warning of the package may be offered here as well as in dagnn.errors.
+    listed = set(module.__all__) - set(vars(dagnn.errors))
+    assert listed == public_names((SOURCE / package / "__init__.py").read_text(), module.__name__)
     assert len(set(module.__all__)) == len(module.__all__)
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
 

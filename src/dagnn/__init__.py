@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from dagnn.nn import DagNN as DagNN
     from dagnn.nn import DagSweep as DagSweep
     from dagnn.nn import Embedding as Embedding
-    from dagnn.nn import GraphRewriter as GraphRewriter
     from dagnn.nn import GraphTransformNet as GraphTransformNet
     from dagnn.nn import Learnable as Learnable
     from dagnn.nn import MessagePassing as MessagePassing
+    from dagnn.rewriting import GraphRewriter as GraphRewriter
     from dagnn.training import Trainer as Trainer
     from dagnn.training import TrainingConfig as TrainingConfig
 
@@ -67,7 +67,7 @@ _MODULE_OF = {
     "GedResult": "dagnn.ged",
     "GradientAccumulator": "dagnn.accumulation",
     "GraphError": "dagnn.errors",
-    "GraphRewriter": "dagnn.nn",
+    "GraphRewriter": "dagnn.rewriting",
     "GraphTransformNet": "dagnn.nn",
     "Learnable": "dagnn.nn",
     "MessagePassing": "dagnn.nn",

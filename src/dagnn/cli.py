@@ -16,12 +16,12 @@ from tyro.conf import Positional, arg
 
 from dagnn._version import __version__
 from dagnn.commands.arguments import complain as _complain
+from dagnn.commands.arguments import let_go, open_streams
 from dagnn.commands.arguments import parsed as _parsed
-from dagnn.commands.streams import let_go, open_streams
 from dagnn.errors import ConfigError, DagnnError
-from dagnn.training.text import write_line
+from dagnn.training.terminal import write_line
 
-DEFAULT_RUN = "runs/curriculum"
+DEFAULT_run_checkpoint = "runs/curriculum"
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 
 
@@ -90,7 +90,7 @@ def _train(arguments: Sequence[str]) -> int:
 class Evaluate:
     """Asks the network of a run fresh expressions of every level; the exact engine judges the answers."""
 
-    run: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
+    run: Positional[Annotated[str, arg(metavar="run_checkpoint")]] = DEFAULT_run_checkpoint
     """run directory, or one of its checkpoints"""
     expressions: int = 500
     """expressions per level"""
@@ -108,8 +108,8 @@ class Evaluate:
 
 def _evaluate(arguments: Sequence[str]) -> int:
     given = _parsed(Evaluate, "evaluate", arguments)
-    from dagnn.training.evaluate import evaluate
-    from dagnn.training.report import errors_table, results_table
+    from dagnn.curriculum.evaluate import evaluate
+    from dagnn.curriculum.report import errors_table, results_table
 
     found = evaluate(
         given.run,
@@ -133,7 +133,7 @@ class Solve:
 
     expression: Positional[Annotated[str, arg(metavar="EXPRESSION")]]
     """such as "(derive (^ x 2) x)"; quote it"""
-    run: str = DEFAULT_RUN
+    run: str = DEFAULT_run_checkpoint
     """run directory, or one of its checkpoints"""
     steps: bool = False
     """print every step: its number, the network's confidence in it, before -> after"""
@@ -147,7 +147,7 @@ def _solve(arguments: Sequence[str]) -> int:
     # A space before -x^2, which would pass for an option; no option but -h has one dash.
     words = [f" {word}" if re.match(r"-(?!-|h$)", word) else word for word in arguments]
     given = _parsed(Solve, "solve", words)
-    from dagnn.training.solving import solve
+    from dagnn.curriculum.solving import solve
 
     solution = solve(given.run, given.expression, budget=given.budget, seconds=given.seconds, trace=given.steps)
     print("\n".join(solution.lines))
@@ -182,7 +182,7 @@ def _generate(arguments: Sequence[str]) -> int:
     given = _parsed(Generate, "generate", arguments)
     from dagnn.curriculum import GenerationStats, dataset, to_text
     from dagnn.data import Record, write_records
-    from dagnn.data.record import record_to_line
+    from dagnn.data.records import record_to_line
 
     if given.count < 0:
         raise ConfigError(f"count must be a whole number of at least 0, got {given.count}.")
@@ -217,7 +217,7 @@ def _generate(arguments: Sequence[str]) -> int:
 class Report:
     """Shows a run: accuracy by level, examples, errors by operator, and the curves as a PNG."""
 
-    run: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
+    run: Positional[Annotated[str, arg(metavar="run_checkpoint")]] = DEFAULT_run_checkpoint
     """run directory"""
     picture: str | None = None
     """file of the PNG; report.png in the run directory when not given"""
@@ -227,7 +227,7 @@ class Report:
 
 def _report(arguments: Sequence[str]) -> int:
     given = _parsed(Report, "report", arguments)
-    from dagnn.training.report import report
+    from dagnn.curriculum.report import report
 
     found = report(given.run, picture=given.picture)
     print(json.dumps(found.evaluation.summary()) if given.json else found.text)
@@ -240,13 +240,13 @@ def _report(arguments: Sequence[str]) -> int:
 class Info:
     """Describes a run or a checkpoint: step, level, parameters by module, and the vectors that compute here."""
 
-    path: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
+    path: Positional[Annotated[str, arg(metavar="run_checkpoint")]] = DEFAULT_run_checkpoint
     """run directory, or one of its checkpoints"""
 
 
 def _info(arguments: Sequence[str]) -> int:
     given = _parsed(Info, "info", arguments)
-    from dagnn.training.info import info, vector_widths
+    from dagnn.commands.run import info, vector_widths
 
     print(info(given.path), "", *vector_widths(), sep="\n")
     return 0
@@ -288,8 +288,8 @@ class Ged:
 
 def _ged(arguments: Sequence[str]) -> int:
     given = _parsed(Ged, "ged", arguments)
+    from dagnn.commands.ged import compare_files
     from dagnn.ged import EditCosts
-    from dagnn.ged.command import compare_files
 
     kinds = [f"{part}_{edit}" for part in ("node", "edge") for edit in ("insertion", "deletion", "substitution")]
     found = compare_files(
@@ -316,21 +316,21 @@ class Check:
 
 def _check(arguments: Sequence[str]) -> int:
     given = _parsed(Check, "check", arguments)
-    from dagnn.accumulation.check.command import run_check
+    from dagnn.commands.check import run_check
 
     return run_check(given.target)
 
 
 def _metrics(arguments: Sequence[str]) -> int:
-    from dagnn.commands.metrics import run
+    from dagnn.commands.run import run_metrics
 
-    return run(arguments)
+    return run_metrics(arguments)
 
 
 def _checkpoint(arguments: Sequence[str]) -> int:
-    from dagnn.commands.checkpoint import run
+    from dagnn.commands.run import run_checkpoint
 
-    return run(arguments)
+    return run_checkpoint(arguments)
 
 
 COMMANDS = {

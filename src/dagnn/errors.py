@@ -15,6 +15,10 @@ DagnnError
 And a warning of its own kind: ConstantNodesWarning, of nodes of a network that nothing feeds.
 """
 
+import sys
+import warnings
+from pathlib import Path
+
 
 class DagnnError(Exception):
     """Base of every error that dagnn raises on purpose."""
@@ -62,3 +66,19 @@ class AccumulationError(DagnnError, RuntimeError):
 
 class ConstantNodesWarning(UserWarning):
     """Nodes of a network have no edges into them and are no inputs: their values are learned, and depend on no data."""
+
+
+_HERE = str(Path(__file__).parent / "accumulation")
+
+
+class AccumulationWarning(UserWarning):
+    """The loop runs, but its result may differ from the full batch, or not be what was meant."""
+
+
+def warn(message: str) -> None:
+    """Warn at the user's line: the first frame that is not in dagnn.accumulation."""
+    level = 2
+    # Python 3.12 has skip_file_prefixes for this; 3.11 counts frames by hand.
+    while (frame := sys._getframe(level - 1)).f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
+        level += 1
+    warnings.warn(message, AccumulationWarning, stacklevel=level)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from dagnn.accumulation import backward_pass
-from dagnn.accumulation.backward_pass import run_backward
+from dagnn.accumulation import sums as backward_pass
+from dagnn.accumulation.sums import run_backward
 
 
 def gradients(model: nn.Module, inputs: torch.Tensor, seeds: list[float]) -> list[torch.Tensor]:

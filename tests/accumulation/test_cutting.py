@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.accumulation.cutting import Cut, cut_windows
+from dagnn.accumulation.partition import Cut, cut_windows
 from dagnn.errors import AccumulationError, ConfigError
 
 

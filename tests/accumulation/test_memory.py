@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dagnn.accumulation import GradientAccumulator
-from dagnn.accumulation.memory import activation_bytes, is_out_of_memory, largest_fitting, parse_memory
+from dagnn.accumulation.whole_batch import activation_bytes, is_out_of_memory, largest_fitting, parse_memory
 from dagnn.errors import AccumulationError, ConfigError
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dagnn.accumulation import GradientAccumulator
-from dagnn.accumulation.replicated import buckets
+from dagnn.accumulation.ranks import buckets
 from dagnn.errors import ConfigError
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from dagnn.accumulation.items import count_items
-from dagnn.accumulation.splitting import join_batches
-from dagnn.accumulation.splitting import split_batch as split_with_sizes
+from dagnn.accumulation.partition import join_batches
+from dagnn.accumulation.partition import split_batch as split_with_sizes
 from dagnn.errors import AccumulationError, ConfigError
 
 

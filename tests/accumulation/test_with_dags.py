@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dagnn.accumulation import GradientAccumulator, accumulate
 from dagnn.accumulation.items import count_items
-from dagnn.accumulation.splitting import split_batch
+from dagnn.accumulation.partition import split_batch
 from dagnn.graph import Dag, DagBatch
 from dagnn.nn import DagNN
 

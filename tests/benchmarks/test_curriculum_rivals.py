@@ -23,7 +23,7 @@ from benchmarks.curriculum_transformer import Seq2SeqTransformer, TransformerSiz
 from benchmarks.curriculum_tree import Slots, TreeNetwork, TreeRival, graph_of, slots_of
 from dagnn.curriculum import make_sample, parse
 from dagnn.curriculum.traces import collect_windows
-from dagnn.graph.rewriting import LEAVE
+from dagnn.rewriting import LEAVE
 
 SMALL = TransformerSize(width=64, heads=4, layers=1, inner=128)
 

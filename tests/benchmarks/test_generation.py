@@ -15,7 +15,7 @@ from benchmarks.generation import (
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.numbers import integer
-from dagnn.graph.rewriting import encode_replacement
+from dagnn.rewriting import encode_replacement
 
 
 @pytest.mark.parametrize("level", LEVELS)

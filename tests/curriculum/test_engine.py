@@ -7,16 +7,15 @@ from expression_strategies import expressions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagnn.curriculum.engine import RewriteStep, RuleEngine, normal_form, trace
+from dagnn.curriculum.engine import RewriteStep, RuleEngine, from_term, normal_form, to_term, trace
 from dagnn.curriculum.exact import answer
 from dagnn.curriculum.expression import parse, to_text
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.judge import judge
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.terms import from_term, to_term
 from dagnn.errors import ConfigError, ExpressionError
-from dagnn.graph.rewriting import LEAVE, RewritingMachine, RuleRewriter
+from dagnn.rewriting import LEAVE, RewritingMachine, RuleRewriter
 
 
 def wrong_answers(level, count, **options):

@@ -2,8 +2,8 @@ import pytest
 from expression_strategies import expressions
 from hypothesis import given, settings
 
+from dagnn.curriculum.engine import from_dag, to_dag
 from dagnn.curriculum.expression import parse, size
-from dagnn.curriculum.expression_graph import from_dag, to_dag
 from dagnn.errors import ExpressionError, GraphError
 from dagnn.graph import Dag
 

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from dagnn.curriculum.draw.draws import DROP_REASONS, NUMBER_LIMIT
+from dagnn.curriculum.draw.arithmetic import DROP_REASONS, NUMBER_LIMIT
 from dagnn.curriculum.expression import FUNCTIONS, check, depth, free_symbols, number_of, parse, to_text, walk
 from dagnn.curriculum.generator import GenerationStats, Sample, dataset, make_sample, stream
 from dagnn.curriculum.judge import judge

@@ -6,8 +6,8 @@ import pytest
 import sympy
 from sympy_bridge import same_function, to_sympy
 
-from dagnn.curriculum.decimals import decimal_leaf
 from dagnn.curriculum.exact import answer
+from dagnn.curriculum.exact.precise import decimal_leaf
 from dagnn.curriculum.expression import to_text
 from dagnn.curriculum.generator import stream
 from dagnn.curriculum.levels import LEVELS

@@ -7,9 +7,9 @@ from expression_strategies import expressions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagnn.curriculum.engine import from_term, to_term
 from dagnn.curriculum.expression import ARITY, from_fraction, parse, symbols_of, to_binary, walk
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.terms import from_term, to_term
 from dagnn.errors import ConfigError, ExpressionError
 
 

@@ -9,16 +9,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.engine import RuleEngine, to_term
 from dagnn.curriculum.expression import parse
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.elementary import constant_terms
-from dagnn.curriculum.terms import to_term
-from dagnn.curriculum.traces import collect_windows
-from dagnn.curriculum.window_kinds import SYMBOLIC, kind_of
+from dagnn.curriculum.traces import SYMBOLIC, collect_windows, kind_of
 from dagnn.errors import ConfigError
-from dagnn.graph.rewriting import LEAVE, RewritingMachine, encode_replacement
+from dagnn.rewriting import LEAVE, RewritingMachine, encode_replacement
 
 SHARED = {1: 1_200, 4: 3, 7: 20}  # more than one chunk of 500 on level 1, so that two processes have work
 

@@ -7,10 +7,9 @@ import pytest
 
 from dagnn.curriculum.engine import RuleEngine
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.rules.registry import LABELS, RULES
-from dagnn.curriculum.traces import collect_windows
-from dagnn.curriculum.window_kinds import CONSTANTS, DIGITS, KINDS, PRODUCTS, SYMBOLIC, is_held_out, kind_of
-from dagnn.nn.rewriter_features import WindowFeatures
+from dagnn.curriculum.rules.numbers import LABELS, RULES
+from dagnn.curriculum.traces import CONSTANTS, DIGITS, KINDS, PRODUCTS, SYMBOLIC, collect_windows, is_held_out, kind_of
+from dagnn.rewriting.features import WindowFeatures
 
 
 @pytest.fixture(scope="module")

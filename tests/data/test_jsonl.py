@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from dagnn.data.jsonl import read_records, write_records
-from dagnn.data.record import Record
+from dagnn.data.records import Record, read_records, write_records
 from dagnn.errors import DataError
 
 RECORDS = [Record(str(i), 1 + i % 3, f"(+ {i} é)", str(i), "train") for i in range(20)]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.data.order import interleaved, shuffled_draws, weighted_draws
+from dagnn.data.batches import interleaved, shuffled_draws, weighted_draws
 
 
 @given(st.integers(1, 30), st.integers(0, 100), st.integers(0, 100), st.integers(0, 2**70))

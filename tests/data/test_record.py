@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.data.record import MalformedLine, Record, record_from_line, record_to_line
+from dagnn.data.records import MalformedLine, Record, record_from_line, record_to_line
 from dagnn.graph import Dag
 
 RECORDS = st.builds(

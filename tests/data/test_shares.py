@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.data.shares import counts_of_shares, level_shares_of
+from dagnn.data.batches import counts_of_shares, level_shares_of
 from dagnn.errors import ConfigError
 
 LEVELS = np.array([1, 1, 1, 2, 2, 2, 3, 3])

@@ -17,8 +17,11 @@ from pathlib import Path
 import torch
 
 from dagnn import cli
-from dagnn.nn import GraphRewriter
-from dagnn.training import checkpoint_store, curriculum_run, durable, report
+from dagnn import files as durable
+from dagnn.curriculum import report
+from dagnn.curriculum import run as curriculum_run
+from dagnn.rewriting import GraphRewriter
+from dagnn.training.run import store as checkpoint_store
 
 SMALL = [
     *("--max-steps", "24", "--batch-size", "32", "--micro-batches", "2", "--threads", "1", "--model.width", "32"),

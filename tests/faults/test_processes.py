@@ -16,8 +16,8 @@ from faults.two_processes import ITEMS, plain_config, plain_trainer, square, sto
 from small_training import outcome
 
 from dagnn.training import RunDirectory, TrainingInterrupted
+from dagnn.training.evaluation import Tally
 from dagnn.training.metrics import read_metrics
-from dagnn.training.tally import Tally
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no torch.distributed")

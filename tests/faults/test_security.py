@@ -15,12 +15,12 @@ import torch
 
 from dagnn.cli import main
 from dagnn.errors import CheckpointError, ConfigError, DagnnError
-from dagnn.training import checkpoint as module
-from dagnn.training import foreign
-from dagnn.training.checkpoint import Checkpoint, read_checkpoint, verify_checkpoint, write_checkpoint
-from dagnn.training.checkpoint_tools import export_weights, import_weights, read_weights
 from dagnn.training.config import TrainingConfig
-from dagnn.training.run_directory import RunDirectory
+from dagnn.training.run import checkpoint as module
+from dagnn.training.run import tools as foreign
+from dagnn.training.run.checkpoint import Checkpoint, read_checkpoint, verify_checkpoint, write_checkpoint
+from dagnn.training.run.directory import RunDirectory
+from dagnn.training.run.tools import export_weights, import_weights, read_weights
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dagnn"
 

@@ -22,7 +22,7 @@ from dagnn.data import BatchIterator
 from dagnn.errors import RunError
 from dagnn.training import MappedSource, Trainer, TrainingInterrupted
 from dagnn.training.processes import Processes, joined
-from dagnn.training.run_directory import open_run
+from dagnn.training.run.directory import open_run
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import sharded_training

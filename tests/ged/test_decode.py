@@ -7,7 +7,7 @@ import torch
 
 from dagnn.errors import ConfigError, GraphError
 from dagnn.ged import GraphTargets, decode
-from dagnn.ged.decode import acyclic_edges
+from dagnn.ged.targets import acyclic_edges
 from dagnn.graph import Dag
 
 

@@ -76,7 +76,7 @@ def test_distance_is_that_of_brute_force(oracle):
 
 
 def test_distance_by_linear_prices_is_that_of_brute_force(oracle, monkeypatch):
-    monkeypatch.setattr("dagnn.ged.solve.PATIENCE", 0)
+    monkeypatch.setattr("dagnn.ged.exact.solve.PATIENCE", 0)
     check_against_brute_force(range(200), oracle, largest=4)
 
 
@@ -87,7 +87,7 @@ def test_distance_is_that_of_brute_force_on_many_pairs(oracle):
 
 @pytest.mark.slow
 def test_distance_by_linear_prices_is_that_of_brute_force_on_many_pairs(oracle, monkeypatch):
-    monkeypatch.setattr("dagnn.ged.solve.PATIENCE", 0)
+    monkeypatch.setattr("dagnn.ged.exact.solve.PATIENCE", 0)
     check_against_brute_force(range(300, 2300), oracle, largest=5)
 
 
@@ -98,7 +98,7 @@ def test_linear_prices_prove_unrelated_graphs_that_branch_match_does_not(oracle,
     assert proved.proved
     tight, plain = ged_bounds(a, b, tight=True), ged_bounds(a, b)
     assert plain.lower + 5 <= tight.lower <= proved.distance <= tight.upper
-    monkeypatch.setattr("dagnn.ged.solve.PATIENCE", 5_000)
+    monkeypatch.setattr("dagnn.ged.exact.solve.PATIENCE", 5_000)
     assert not graph_edit_distance(a, b, budget=5_000).proved
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dagnn.commands.ged import compare_files
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.ged import (
     EditCosts,
@@ -20,7 +21,6 @@ from dagnn.ged import (
     graph_edit_distance,
     tree_edit_distance,
 )
-from dagnn.ged.command import compare_files
 from dagnn.graph import Dag, DagBatch
 
 NAN = float("nan")

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from strategies import dags, expression_dags
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph import Dag, DagBatch, joining, kahn
+from dagnn.graph import Dag, DagBatch
+from dagnn.graph import concatenation as joining
+from dagnn.graph import levels as kahn
 
 MANY = st.lists(dags(attributes=True, positions=True), max_size=5) | st.lists(expression_dags(), max_size=5)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import dags
 
-from dagnn.graph.csr import offsets_of, stable_order
+from dagnn.graph.edges import offsets_of, stable_order
 
 
 @given(st.lists(st.integers(0, 9)), st.sampled_from([10, 2**62]))

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import dagnn.ged, dagnn.nn, dagnn.curriculum
-from dagnn.graph.jitted import jitted
+from dagnn.graph.cached import jitted
 print(jitted(lambda x: x + 1)(2))
 """
 

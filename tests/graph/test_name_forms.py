@@ -18,7 +18,7 @@ from names import Gene, Pair, disguised, plain_name, spelled
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import Dag
-from dagnn.graph.name_forms import canonical, sort_key
+from dagnn.graph.names import canonical, sort_key
 
 
 class Same:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from dagnn.errors import ConfigError
 from dagnn.graph import Dag
-from dagnn.kernels import compiled_sweep, workers
+from dagnn.kernels.emit import workers
+from dagnn.kernels.sweep import passes as compiled_sweep
 from dagnn.nn import DagNN, DagSweep, Embedding, LearnableModule, TreeLSTMCell
 
 LR = 0.03

@@ -5,7 +5,8 @@ import torch
 
 from dagnn.errors import ConfigError
 from dagnn.graph import Dag
-from dagnn.kernels import kernel_path, native_code
+from dagnn.kernels import kernel_path
+from dagnn.kernels.emit import native as native_code
 from dagnn.nn import DagNN, DagSweep, GRUCell
 
 

@@ -12,7 +12,8 @@ from small_sweeps import CELLS, DIRECT, GRAPH, RAGGED, WHOLE, D, features, sweep
 from torch import Tensor, nn
 
 from dagnn.graph import Dag, DagBatch
-from dagnn.kernels import compiled_sweep, leaf_gradients
+from dagnn.kernels import autograd as leaf_gradients
+from dagnn.kernels.sweep import passes as compiled_sweep
 from dagnn.nn import DagNN, DagSweep
 
 every_cell = pytest.mark.parametrize("name", CELLS)

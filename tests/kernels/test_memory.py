@@ -5,8 +5,8 @@ import threading
 
 import torch
 
-from dagnn.kernels import memory
-from dagnn.kernels.memory import Borrowed
+from dagnn.kernels import autograd as memory
+from dagnn.kernels.autograd import Borrowed
 
 
 def test_two_users_never_have_the_same_and_the_next_gets_what_the_last_left():

@@ -9,7 +9,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import Dag
-from dagnn.kernels import network_op  # noqa: F401  # registers torch.ops.dagnn.network
 from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, DagNN, DagSweep, GRUCell
 
 # PyTorch's own first forward-mode derivative of a process calls it.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 from dagnn.errors import ConfigError
-from dagnn.kernels.segments import (
+from dagnn.kernels.reference import (
     aggregate,
     check_aggregate,
     segment_max,

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from dagnn.errors import RunError
-from dagnn.training.ema import WeightAverage
-from dagnn.training.tensor_state import averaged_tensors, load_weights
+from dagnn.training.optimizers import WeightAverage
+from dagnn.training.run.tensors import averaged_tensors, load_weights
 
 
 def test_average_is_the_formula():

@@ -11,11 +11,11 @@ from torch import nn
 from dagnn.data import BatchIterator
 from dagnn.errors import ConfigError
 from dagnn.training import MappedSource, RunDirectory, Trainer, TrainingInterrupted
-from dagnn.training.counters import Counters
-from dagnn.training.epochs import EpochMeans, Share
+from dagnn.training.evaluation import Tally
 from dagnn.training.metrics import read_metrics
-from dagnn.training.profiling import StepProfiler
-from dagnn.training.tally import Tally
+from dagnn.training.result import Counters
+from dagnn.training.step import EpochMeans, Share
+from dagnn.training.terminal import StepProfiler
 
 FEATURES = torch.randn(10, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 

@@ -12,10 +12,10 @@ import torch
 from small_training import NUM_STEPS, small_trainer
 
 from dagnn._version import __version__
-from dagnn.training.checkpoint import FORMAT, read_checkpoint
-from dagnn.training.checkpoint_tools import list_checkpoints, verify
 from dagnn.training.metrics import read_metrics
-from dagnn.training.run_directory import RunDirectory
+from dagnn.training.run.checkpoint import FORMAT, read_checkpoint
+from dagnn.training.run.directory import RunDirectory
+from dagnn.training.run.tools import list_checkpoints, verify
 
 GOLDEN = sorted((Path(__file__).parent / "golden").iterdir())
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.training import RunDirectory, Trainer, find_lr
-from dagnn.training.iterable_source import IterableSource, as_source
+from dagnn.training.loader import IterableSource, as_source
 from dagnn.training.metrics import read_metrics
 
 INPUTS = torch.randn(11, 3, generator=torch.Generator().manual_seed(0))

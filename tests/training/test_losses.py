@@ -9,8 +9,8 @@ from torch import nn
 from dagnn.data import BatchIterator
 from dagnn.errors import ConfigError
 from dagnn.training import MappedSource, RunDirectory, Trainer
-from dagnn.training.losses import Returned
 from dagnn.training.metrics import read_metrics
+from dagnn.training.step import Returned
 
 SETTINGS = {"micro_batches": 2, "max_steps": 3}
 

@@ -12,9 +12,8 @@ import pytest
 from dagnn.cli import main
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import TrainingConfig
-from dagnn.training.metrics import MetricsLog
-from dagnn.training.metrics_export import metrics_csv, with_rates, write_tensorboard
-from dagnn.training.run_directory import RunDirectory
+from dagnn.training.metrics import MetricsLog, metrics_csv, with_rates, write_tensorboard
+from dagnn.training.run.directory import RunDirectory
 
 ROWS = [
     {"kind": "step", "step": 1, "loss": 2.5, "weight": 8.0, "level": None, "seconds": 0.5},

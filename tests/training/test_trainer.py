@@ -210,7 +210,7 @@ def test_full_disk_ends_the_training_with_the_path_and_the_last_checkpoint(tmp_p
     settings = config(checkpoint__save_every=2)
     with RunDirectory.create(tmp_path / "run", settings) as run:
         trainer = Trainer(linear(), mse, Cycle(data(4)), settings, run=run, show_progress=False)
-        from dagnn.training import checkpoint as module
+        from dagnn.training.run import checkpoint as module
 
         real = module.write_new
 

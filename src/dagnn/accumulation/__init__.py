@@ -3,10 +3,10 @@
 from dagnn.accumulation import weights as weights
 from dagnn.accumulation.accumulator import GradientAccumulator
 from dagnn.accumulation.check import Report, check_equivalence, check_loop
-from dagnn.accumulation.notices import AccumulationWarning
-from dagnn.accumulation.oneshot import AccumulatedLoss, accumulate
-from dagnn.accumulation.update import Update
+from dagnn.accumulation.stepping import Update
+from dagnn.accumulation.whole_batch import AccumulatedLoss, accumulate
 from dagnn.accumulation.window import Window
+from dagnn.errors import AccumulationWarning
 
 __all__ = [
     "AccumulatedLoss",

@@ -8,21 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.arguments import check_models, check_optimizers
-from dagnn.accumulation.batchnorm import BatchNormMode, BatchNorms
 from dagnn.accumulation.closures import step_with_closure
-from dagnn.accumulation.cutting import Cut, MicroBatch, Tail, WeightFn, cut_windows
 from dagnn.accumulation.eager import Eager, LastBackwardSums, MomentumSums, check_eager
-from dagnn.accumulation.gradients import AccumulateDtype, GradientSums, check_accumulate_dtype
-from dagnn.accumulation.oneshot import Job, LossFn, MicroBatchSize, run_batch
-from dagnn.accumulation.owned import OwnedParameters
-from dagnn.accumulation.planning import Plan, join_plans
-from dagnn.accumulation.processes import Ranks
-from dagnn.accumulation.ranks import FsdpSync, ranks_of
+from dagnn.accumulation.optimizers import OwnedParameters, check_models, check_optimizers
+from dagnn.accumulation.partition import Cut, MicroBatch, Plan, Tail, WeightFn, cut_windows, join_plans
+from dagnn.accumulation.ranks import FsdpSync, Ranks, ranks_of
 from dagnn.accumulation.shares import Reduction
-from dagnn.accumulation.stepping import Finisher
-from dagnn.accumulation.sums import Sums
-from dagnn.accumulation.update import Update
+from dagnn.accumulation.state import BatchNormMode, BatchNorms
+from dagnn.accumulation.stepping import Finisher, Update
+from dagnn.accumulation.sums import AccumulateDtype, GradientSums, Sums, check_accumulate_dtype
+from dagnn.accumulation.whole_batch import Job, LossFn, MicroBatchSize, run_batch
 from dagnn.accumulation.window import Engine, OnNonfinite, Window
 from dagnn.errors import AccumulationError, ConfigError
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from dagnn.accumulation.norms import clip_factor, total_norm
-from dagnn.accumulation.snapshot import RandomState
+from dagnn.accumulation.state import RandomState
 from dagnn.accumulation.stepping import Finisher, Stepped, losses_are_finite
+from dagnn.accumulation.sums import clip_factor, total_norm
 from dagnn.accumulation.window import Window
 from dagnn.errors import AccumulationError, ConfigError
 

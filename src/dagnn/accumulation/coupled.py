@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dagnn.accumulation.items import CUT, count_items
-from dagnn.accumulation.snapshot import RandomState
-from dagnn.accumulation.splitting import join_batches, slice_batch
+from dagnn.accumulation.partition import join_batches, slice_batch
+from dagnn.accumulation.state import RandomState
 from dagnn.errors import AccumulationError
 
 Backward = Callable[[Sequence[Tensor], Sequence[Tensor], bool], None]  # roots, their gradients, retain_graph

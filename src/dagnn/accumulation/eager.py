@@ -13,10 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.backward_pass import run_backward
-from dagnn.accumulation.gradients import AccumulateDtype, wide_dtype
-from dagnn.accumulation.norms import total_norm
-from dagnn.accumulation.sums import Sums
+from dagnn.accumulation.sums import AccumulateDtype, Sums, run_backward, total_norm, wide_dtype
 from dagnn.errors import AccumulationError, ConfigError
 
 Eager = Literal["momentum", "last"] | None

@@ -1,14 +1,246 @@
-"""Which processes share a model: found from how it is wrapped."""
+"""How several processes join counts and gradients: alone, replicated (DDP) or sharded (FSDP2)."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeVar, final
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from dagnn.accumulation.notices import warn
-from dagnn.accumulation.processes import Alone, Ranks
-from dagnn.errors import ConfigError
+from dagnn.errors import AccumulationError, ConfigError, warn
+
+T = TypeVar("T")
+
+
+class Ranks(ABC):
+    """What a window asks of the processes that share the model. Each method is called by all of them."""
+
+    world_size: int
+    seed_factor: float  # what losses are multiplied by, where the wrapper divides gradients by the world size
+    every_backward: bool  # all processes must run every backward pass, also of a micro-batch that counts nothing
+
+    @abstractmethod
+    def gather(self, value: T) -> list[T]:
+        """``value`` of every process, in the order of their ranks."""
+
+    @abstractmethod
+    def open_window(self, micro_batches: list[int]) -> None:
+        """Called before the first forward pass of a window, with the number of micro-batches of every process."""
+
+    @abstractmethod
+    def open_micro_batch(self, *, is_last: bool) -> None:
+        """Called before the forward pass of each micro-batch."""
+
+    @abstractmethod
+    def close_window(self) -> None:
+        """Called when the window ends, also by an error."""
+
+    @abstractmethod
+    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Replace the ``.grad`` of every process by their sum."""
+
+    @abstractmethod
+    def sum_parts(self, value: float) -> float:
+        """Sum of ``value`` over the processes where each holds a part of every gradient; else ``value`` itself."""
+
+    @abstractmethod
+    def share_buffers(self) -> None:
+        """Give every process the buffers of the first, where the wrapper does so."""
+
+
+@final
+class Alone(Ranks):
+    """One process: nothing to join."""
+
+    world_size = 1
+    seed_factor = 1.0
+    every_backward = False
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def open_window(self, micro_batches: list[int]) -> None:
+        pass
+
+    def open_micro_batch(self, *, is_last: bool) -> None:
+        pass
+
+    def close_window(self) -> None:
+        pass
+
+    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        pass
+
+    def sum_parts(self, value: float) -> float:
+        return value
+
+    def share_buffers(self) -> None:
+        pass
+
+
+BUCKET_BYTES = 25 * 2**20  # DDP's default
+_SWITCHES = ("require_backward_grad_sync", "require_forward_param_sync", "static_graph", "find_unused_parameters")
+
+
+@final
+class Replicated(Ranks):
+    """Sums gradients over the processes of ``group``."""
+
+    seed_factor = 1.0
+    every_backward = False
+
+    def __init__(self, models: Sequence[nn.Module], group: Any) -> None:
+        self._group = group
+        self.world_size = dist.get_world_size(group)
+        self._wrapped = [model for model in models if isinstance(model, DistributedDataParallel)]
+        self._before: list[dict[str, bool]] | None = None
+        for model in self._wrapped:
+            if getattr(model, "_comm_hooks", None):
+                warn(
+                    "the communication hook of DDP is not used inside windows: gradients are summed once per window, "
+                    "in full precision."
+                )
+
+    def gather(self, value: T) -> list[T]:
+        return gather_objects(value, self._group)
+
+    def open_window(self, micro_batches: list[int]) -> None:
+        if self._before is None:
+            self._before = [{name: getattr(model, name) for name in _SWITCHES} for model in self._wrapped]
+        for model in self._wrapped:
+            for name in _SWITCHES:
+                setattr(model, name, False)
+
+    def open_micro_batch(self, *, is_last: bool) -> None:
+        pass
+
+    def close_window(self) -> None:
+        for model, values in zip(self._wrapped, self._before or [], strict=False):
+            for name, value in values.items():
+                setattr(model, name, value)
+        self._before = None
+
+    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        used = self._used_anywhere(parameters)
+        gradients = []
+        for parameter, is_used in zip(parameters, used, strict=True):
+            if not is_used:
+                continue  # used by no process: stays None, so that the optimizer leaves it alone
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype, requires_grad=False)
+            if parameter.grad.is_sparse:
+                raise AccumulationError(
+                    "sparse gradients cannot be summed over processes: use nn.Embedding(sparse=False)."
+                )
+            gradients.append(parameter.grad)
+        for bucket in buckets(gradients, BUCKET_BYTES):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            dist.all_reduce(flat, group=self._group)
+            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def sum_parts(self, value: float) -> float:
+        return value
+
+    def share_buffers(self) -> None:
+        for model in self._wrapped:
+            if model.broadcast_buffers:
+                for buffer in model.module.buffers():
+                    dist.broadcast(buffer, group=self._group, group_src=0)
+
+    def _used_anywhere(self, parameters: list[nn.Parameter]) -> list[bool]:
+        if not parameters:
+            return []
+        used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group)
+        return [bool(u) for u in used.tolist()]
+
+
+def gather_objects(value: T, group: Any) -> list[T]:
+    """``value`` of every process of ``group``."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
+
+
+def buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
+    """``tensors`` in groups of one dtype and device and at most ``limit`` bytes each, in order."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    sizes: dict[tuple[torch.dtype, torch.device], int] = {}
+    for tensor in tensors:
+        key = (tensor.dtype, tensor.device)
+        size = tensor.numel() * tensor.element_size()
+        if key in groups and sizes[key] + size > limit:
+            yield groups.pop(key)
+        if key not in groups:
+            groups[key], sizes[key] = [], 0
+        groups[key].append(tensor)
+        sizes[key] += size
+    yield from groups.values()
+
+
+@final
+class Sharded(Ranks):
+    """Leaves the reduction to FSDP2, which averages gradients over the processes.
+
+    ``reduce_each`` reduces after every micro-batch: the memory of one shard of gradients. Without it, they are
+    reduced once per window: less traffic, but every process keeps the gradients of the whole model until then.
+    """
+
+    every_backward = True
+
+    def __init__(self, models: Sequence[Any], parameters: Sequence[nn.Parameter], *, reduce_each: bool) -> None:
+        meshes = {mesh for p in parameters if (mesh := getattr(p, "device_mesh", None)) is not None}
+        if len(meshes) != 1 or any(getattr(p, "device_mesh", None) is None for p in parameters):
+            raise ConfigError(
+                "with fully_shard all parameters of the optimizer must be sharded over the same mesh: call "
+                "fully_shard(model) on the whole model before making the optimizer."
+            )
+        (mesh,) = meshes
+        if mesh.ndim > 1 and mesh.size() != dist.get_world_size():
+            raise ConfigError(
+                f"a mesh of {mesh.ndim} dimensions must hold all {dist.get_world_size()} processes, got {mesh.size()}."
+            )
+        self._models = list(models)
+        self._reduce_each = reduce_each
+        self._group = mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD
+        self.world_size = mesh.size()
+        self.seed_factor = float(self.world_size)
+        self._copies = 1 if mesh.ndim == 1 else mesh.size(0)  # HSDP: the first dimension replicates
+
+    def gather(self, value: T) -> list[T]:
+        return gather_objects(value, self._group)
+
+    def open_window(self, micro_batches: list[int]) -> None:
+        if len(set(micro_batches)) > 1:
+            raise AccumulationError(
+                f"with fully_shard all processes must run the same number of micro-batches per window, got "
+                f"{', '.join(map(str, micro_batches))}: they exchange parameters in every forward pass. Give every "
+                "process the same number of batches (DistributedSampler does), or use DDP."
+            )
+
+    def open_micro_batch(self, *, is_last: bool) -> None:
+        if not self._reduce_each:
+            for model in self._models:
+                model.set_requires_gradient_sync(is_last)
+
+    def close_window(self) -> None:
+        if not self._reduce_each:
+            for model in self._models:
+                model.set_requires_gradient_sync(True)
+
+    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        pass
+
+    def sum_parts(self, value: float) -> float:
+        return sum(self.gather(value)) / self._copies
+
+    def share_buffers(self) -> None:
+        pass
+
 
 FsdpSync = Literal["each", "last"]
 
@@ -45,11 +277,7 @@ def ranks_of(
         raise ConfigError(f"the models are wrapped in different ways ({', '.join(sorted(wrappers))}): use one for all.")
     (wrapper,) = wrappers
     if wrapper == "FSDPModule":
-        from dagnn.accumulation.sharded import Sharded
-
         return Sharded(models, parameters, reduce_each=fsdp_sync == "each")
-
-    from dagnn.accumulation.replicated import Replicated
 
     if wrapper == "DistributedDataParallel":
         groups = [model.process_group for model in models]

@@ -1,9 +1,4 @@
-"""The end of a window, in the one order that is right.
-
-check finite -> clip -> optimizer step -> scaler update -> scheduler -> EMA. Before it come the sum over processes,
-the unscaling and the division (``window.py``); after it gradients are dropped. Clipping sees the true mean gradient.
-The schedule moves once per update, and not at all when an update was skipped.
-"""
+"""The end of a window, in the one order that is right: unscale, clip, step, schedule."""
 
 import inspect
 import math
@@ -14,10 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.followers import average_updates, check_schedulers
-from dagnn.accumulation.norms import clip_factor, first_nonfinite
-from dagnn.accumulation.sums import Sums
+from dagnn.accumulation.optimizers import average_updates, check_schedulers
+from dagnn.accumulation.sums import Sums, clip_factor, first_nonfinite
 from dagnn.errors import AccumulationError, ConfigError
+
+
+class Update(NamedTuple):
+    """The result of one window.
+
+    ``loss`` and ``grad_norm`` are those of the full batch: they do not depend on how it was cut, nor on the number of
+    processes.
+    """
+
+    step: int  # optimizer updates made so far, this one included; a skipped window does not count
+    loss: float  # mean over all items of the window, or undivided sum; all losses added; nan when it was empty
+    weight: float  # what the sum over all processes was divided by; of the first denominator if there are several
+    grad_norm: float  # L2 norm over all gradients before clipping; nan when the window was empty
+    lr: float  # of the first parameter group, as used by this update
+    skipped: str | None  # None when parameters were updated, else "empty" or "non-finite"
+    micro_batches: int  # that ran, over all processes
+    losses: Mapping[str, float]  # every named loss by itself
 
 
 class Stepped(NamedTuple):

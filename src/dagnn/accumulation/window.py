@@ -8,16 +8,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from dagnn.accumulation.batchnorm import BatchNorms
-from dagnn.accumulation.cutting import MicroBatch
-from dagnn.accumulation.loss_scale import LossScale
-from dagnn.accumulation.losses import check_loss, refuse_detached, reported_loss, warn_if_divided
-from dagnn.accumulation.processes import Ranks
-from dagnn.accumulation.resume import restore_window, window_state
+from dagnn.accumulation.loss_scale import LossScale, check_loss, refuse_detached, reported_loss, warn_if_divided
+from dagnn.accumulation.partition import MicroBatch
+from dagnn.accumulation.ranks import Ranks
 from dagnn.accumulation.shares import SINGLE, Joined, Planned, Reduction, Shares, check_weight, join_tallies
-from dagnn.accumulation.stepping import Finisher, Stepped
+from dagnn.accumulation.state import BatchNorms, restore_window, window_state
+from dagnn.accumulation.stepping import Finisher, Stepped, Update
 from dagnn.accumulation.sums import Sums
-from dagnn.accumulation.update import Update
 from dagnn.errors import AccumulationError, ConfigError
 
 OnNonfinite = Literal["skip", "drop", "raise"]

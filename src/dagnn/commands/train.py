@@ -1,19 +1,119 @@
-"""`dagnn train`: a new training, or one that goes on, in one process or in those that torchrun started."""
+"""`dagnn train`: its flags, a new training or one that goes on, in one process or in those that torchrun started."""
 
 import difflib
+import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import make_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from tyro.conf import arg
 
-from dagnn.commands.arguments import complain, parsed_with_rest
-from dagnn.commands.streams import say
+from dagnn.commands.arguments import complain, parsed_with_rest, say
 from dagnn.errors import ConfigError
+from dagnn.training.config import TrainingConfig, training_settings
+from dagnn.training.settings import Setting
 
 if TYPE_CHECKING:
     from dagnn.training.config import TrainingConfig
+
+
+def training_flags() -> type:
+    """A dataclass for `tyro.cli` with one field per setting of `TrainingConfig`, nested alike.
+
+    A flag that is not given stays None, so that `given_flags` can tell it from a default, and every value
+    stays text: `TrainingConfig.resolve` converts it and reports all wrong ones at once. Inside a command's own
+    dataclass: ``settings: Annotated[training_flags(), tyro.conf.arg(name="")]``.
+    """
+    return _flags_of(TrainingConfig, training_settings(), "")
+
+
+def spelt_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments with "true" after a yes-or-no setting that stands alone.
+
+    >>> spelt_out(["--compile", "--seed", "3"])
+    ['--compile', 'true', '--seed', '3']
+    """
+    alone = {f"--{key.replace('_', '-')}" for key, setting in training_settings().items() if setting.type is bool}
+    found: list[str] = []
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
+        found.append(argument)
+        if argument in alone and following.startswith("-"):
+            found.append("true")
+    return found
+
+
+def given_flags(flags: Any, prefix: str = "") -> dict[str, str]:
+    """What the user typed: dotted key -> text, to be passed to ``TrainingConfig.resolve(flags=...)``."""
+    given: dict[str, str] = {}
+    for each in fields(flags):
+        value = getattr(flags, each.name)
+        if is_dataclass(value):
+            given |= given_flags(value, f"{prefix}{each.name}.")
+        elif value is not None:
+            given[prefix + each.name] = value if isinstance(value, str) else " ".join(value)
+    return given
+
+
+def unknown_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Flags that nothing has taken, as settings for ``TrainingConfig.given`` to refuse with its suggestion, and the
+    words that belong to no flag.
+
+    >>> unknown_flags(["--bach-size", "3", "--sed=1", "--optimizer.lrr"])
+    ({'bach_size': '3', 'sed': '1', 'optimizer.lrr': ''}, [])
+    >>> unknown_flags(["twice"])
+    ({}, ['twice'])
+    """
+    flags: dict[str, str] = {}
+    words = []
+    key = None
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, _, value = argument[2:].partition("=")
+            key = name.replace("-", "_")
+            flags[key] = value
+        elif key is None:
+            words.append(argument)
+        else:
+            flags[key] = f"{flags[key]} {argument}".strip()
+    return flags, words
+
+
+def _flags_of(config: type, settings: Mapping[str, Setting], prefix: str) -> type:
+    import tyro  # here, so that a configuration can be read without it
+
+    hints = typing.get_type_hints(config)
+    members: dict[str, tuple[Any, Any]] = {}
+    for key, setting in settings.items():
+        head, nested, _ = key.removeprefix(prefix).partition(".")
+        if not nested:
+            members[head] = (_flag(setting), field(default=None))
+        elif head not in members:
+            inside = {each: value for each, value in settings.items() if each.startswith(f"{prefix}{head}.")}
+            section = _flags_of(hints[head], inside, f"{prefix}{head}.")
+            # With its help said, tyro does not search the source of these classes, which have none, for it.
+            told = tyro.conf.arg(help=(hints[head].__doc__ or "").partition("\n")[0])
+            members[head] = (Annotated[section, told], field(default_factory=section))
+    return make_dataclass(
+        f"{config.__name__}Flags", [(head, kind, default) for head, (kind, default) in members.items()], frozen=True
+    )
+
+
+def _flag(setting: Setting) -> Any:
+    import tyro
+
+    is_list = typing.get_origin(setting.type) is tuple
+    default = " ".join(map(str, setting.default)) if is_list else setting.default
+    told = tyro.conf.arg(
+        help=f"{setting.help} ({setting.allowed}; default {default})",
+        metavar="LIST" if is_list else setting.type.__name__.upper(),
+        help_behavior_hint="",
+    )
+    # typing.Optional, None first: for `str | None` tyro loads typeguard, which takes a third of the time of --help.
+    kind: Any = typing.Union[None, tuple[str, ...]] if is_list else typing.Union[None, str]  # noqa: UP007
+    return Annotated[kind, told]
+
 
 _RESUME_HELP = "auto: go on if run_directory holds a run; latest: go on with it; or a run or checkpoint to go on with"
 _PROFILE_HELP = "write a trace of the first 20 steps into profile.json of the run; --profile-steps: of how many"
@@ -32,9 +132,9 @@ def run(arguments: Sequence[str]) -> int:
     if given.find_lr:
         return _find_lr(_plan(given, unknown))
 
-    from dagnn.training.curriculum_run import train
+    from dagnn.curriculum.report import report_after_training
+    from dagnn.curriculum.run import train
     from dagnn.training.processes import joined
-    from dagnn.training.report import report_after_training
     from dagnn.training.signals import TrainingInterrupted, leaving_on_signals
 
     with leaving_on_signals(), joined() as processes:
@@ -54,7 +154,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _find_lr(plan: tuple["TrainingConfig", bool, int | None]) -> int:
-    from dagnn.training.curriculum_run import search_lr
+    from dagnn.curriculum.run import search_lr
     from dagnn.training.signals import leaving_on_signals
 
     config, resume, _ = plan
@@ -75,10 +175,9 @@ def _find_lr(plan: tuple["TrainingConfig", bool, int | None]) -> int:
 def _parsed(arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
     """The arguments, and the flags that there are not, to be refused together with wrong settings."""
     from dagnn.training.config import training_settings
-    from dagnn.training.flags import spelt_out, training_flags, unknown_flags
 
     settings = training_flags()
-    text = Optional[str]  # noqa: UP045 - as in training/flags.py: it is faster
+    text = Optional[str]  # noqa: UP045 - as in commands/train.py: it is faster
     own = [
         ("config", Annotated[text, arg(help="settings in a TOML file; flags beat it", metavar="FILE")], None),
         ("resume", Annotated[text, arg(help=_RESUME_HELP, metavar="auto|latest|PATH")], None),
@@ -108,8 +207,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
 def _plan(given: Any, unknown: Mapping[str, str]) -> tuple["TrainingConfig", bool, int | None]:
     """The settings of the training, whether it goes on, and the step of the checkpoint to go on from (None: newest)."""
     from dagnn.training.config import TrainingConfig
-    from dagnn.training.flags import given_flags
-    from dagnn.training.resume import begun, find_run, is_restart
+    from dagnn.training.run.resume import begun, find_run, is_restart
 
     # torchrun starts a failed training again with the same arguments: it must not begin anew, or be refused.
     resume = "auto" if given.resume is None and is_restart() else given.resume
@@ -133,8 +231,8 @@ def _plan(given: Any, unknown: Mapping[str, str]) -> tuple["TrainingConfig", boo
 
 
 def _going_on(directory: Path, said: Mapping[str, Any], reschedule: str | None) -> "TrainingConfig":
-    from dagnn.training.resume import resumed_config
-    from dagnn.training.run_directory import RunDirectory
+    from dagnn.training.run.directory import RunDirectory
+    from dagnn.training.run.resume import resumed_config
 
     stored = RunDirectory.read(directory).config()
     return resumed_config(stored, {**said, "run_directory": str(directory)}, reschedule=reschedule)

@@ -1,9 +1,9 @@
 """Seven levels of symbolic mathematics: the language, the exact answers, the generator and the judge."""
 
-from dagnn.curriculum.decimals import decimal_leaf, decimal_of_digits, same_decimal
+from dagnn.curriculum.engine import from_dag, to_dag
 from dagnn.curriculum.exact import answer, equivalent, simplify
+from dagnn.curriculum.exact.precise import decimal_leaf, decimal_of_digits, same_decimal
 from dagnn.curriculum.expression import Expr, bind, parse, to_text
-from dagnn.curriculum.expression_graph import from_dag, to_dag
 from dagnn.curriculum.generator import GenerationStats, Sample, dataset, make_sample, stream
 from dagnn.curriculum.infix import from_infix
 from dagnn.curriculum.judge import Verdict, judge

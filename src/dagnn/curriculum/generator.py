@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from dagnn.curriculum.decimals import decimal_leaf
-from dagnn.curriculum.draw.draws import (
+from dagnn.curriculum.draw.arithmetic import (
     DROP_REASONS,
     HELD_OUT_PART,
     ILL_CONDITIONED,
@@ -23,10 +22,9 @@ from dagnn.curriculum.draw.draws import (
     with_digits,
 )
 from dagnn.curriculum.exact.derivative import derivative
-from dagnn.curriculum.exact.evaluate import LimitError, evaluate
+from dagnn.curriculum.exact.evaluate import LimitError, evaluate, is_well_rounded, well_conditioned_value
 from dagnn.curriculum.exact.integral import definite_integral
-from dagnn.curriculum.exact.numeric import is_well_rounded, well_conditioned_value
-from dagnn.curriculum.exact.precise import refuse_undefined
+from dagnn.curriculum.exact.precise import decimal_leaf, refuse_undefined
 from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.expression import Expr, from_fraction, size
 from dagnn.curriculum.levels import LevelSpec, check_depth, check_digits, level_spec, preset_of

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from itertools import islice
 
-from dagnn.curriculum.decimals import same_decimal
 from dagnn.curriculum.exact.answer import answer as exact_answer
 from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.derivative import derivative
 from dagnn.curriculum.exact.equivalence import equivalent
 from dagnn.curriculum.exact.evaluate import place
-from dagnn.curriculum.exact.precise import refuse_undefined
+from dagnn.curriculum.exact.precise import refuse_undefined, same_decimal
 from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.expression import FUNCTIONS, Expr, check, from_fraction, number_of, size, to_binary, walk
 from dagnn.curriculum.levels import level_spec

@@ -3,11 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dagnn.curriculum.draw.arithmetic import draw_level_1, draw_level_2, draw_level_3
-from dagnn.curriculum.draw.calculus import draw_level_5, draw_level_6
-from dagnn.curriculum.draw.draws import PRESETS, Draws, Preset
-from dagnn.curriculum.draw.equations import draw_level_7
-from dagnn.curriculum.draw.functions import draw_level_4
+from dagnn.curriculum.draw.arithmetic import (
+    PRESETS,
+    Draws,
+    Preset,
+    draw_level_1,
+    draw_level_2,
+    draw_level_3,
+    draw_level_4,
+)
+from dagnn.curriculum.draw.calculus import draw_level_5, draw_level_6, draw_level_7
 from dagnn.curriculum.expression import FUNCTIONS, Expr, symbols_of, walk
 from dagnn.curriculum.expression import depth as depth_of
 from dagnn.errors import ConfigError

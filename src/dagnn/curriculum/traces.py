@@ -1,4 +1,4 @@
-"""The training set of a rewriter: every distinct window of many traces, its replacement and how often it came."""
+"""The training set of the curriculum: every distinct window of many traces, its replacement and how often it came."""
 
 import signal
 import threading
@@ -7,21 +7,56 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from multiprocessing import get_context
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.engine import RuleEngine, to_term
 from dagnn.curriculum.expression import FUNCTIONS, Expr
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS, level_spec
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.elementary import constant_terms
-from dagnn.curriculum.terms import to_term
+from dagnn.curriculum.rules.numbers import RULES
 from dagnn.errors import ConfigError
-from dagnn.graph.rewriting.machine import LabelTokens, RewritingMachine
-from dagnn.graph.rewriting.window import ReplacementTokens, WindowTokens, encode_replacement
+from dagnn.rewriting.machine import LabelTokens, RewritingMachine
+from dagnn.rewriting.system import ReplacementTokens, WindowTokens, encode_replacement
+
+# Kinds of windows. A fact of the last two, such as 7 * 8 + 5 or the sine of 0.3, can only be learned by seeing it.
+SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS = "symbolic", "digits", "digit products", "functions"
+KINDS = (SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS)
+
+_KIND_OF_SUBJECT = {
+    "numbers": DIGITS,
+    "digits": DIGITS,
+    "division": DIGITS,
+    "rationals": DIGITS,
+    "elementary": CONSTANTS,
+    "fixed_point": CONSTANTS,
+    "rounding": CONSTANTS,
+}
+_PARTS = 1 << 32
+
+
+def kind_of(window: WindowTokens) -> str:
+    """One of `KINDS`, by the file of the rule that rewrites the window.
+
+    Symbolic are algebra, substitution, derivatives, integrals and equations; digits are the steps of rational
+    arithmetic but for the product of two digits with a carry; functions are level 4's, with their constants.
+    """
+    label = SIGNATURE.shown[window[0]].kind
+    if label == "times_digit":
+        return PRODUCTS
+    return _KIND_OF_SUBJECT.get(RULES[label].__module__.rpartition(".")[2], SYMBOLIC)
+
+
+def is_held_out(window: WindowTokens, share: float) -> bool:
+    """Whether the window is among this share of all windows, 0 .. 1: a pure function of both."""
+    digest = blake2b(np.array(window, "<i2").tobytes(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") < share * _PARTS
+
 
 # Samples traced before the shared stack is unwound; enough to make the cost of one call small.
 _CHUNK = 500
@@ -34,7 +69,7 @@ class WindowSet:
     """Distinct windows, in an order that depends on nothing but which windows they are.
 
     Attributes:
-        windows, replacements: as tokens, see `dagnn.graph.rewriting.window`.
+        windows, replacements: as tokens, see `dagnn.rewriting.system`.
         counts: int64 ``[num_windows, num_levels]``, how often each window came at each level.
         levels: the level of every column of `counts`.
     """

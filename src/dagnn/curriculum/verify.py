@@ -18,7 +18,7 @@ from fractions import Fraction
 
 from flint import arb, ctx, fmpq
 
-from dagnn.curriculum.exact.numeric import complex_value
+from dagnn.curriculum.exact.evaluate import complex_value
 from dagnn.curriculum.exact.precise import Undecided, approximate_once, enclosure
 from dagnn.curriculum.expression import Expr, from_fraction, number_of
 from dagnn.errors import ExpressionError

@@ -2,7 +2,6 @@
 
 from dagnn.data.batches import BatchIterator
 from dagnn.data.dataset import Dataset
-from dagnn.data.jsonl import read_records, write_records
-from dagnn.data.record import Record
+from dagnn.data.records import Record, read_records, write_records
 
 __all__ = ["BatchIterator", "Dataset", "Record", "read_records", "write_records"]

@@ -1,15 +1,148 @@
 """Which items form batch number n: mixed levels, weighted or shuffled, the same in every process."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dagnn.data.order import Seed, interleaved, shuffled_draws, weighted_draws
-from dagnn.data.shares import counts_of_shares, level_shares_of
 from dagnn.errors import CheckpointError, ConfigError
+
+_ROUNDING = 1e-9
+
+
+def level_shares_of(
+    level_of_item: NDArray[Any], weights: NDArray[np.float64] | None, given: Mapping[int, float] | None
+) -> dict[int, float]:
+    """The share of every level that gets one, ascending by level; they sum to 1.
+
+    Args:
+        level_of_item: integers ``[num_items]``.
+        weights: float64 ``[num_items]``, or None: every item weighs 1.
+        given: shares that the user fixed; the other levels divide the rest in proportion to their total weight.
+
+    Raises:
+        ConfigError: a share is out of range, they exceed 1, none is left to be divided, or a level with a share has no
+            items (or only items of weight 0).
+    """
+    levels, group_of_item = np.unique(level_of_item, return_inverse=True)
+    totals = np.bincount(group_of_item, weights, minlength=len(levels))
+    weight_of_level = {int(level): float(total) for level, total in zip(levels, totals, strict=True)}
+    fixed = dict(given or {})
+    for level, share in fixed.items():
+        if not 0 <= share <= 1:  # also refuses NaN
+            raise ConfigError(f"level_shares[{level}] must be between 0 and 1, got {share}.")
+        if share > 0 and not weight_of_level.get(level):
+            raise ConfigError(
+                f"level_shares gives {share} of a batch to level {level}, which has no items to draw: "
+                f"the levels are {sorted(level for level, weight in weight_of_level.items() if weight)}."
+            )
+
+    left = 1.0 - sum(fixed.values())
+    others = {level: weight for level, weight in weight_of_level.items() if level not in fixed and weight > 0}
+    if left < -_ROUNDING:
+        raise ConfigError(f"level_shares must sum to at most 1, got {sum(fixed.values())}.")
+    if left > _ROUNDING and not others:
+        if fixed:
+            raise ConfigError(f"level_shares name all levels and must sum to 1, got {sum(fixed.values())}.")
+        raise ConfigError("all item_weights are 0: nothing can be drawn.")
+
+    shares = {level: share for level, share in fixed.items() if share > 0}
+    if left > _ROUNDING:
+        shares |= {level: left * weight / sum(others.values()) for level, weight in others.items()}
+    return dict(sorted(shares.items()))
+
+
+def counts_of_shares(shares: Mapping[int, float], total: int) -> dict[int, int]:
+    """Whole numbers that sum to ``total``, each within 1 of ``share * total`` (largest remainders).
+
+    >>> counts_of_shares({1: 0.5, 2: 0.25, 3: 0.25}, 10)
+    {1: 5, 2: 3, 3: 2}
+    """
+    # Rounding first: 3 items of 7 give 0.42857... * 7 = 2.9999999999999996, which is 3.
+    exact = {level: round(share * total, 6) for level, share in shares.items()}
+    counts = {level: int(value) for level, value in exact.items()}
+    by_remainder = sorted(exact, key=lambda level: (counts[level] - exact[level], level))
+    for level in by_remainder[: total - sum(counts.values())]:
+        counts[level] += 1
+    return counts
+
+
+Seed = int | Sequence[int]
+
+
+def shuffled_draws(size: int, start: int, count: int, *, seed: Seed, level: int) -> NDArray[np.int64]:
+    """Draws ``start .. start + count - 1`` of an endless series of shuffles of ``0 .. size - 1``.
+
+    Every shuffle holds each item once, so any ``size`` draws that begin at a multiple of ``size`` are all items.
+
+    Args:
+        size: items of the level, at least 1.
+        start: first draw, from 0.
+        count: number of draws.
+        seed, level: choose the series.
+
+    Returns:
+        int64 ``[count]``, values in ``0 .. size - 1``.
+
+    Cost: O(size log size) per shuffle touched, whatever ``start`` is.
+    """
+    if count == 0:
+        return np.empty(0, np.int64)
+    first, last = start // size, (start + count + size - 1) // size
+    shuffles = [np.argsort(_bits(size, seed, epoch, level), kind="stable") for epoch in range(first, last)]
+    draws: NDArray[np.int64] = np.concatenate(shuffles)[start - first * size :][:count].astype(np.int64, copy=False)
+    return draws
+
+
+def weighted_draws(
+    cumulative: NDArray[np.float64], count: int, *, seed: Seed, epoch: int, level: int
+) -> NDArray[np.int64]:
+    """``count`` independent draws with replacement, item i with probability ``weight_i / sum of the weights``.
+
+    Args:
+        cumulative: float64 ``[size]``, the running sum of the weights; the last is positive.
+        count: number of draws.
+        seed, epoch, level: choose the draws.
+
+    Returns:
+        int64 ``[count]``, values in ``0 .. size - 1``; an item of weight 0 never occurs.
+    """
+    unit = (_bits(count, seed, epoch, level) >> np.uint64(11)) * 2.0**-53  # uniform on [0, 1), all 53 bits
+    # side="right": the interval of item i is [cumulative_{i-1}, cumulative_i), empty when its weight is 0.
+    draws = np.searchsorted(cumulative, unit * cumulative[-1], side="right")
+    # unit * total may round up to total itself, which is past the last item that has a weight.
+    last = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
+    bounded: NDArray[np.int64] = np.minimum(draws, last).astype(np.int64, copy=False)
+    return bounded
+
+
+def interleaved(counts: Sequence[int]) -> NDArray[np.int64]:
+    """Which group each of ``sum(counts)`` places belongs to, every group spread evenly over all places.
+
+    Any stretch of n places holds its fair share of every group to within about one, so that every batch cut from
+    it is mixed alike.
+
+    >>> interleaved([4, 2]).tolist()
+    [0, 1, 0, 0, 1, 0]
+    """
+    times = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in counts])
+    groups = np.repeat(np.arange(len(counts)), counts)
+    places: NDArray[np.int64] = groups[np.argsort(times, kind="stable")]
+    return places
+
+
+def _bits(count: int, seed: Seed, epoch: int, level: int) -> NDArray[np.uint64]:
+    """Random 64-bit words: uint64 ``[count]``, another series for every (seed, epoch, level)."""
+    parts = (seed,) if isinstance(seed, int | np.integer) else seed
+    # A hash for the key, not NumPy's SeedSequence: that pads with zeros, so the seeds 1 and (1, 0) would be one.
+    name = json.dumps([[int(part) for part in parts], epoch, level])
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
+    bits: NDArray[np.uint64] = np.random.Philox(key=key).random_raw(count)
+    return bits
+
 
 Indices = NDArray[np.int64]
 

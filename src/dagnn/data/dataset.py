@@ -7,8 +7,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dagnn.data.jsonl import read_records, write_records
-from dagnn.data.record import Record
+from dagnn.data.records import Record, read_records, write_records
 from dagnn.errors import DataError
 
 

@@ -1,15 +1,12 @@
 """Graph edit distance: exact, bounded, and as a differentiable loss."""
 
-from dagnn.ged.cliques import clique_counts
+from dagnn.ged.cliques import clique_counts, expected_edit_cost
 from dagnn.ged.costs import EditCosts
-from dagnn.ged.decode import decode
 from dagnn.ged.distance import GedBounds, GedResult, ged_bounds, graph_edit_distance
 from dagnn.ged.edit_path import Edit
-from dagnn.ged.expected import expected_edit_cost
 from dagnn.ged.loss import GedLoss, GedLossTerms
-from dagnn.ged.matrix import GedMatrix, ged_matrix
-from dagnn.ged.metric import GedMetric, GedSummary
-from dagnn.ged.targets import GraphTargets
+from dagnn.ged.matrix import GedMatrix, GedMetric, GedSummary, ged_matrix
+from dagnn.ged.targets import GraphTargets, decode
 from dagnn.ged.tree import tree_edit_distance
 
 __all__ = [

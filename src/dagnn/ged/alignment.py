@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
 
 from dagnn.errors import GraphError
-from dagnn.graph.lasting import lasting
+from dagnn.graph.cached import lasting
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from dagnn.errors import ConfigError
 from dagnn.ged.costs import EditCosts, checked_costs, is_no_number
 from dagnn.ged.edit_path import Edit, edit_path
+from dagnn.ged.exact.solve import BOUND_STARTS, Outcome, as_float, find
+from dagnn.ged.exact.tables import CostTables, build_tables
+from dagnn.ged.exact.watch import Watch
 from dagnn.ged.labelled import Graph, LabelledGraph, read_pair
-from dagnn.ged.solve import BOUND_STARTS, Outcome, as_float, find
-from dagnn.ged.tables import CostTables, build_tables
-from dagnn.ged.watch import Watch
 
 DEFAULT_BUDGET = 200_000
 
@@ -124,7 +124,7 @@ def graph_edit_distance(
         about 20 ms at 16 nodes, 0.2 s at 20 and 0.6 s at 24. Costs that do not fit 64-bit integers, because they span
         many orders of magnitude, are compared exactly all the same, in more time. The first call of a process loads
         compiled code; the first on a machine compiles it, which takes some 10 s.
-    Source: see `dagnn.ged.search`.
+    Source: see `dagnn.ged.exact.search`.
 
     >>> from dagnn.graph import Dag
     >>> result = graph_edit_distance(Dag([("a", "b"), ("b", "c")]), Dag([("a", "b"), ("a", "c")]))

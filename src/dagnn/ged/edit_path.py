@@ -7,10 +7,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from dagnn.ged.assignment import assign_exactly
+from dagnn.ged.costs import exact_integers
+from dagnn.ged.exact.assignment import assign_exactly
+from dagnn.ged.exact.tables import CostTables
 from dagnn.ged.labelled import LabelledGraph, label_key
-from dagnn.ged.tables import CostTables
-from dagnn.ged.units import exact_integers
 
 Kind: TypeAlias = Literal[
     "delete node", "insert node", "substitute node", "delete edge", "insert edge", "substitute edge"

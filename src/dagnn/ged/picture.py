@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dagnn.ged.decode import acyclic_edges
 from dagnn.ged.distance import GedResult
 from dagnn.ged.labelled import LabelledGraph, label_key
 from dagnn.ged.layout import Layout, layered
+from dagnn.ged.targets import acyclic_edges
 
 Point = tuple[float, float]
 

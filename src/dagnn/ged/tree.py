@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.ged.compiled import compiled, interpreted
-from dagnn.ged.costs import EditCosts, checked_costs
+from dagnn.ged.costs import ROOM, EditCosts, checked_costs, exact_integers
+from dagnn.ged.exact.solve import as_float
+from dagnn.ged.exact.tables import build_tables
 from dagnn.ged.labelled import label_key, read_graphs
-from dagnn.ged.solve import as_float
-from dagnn.ged.tables import build_tables
-from dagnn.ged.units import ROOM, exact_integers
 from dagnn.graph import Dag
+from dagnn.graph.cached import compiled, interpreted
 
 Ints = NDArray[np.int64]
 

@@ -2,8 +2,8 @@
 
 from dagnn.graph.batch import DagBatch
 from dagnn.graph.collate import collate
-from dagnn.graph.csr import Csr
 from dagnn.graph.dag import Dag
+from dagnn.graph.edges import Csr
 from dagnn.graph.levels import topological_levels
 from dagnn.graph.parts import Dangling
 

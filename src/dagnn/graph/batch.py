@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph import pyg_format
 from dagnn.graph.attributes import Attributes
-from dagnn.graph.csr import Csr
+from dagnn.graph.cached import lasting_property
+from dagnn.graph.concatenation import check_alike, join, join_attributes, parts_of
 from dagnn.graph.dag import Dag
-from dagnn.graph.joining import check_alike, join, join_attributes, parts_of
-from dagnn.graph.lasting import lasting_property
+from dagnn.graph.edges import Csr
+from dagnn.graph.formats import pyg as pyg_format
 from dagnn.graph.names import checked_names
 
 if TYPE_CHECKING:

@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph import json_format, networkx_format, parts, polish, pyg_format, text
+from dagnn.graph import parts
 from dagnn.graph.attributes import Attributes, checked_attributes, take
-from dagnn.graph.checks import check_no_self_loop
-from dagnn.graph.content import Content
-from dagnn.graph.csr import Csr, grouped, offsets_of, stable_order
-from dagnn.graph.edge_order import canonical_order
-from dagnn.graph.kahn import peel
-from dagnn.graph.lasting import lasting_property
-from dagnn.graph.levels import levelled
+from dagnn.graph.cached import lasting_property
+from dagnn.graph.content import Content, canonical_order
+from dagnn.graph.edges import Csr, check_no_self_loop, grouped, offsets_of, stable_order
+from dagnn.graph.formats import json as json_format
+from dagnn.graph.formats import networkx as networkx_format
+from dagnn.graph.formats import polish
+from dagnn.graph.formats import polish as text
+from dagnn.graph.formats import pyg as pyg_format
+from dagnn.graph.levels import levelled, peel
 from dagnn.graph.names import checked_names, read_edges
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dagnn.errors import GraphError
 from dagnn.graph.attributes import take
-from dagnn.graph.kahn import peel
+from dagnn.graph.levels import peel
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -7,21 +7,20 @@ is read at every call.
 
 import os
 from collections.abc import Collection, Mapping
-from functools import cache
-from types import ModuleType
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError
-from dagnn.kernels import graph_plans, network_op, plain_tensors, reference, sweep_cells
+from dagnn.kernels import autograd, graph_plans, reference
 from dagnn.kernels.activations import ACTIVATIONS
 from dagnn.kernels.levels import LevelPlan, plan_levels
-from dagnn.kernels.network import NetworkPlan, plan_network
-from dagnn.kernels.reference import Cell
-from dagnn.kernels.segments import Aggregate
-from dagnn.kernels.sweep_cells import Kind, ProjectedCell, Projects
+from dagnn.kernels.network import function as _network
+from dagnn.kernels.network.plan import NetworkPlan, plan_network
+from dagnn.kernels.reference import Aggregate, Cell
+from dagnn.kernels.sweep import cells as _cells
+from dagnn.kernels.sweep.cells import Kind, ProjectedCell, Projects
 
 __all__ = [
     "ACTIVATIONS",
@@ -75,10 +74,10 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
     if torch.compiler.is_compiling():
         # An exported program outlives this process: it gets operators of PyTorch's alone.
         if not torch.compiler.is_exporting() and _becomes_operator(x, edge_weight, bias):
-            return network_op.run_network(plan, x, edge_weight, bias)
+            return _network.run_operator(plan, x, edge_weight, bias)
         return reference.run_network(plan.levels_as_constant(), x, edge_weight, bias)
     if _is_compiled(x, edge_weight, bias):
-        y: Tensor = _network_function().run_network(plan, x, edge_weight, bias)
+        y: Tensor = _network.run_network(plan, x, edge_weight, bias)
         return y
     return reference.run_network(plan.levels, x, edge_weight, bias)
 
@@ -96,15 +95,8 @@ def accumulate_network(
     """
     if x.requires_grad or not _is_compiled(x, edge_weight, bias, grad_y):
         return False
-    accumulated: bool = _network_function().accumulate(plan, x, edge_weight, bias, grad_y, lr)
+    accumulated: bool = _network.accumulate(plan, x, edge_weight, bias, grad_y, lr)
     return accumulated
-
-
-@cache
-def _network_function() -> ModuleType:
-    from dagnn.kernels import network_function  # here: it needs llvmlite
-
-    return network_function
 
 
 def run_sweeps(
@@ -126,7 +118,7 @@ def run_sweeps(
     """
     kernel_path()
     outputs: dict[str, Tensor] = {}
-    compiled: dict[str, tuple[sweep_cells.Course, ProjectedCell]] = {}
+    compiled: dict[str, tuple[_cells.Course, ProjectedCell]] = {}
     for direction, cell in cells.items():
         compiles = direction not in by_level and isinstance(cell, Projects) and _compiles(cell, graph, features, rows)
         ready = _compiled_sweep(graph, direction, cell, features, rows) if compiles else None  # type: ignore[arg-type]
@@ -135,7 +127,7 @@ def run_sweeps(
         else:
             compiled[direction] = ready
     if compiled:
-        from dagnn.kernels import sweep_function  # here: it needs llvmlite
+        from dagnn.kernels.sweep import function as sweep_function
 
         outputs |= zip(compiled, sweep_function.run_sweeps(list(compiled.values())), strict=True)
     return [outputs[direction] for direction in cells]
@@ -147,7 +139,7 @@ def _compiled_sweep(
     cell: Projects,
     features: Tensor,
     rows: Tensor | None,
-) -> tuple[sweep_cells.Course, ProjectedCell] | None:
+) -> tuple[_cells.Course, ProjectedCell] | None:
     """What the compiled path needs; None where the cell does not fit it after all."""
     device, operators = features.device, cell.operators
     plan = graph_plans.compiled_plan(
@@ -155,10 +147,10 @@ def _compiled_sweep(
     )
     projected = cell.project(features)
     # Compiled code reads wherever the plan and the sizes send it. What does not fit: PyTorch says what is wrong.
-    fits = sweep_cells.fits(projected, plan, by_operator=operators) and projected.hidden == cell.state_sizes[0]
+    fits = _cells.fits(projected, plan, by_operator=operators) and projected.hidden == cell.state_sizes[0]
     if not fits or not _is_compiled(projected.projected, *projected.weights):
         return None
-    course = sweep_cells.Course(
+    course = _cells.Course(
         plan,
         lambda: graph_plans.sweep_plan(graph, direction, device),
         lambda: graph_plans.edge_positions(graph, device),
@@ -188,7 +180,7 @@ def _compiles(cell: Projects, graph: graph_plans.Graph, features: Tensor, rows: 
     parameters = cell.parameters() if isinstance(cell, nn.Module) else ()
     if not graph.num_nodes or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    if not _is_compiled(features, *parameters) or not (rows is None or plain_tensors.is_plain(rows)):
+    if not _is_compiled(features, *parameters) or not (rows is None or autograd.is_plain(rows)):
         return False
     if cell.max_children is None:
         return True
@@ -206,9 +198,9 @@ def _becomes_operator(*tensors: Tensor) -> bool:
 def _is_compiled(*tensors: Tensor) -> bool:
     """Whether the compiled path takes these tensors: on the CPU, float32 or float64, and nothing but memory."""
     dtype = tensors[0].dtype
-    if kernel_path() != "compiled" or dtype not in _FLOATS or plain_tensors.is_watched():
+    if kernel_path() != "compiled" or dtype not in _FLOATS or autograd.is_watched():
         return False
     for tensor in tensors:  # noqa: SIM110  # a loop: this is asked in every step
-        if tensor.dtype != dtype or not plain_tensors.is_plain(tensor):
+        if tensor.dtype != dtype or not autograd.is_plain(tensor):
             return False
     return True

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag, DagBatch
-from dagnn.graph.lasting import constant, lasting
-from dagnn.kernels.compiled_sweep_plan import SweepPlan, plan_sweep
+from dagnn.graph.cached import constant, lasting
 from dagnn.kernels.levels import LevelPlan, plan_levels
+from dagnn.kernels.sweep.plan import SweepPlan, plan_sweep
 
 Graph = Dag | DagBatch
 Direction = Literal["up", "down", "both"]

@@ -1,18 +1,176 @@
-"""The plain-PyTorch sweeps: the oracle of the tests and the path for every device.
+"""The plain-PyTorch sweeps: the oracle of the tests and the path for every device."""
 
-Only out-of-place tensor operations, so autograd differentiates them as often as you like and
-``torch.func`` may transform them. Values are node-major, ``[nodes of a level, batch]``: an edge
-then moves one contiguous row.
-"""
-
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from dagnn.errors import ConfigError
 from dagnn.kernels.activations import ACTIVATIONS
-from dagnn.kernels.levels import LevelPlan, gather_sources
-from dagnn.kernels.network_levels import ActivationGroups, NetworkLevels
+from dagnn.kernels.levels import ActivationGroups, LevelPlan, NetworkLevels, gather_sources
+
+Aggregate = Literal["sum", "mean", "max"]
+
+
+def segment_sum(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+    """Sum of every group: ``[num_segments, ...]``."""
+    return values.new_zeros(num_segments, *values.shape[1:]).index_add(0, segment, values)
+
+
+def segment_mean(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+    """Mean of every group: ``[num_segments, ...]``."""
+    count = segment_sum(torch.ones_like(segment), segment, num_segments).clamp(min=1).to(values.dtype)
+    return segment_sum(values, segment, num_segments) / _column(count, values)
+
+
+def segment_max(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+    """Largest entry of every group, column by column: ``[num_segments, ...]``.
+
+    The gradient goes to the winner; equal winners share it evenly, as in ``torch.amax``.
+    """
+    index = _column(segment, values).expand_as(values)
+    empty = values.new_zeros(num_segments, *values.shape[1:])
+    return empty.scatter_reduce(0, index, values, "amax", include_self=False)
+
+
+def segment_softmax(logits: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+    """``exp(logit)`` over its group's sum, column by column: the shape of ``logits``."""
+    with torch.no_grad():  # shifting a group by a constant changes nothing, so neither does its gradient
+        highest = segment_max(logits, segment, num_segments)
+    weight = (logits - highest.index_select(0, segment)).exp()
+    return weight / segment_sum(weight, segment, num_segments).index_select(0, segment)
+
+
+def aggregate(how: Aggregate, values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+    """`segment_sum`, `segment_mean` or `segment_max`, by name."""
+    return {"sum": segment_sum, "mean": segment_mean, "max": segment_max}[how](values, segment, num_segments)
+
+
+def check_aggregate(how: str) -> None:
+    """Raise ConfigError unless ``how`` is one of ``"sum"``, ``"mean"``, ``"max"``."""
+    if how not in get_args(Aggregate):
+        raise ConfigError(f"aggregate must be one of sum, mean, max, got {how!r}.")
+
+
+def _column(per_row: Tensor, values: Tensor) -> Tensor:
+    """``[n]`` as ``[n, 1, 1, ...]``, to go with ``values [n, ...]``."""
+    return per_row.view(-1, *[1] * (values.dim() - 1))
+
+
+States = tuple[Tensor, ...]
+
+
+def tree_lstm_step(
+    projected: Tensor,
+    states: States,
+    target: Tensor,
+    position: Tensor,
+    state_weight: Tensor,
+    operator: Tensor | None = None,
+) -> States:
+    """``(h, c)`` of the ordered TreeLSTM.
+
+    Args:
+        projected: ``[n, 4 * hidden]``, columns i, o, u, f.
+        position: ``0 .. max_children - 1``.
+        state_weight: ``[max_children * hidden, (3 + max_children) * hidden]``, columns i, o, u, f_0, f_1, ...; with one
+            such matrix for every operator if there is an ``operator`` int64 ``[n]``.
+    """
+    h, c = states
+    n, d = len(projected), c.shape[1]
+    arity = state_weight.shape[-2] // d
+    i, o, u, f = torch.split(projected, d, dim=1)
+    if len(target) == 0:
+        return _lstm_output(o, i.sigmoid() * u.tanh())
+
+    slot = target * arity + position
+    operands = segment_sum(h, slot, n * arity).view(n, arity * d)
+    heard = _product(operands, state_weight, operator)
+    i_s, o_s, u_s, f_s = torch.split(heard, [d, d, d, arity * d], dim=1)
+    f_edge = f.index_select(0, target) + f_s.reshape(n * arity, d).index_select(0, slot)
+    kept = segment_sum(f_edge.sigmoid() * c, target, n)
+    return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
+
+
+def child_sum_step(
+    projected: Tensor,
+    states: States,
+    target: Tensor,
+    state_weight: Tensor,
+    forget_weight: Tensor,
+    *,
+    operator: Tensor | None = None,
+) -> States:
+    """``(h, c)`` of the child-sum TreeLSTM.
+
+    Args:
+        projected: ``[n, 4 * hidden]``, columns i, o, u, f.
+        state_weight: ``[hidden, 3 * hidden]``, columns i, o, u; with one such matrix for every operator if there is an
+            ``operator`` int64 ``[n]``.
+        forget_weight: ``[hidden, hidden]``.
+    """
+    h, c = states
+    n, d = len(projected), c.shape[1]
+    i, o, u, f = torch.split(projected, d, dim=1)
+    if len(target) == 0:
+        return _lstm_output(o, i.sigmoid() * u.tanh())
+
+    i_s, o_s, u_s = torch.split(_product(segment_sum(h, target, n), state_weight, operator), d, dim=1)
+    f_edge = f.index_select(0, target) + h @ forget_weight
+    kept = segment_sum(f_edge.sigmoid() * c, target, n)
+    return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
+
+
+def gru_step(
+    projected: Tensor,
+    states: States,
+    target: Tensor,
+    how: str,
+    state_weight: Tensor,
+    bias: Tensor,
+    score_weight: Tensor | None = None,
+    *,
+    operator: Tensor | None = None,
+) -> States:
+    """``(h,)`` of a GRU over what a node hears.
+
+    Args:
+        projected: ``[n, 3 * hidden]``, columns r, z, n.
+        how: ``"sum"``, ``"mean"``, ``"max"``, or ``"attention"`` with scores ``h @ score_weight``.
+        state_weight: ``[hidden, 3 * hidden]``, columns r, z, n; with one such matrix for every operator if there is an
+            ``operator`` int64 ``[n]``.
+        bias: ``[hidden]``, of what the state says to n.
+    """
+    (h,) = states
+    n, d = len(projected), h.shape[1]
+    if how == "attention":
+        assert score_weight is not None
+        attention = segment_softmax(h @ score_weight, target, n)
+        heard = segment_sum(attention.unsqueeze(1) * h, target, n)
+    else:
+        heard = aggregate(how, h, target, n)  # type: ignore[arg-type]  # one of the three
+    r, z, own = torch.split(projected, d, dim=1)
+    r_s, z_s, said = torch.split(_product(heard, state_weight, operator), d, dim=1)
+    new = (own + (r + r_s).sigmoid() * (said + bias)).tanh()
+    return (new + (z + z_s).sigmoid() * (heard - new),)
+
+
+def _lstm_output(o: Tensor, c: Tensor) -> States:
+    return o.sigmoid() * c.tanh(), c
+
+
+def _product(rows: Tensor, weight: Tensor, operator: Tensor | None) -> Tensor:
+    """``rows @ weight``, or ``rows[v] @ weight[operator[v]]``: one product for every operator that occurs."""
+    if operator is None or not len(rows):
+        return rows @ (weight if operator is None else weight[0])
+    if torch.compiler.is_compiling():  # how many nodes an operator has is not known there
+        return torch.bmm(rows.unsqueeze(1), weight.index_select(0, operator)).squeeze(1)
+    order = operator.argsort(stable=True)
+    counts = torch.bincount(operator, minlength=len(weight)).tolist()
+    parts = torch.split(rows.index_select(0, order), counts)
+    products = [part @ weight[k] for k, part in enumerate(parts) if len(part)]
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return torch.cat(products).index_select(0, back)
 
 
 def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:

@@ -6,19 +6,15 @@ cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransfo
 
 from dagnn.nn.attention import MultiHeadAttention, NodeAttention
 from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
-from dagnn.nn.dag_nn import DagNN
-from dagnn.nn.dag_nn_convert import from_sequential
-from dagnn.nn.dag_nn_edit import StructureChange
-from dagnn.nn.dag_nn_names import NamedParameters
+from dagnn.nn.dag_nn.edit import StructureChange
+from dagnn.nn.dag_nn.names import NamedParameters
+from dagnn.nn.dag_nn.network import DagNN
+from dagnn.nn.dag_nn.sequential import from_sequential
 from dagnn.nn.dag_sweep import DagSweep
-from dagnn.nn.embedding import Embedding
 from dagnn.nn.graph_transform_net import GraphTransformNet
-from dagnn.nn.heads import EdgeHead, GraphHead, GraphPool, NodeHead
+from dagnn.nn.heads import EdgeHead, GraphHead, GraphPool, NodeHead, SlotDecoder, SlotLogits
 from dagnn.nn.learnable import Learnable, LearnableModule
-from dagnn.nn.message_passing import MessagePassing
-from dagnn.nn.rewriter import GraphRewriter
-from dagnn.nn.rewriter_features import WindowFeatures
-from dagnn.nn.slot_decoder import SlotDecoder, SlotLogits
+from dagnn.nn.message_passing import Embedding, MessagePassing
 
 __all__ = [
     "AttentionCell",
@@ -31,7 +27,6 @@ __all__ = [
     "GRUCell",
     "GraphHead",
     "GraphPool",
-    "GraphRewriter",
     "GraphTransformNet",
     "Learnable",
     "LearnableModule",
@@ -44,6 +39,5 @@ __all__ = [
     "SlotLogits",
     "StructureChange",
     "TreeLSTMCell",
-    "WindowFeatures",
     "from_sequential",
 ]

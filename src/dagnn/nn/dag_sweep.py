@@ -17,8 +17,7 @@ from dagnn.kernels.graph_plans import (
     position_bounds,
 )
 from dagnn.nn.cells import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
-from dagnn.nn.cells.operators import check_operators
-from dagnn.nn.checks import check_rows, check_tensor
+from dagnn.nn.checks import check_operators, check_rows, check_tensor
 from dagnn.nn.learnable import LearnableModule
 
 _OURS = (TreeLSTMCell, ChildSumTreeLSTMCell, GRUCell, AttentionCell)

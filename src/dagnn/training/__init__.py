@@ -4,13 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dagnn.training.checkpoint import Checkpoint as Checkpoint
-    from dagnn.training.checkpoint import read_checkpoint as read_checkpoint
-    from dagnn.training.checkpoint import verify_checkpoint as verify_checkpoint
-    from dagnn.training.checkpoint_store import CheckpointStore as CheckpointStore
     from dagnn.training.config import TrainingConfig as TrainingConfig
-    from dagnn.training.iterable_source import IterableSource as IterableSource
-    from dagnn.training.loaded_source import LoadedSource as LoadedSource
+    from dagnn.training.dataset_loader import LoadedSource as LoadedSource
+    from dagnn.training.evaluation import Tally as Tally
+    from dagnn.training.loader import BatchSource as BatchSource
+    from dagnn.training.loader import IterableSource as IterableSource
+    from dagnn.training.loader import MappedSource as MappedSource
     from dagnn.training.lr_finder import LrCurve as LrCurve
     from dagnn.training.lr_finder import find_lr as find_lr
     from dagnn.training.metrics import MetricsLog as MetricsLog
@@ -19,38 +18,39 @@ if TYPE_CHECKING:
     from dagnn.training.processes import joined as joined
     from dagnn.training.promotion import LevelPromotion as LevelPromotion
     from dagnn.training.result import TrainingResult as TrainingResult
-    from dagnn.training.run_directory import RunDirectory as RunDirectory
-    from dagnn.training.run_directory import open_run as open_run
+    from dagnn.training.run.checkpoint import Checkpoint as Checkpoint
+    from dagnn.training.run.checkpoint import read_checkpoint as read_checkpoint
+    from dagnn.training.run.checkpoint import verify_checkpoint as verify_checkpoint
+    from dagnn.training.run.directory import RunDirectory as RunDirectory
+    from dagnn.training.run.directory import open_run as open_run
+    from dagnn.training.run.store import CheckpointStore as CheckpointStore
     from dagnn.training.signals import TrainingInterrupted as TrainingInterrupted
-    from dagnn.training.source import BatchSource as BatchSource
-    from dagnn.training.source import MappedSource as MappedSource
-    from dagnn.training.tally import Tally as Tally
     from dagnn.training.trainer import Trainer as Trainer
 
 # Loaded on first use (PEP 562): a configuration, and so `dagnn train --help`, does not wait for torch.
 _MODULE_OF = {
-    "BatchSource": "dagnn.training.source",
-    "Checkpoint": "dagnn.training.checkpoint",
-    "CheckpointStore": "dagnn.training.checkpoint_store",
-    "IterableSource": "dagnn.training.iterable_source",
-    "LoadedSource": "dagnn.training.loaded_source",
+    "BatchSource": "dagnn.training.loader",
+    "Checkpoint": "dagnn.training.run.checkpoint",
+    "CheckpointStore": "dagnn.training.run.store",
+    "IterableSource": "dagnn.training.loader",
+    "LoadedSource": "dagnn.training.dataset_loader",
     "LrCurve": "dagnn.training.lr_finder",
     "LevelPromotion": "dagnn.training.promotion",
-    "MappedSource": "dagnn.training.source",
+    "MappedSource": "dagnn.training.loader",
     "MetricsLog": "dagnn.training.metrics",
     "Processes": "dagnn.training.processes",
-    "RunDirectory": "dagnn.training.run_directory",
-    "Tally": "dagnn.training.tally",
+    "RunDirectory": "dagnn.training.run.directory",
+    "Tally": "dagnn.training.evaluation",
     "Trainer": "dagnn.training.trainer",
     "TrainingConfig": "dagnn.training.config",
     "TrainingInterrupted": "dagnn.training.signals",
     "TrainingResult": "dagnn.training.result",
     "find_lr": "dagnn.training.lr_finder",
     "joined": "dagnn.training.processes",
-    "open_run": "dagnn.training.run_directory",
-    "read_checkpoint": "dagnn.training.checkpoint",
+    "open_run": "dagnn.training.run.directory",
+    "read_checkpoint": "dagnn.training.run.checkpoint",
     "read_metrics": "dagnn.training.metrics",
-    "verify_checkpoint": "dagnn.training.checkpoint",
+    "verify_checkpoint": "dagnn.training.run.checkpoint",
 }
 
 __all__ = sorted(_MODULE_OF)

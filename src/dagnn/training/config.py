@@ -132,7 +132,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate as a pure function of the step; formulas in `dagnn.training.schedules`."""
+    """The learning rate as a pure function of the step; formulas in `dagnn.training.optimizers`."""
 
     name: str = setting("warmup_cosine", "schedule", **one_of(*SCHEDULES))
     warmup_steps: int = setting(100, "steps of warmup and warmup_cosine", **at_least(0))

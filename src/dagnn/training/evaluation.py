@@ -1,291 +1,149 @@
-"""evaluation.json: what an evaluation found, level by level, with examples and errors.
+"""An evaluation within a training: asked of every process, its metrics checked, a mean that no partition changes."""
 
-    {"levels": {"1": {"accuracy": 0.998, "expressions": 500, "samples_seen": 60000, "samples_per_second": 4100.0,
-                      "examples": [{"input": "(+ 2 3)", "answer": "5", "expected": "5", "right": true, "reason": "",
-                                    "engine_misses": false}],
-                      "errors": {"+": {"other value": 1}}, "engine_misses": 0}},
-     "windows": {"asked": 12987, "unseen": 1371, "unseen_right": 1369,
-                 "held_out": {"symbolic": {"right": 7413, "total": 7419}}},
-     "cpu_seconds": 301.5, "wall_seconds": 290.1, "parameters": 2371200, "step": 3000}
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
-``windows`` counts the distinct windows that the network was asked about, those of them that training never showed
-it, and how many of the latter it rewrote as the exact engine does; ``held_out`` those that an experiment kept from
-training, by kind. ``errors`` counts the wrong answers by the operator of their expression (`operator_of`), then by
-reason; ``engine_misses`` those of them that the engine's own steps do not answer right either, whose reasons end with
-``ENGINE_TOO``.
-"""
-
-import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-from dagnn.errors import RunError
-from dagnn.training.durable import replace_file
-
-FILE_NAME = "evaluation.json"
-SHOWN, SHOWN_WRONG = 5, 2
-# Behind the reason of a wrong answer where the engine's own steps give no right one either.
-ENGINE_TOO = " (engine's steps too)"
-
-Number = TypeVar("Number", int, float)
-
-_WRAPPERS = {"derive", "integrate", "solve", "approx", "subst", "="}
-_HEADS = re.compile(r"\(\s*([^\s()]+)\s*")
+from dagnn.errors import ConfigError, RunError
+from dagnn.training.config import TrainingConfig
+from dagnn.training.loader import BatchSource
+from dagnn.training.processes import Processes
+from dagnn.training.promotion import LevelPromotion
+from dagnn.training.run.values import json_value
+from dagnn.training.signals import EvaluationAborted
 
 
 @dataclass(frozen=True)
-class Example:
-    """One expression and what the network made of it.
+class Tally:
+    """The sum of values over examples, and how many there were: an evaluation returns it for a share of the examples.
+
+    Sums are exact (fractions), so that one process and seven give the same mean to the last bit. A value that is
+    not finite makes the mean what a plain sum would: nan or an infinity.
 
     Attributes:
-        input, answer, expected: text of the expression, of the network's answer (empty: none), and of the engine's.
-        right: what the engine says about the answer.
-        reason: why it is not right, in a word or two; empty when it is.
-        engine_misses: whether it is not right and the engine's own steps, in the network's place, do not answer it
-            right either: ten decimals are too few, or the budget of steps is.
+        total: sum of weight * value.
+        count: sum of the weights.
+
+    >>> Tally.of([0.1, 0.2]).merged(Tally.of([0.3])).mean == Tally.of([0.3, 0.2, 0.1]).mean
+    True
     """
 
-    input: str
-    answer: str
-    expected: str
-    right: bool
-    reason: str = ""
-    engine_misses: bool = False
+    total: Fraction | float
+    count: Fraction
+
+    @classmethod
+    def of(cls, values: Iterable[float], weights: Iterable[float] | None = None) -> "Tally":
+        """The tally of these values, each of weight 1 or of its own finite weight."""
+        total: Fraction | float = Fraction(0)
+        count = Fraction(0)
+        pairs = ((value, 1.0) for value in values) if weights is None else zip(values, weights, strict=True)
+        for value, weight in pairs:
+            value = value if isinstance(value, int | float | Fraction) else float(value)  # NumPy's and torch's numbers
+            count += Fraction(weight)
+            exact = math.isfinite(value) and not isinstance(total, float)
+            total = total + Fraction(value) * Fraction(weight) if exact else float(total) + float(value) * weight
+        return cls(total, count)
+
+    def merged(self, other: "Tally") -> "Tally":
+        """The tally of both shares."""
+        return Tally(self.total + other.total, self.count + other.count)
 
     @property
-    def error(self) -> str:
-        """The reason, with a mark where the engine's own steps miss it too; empty for a right answer."""
-        return "" if self.right else (self.reason or "wrong") + ENGINE_TOO * self.engine_misses
+    def mean(self) -> float:
+        """nan when nothing was counted."""
+        return float(self.total / self.count) if self.count else math.nan
 
 
-@dataclass(frozen=True)
-class LevelResult:
-    """Accuracy on one level, and how it was reached.
+def joined_metrics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One evaluation out of those of all processes: tallies are merged, other values are those of the first."""
+    joined: dict[str, Any] = {}
+    for name, value in parts[0].items():
+        if isinstance(value, Tally):
+            for part in parts[1:]:
+                value = value.merged(part[name])
+            value = value.mean
+        joined[name] = value
+    return joined
 
-    Attributes:
-        accuracy: part of the expressions that were answered right, 0 .. 1.
-        expressions: how many were asked.
-        samples_seen: expressions that training has learned from; None where it is not known.
-        samples_per_second: expressions answered per second of this evaluation; None where it is not known.
-        examples: a few, right and wrong ones.
-        errors: operator of the expression -> `Example.error` -> wrong answers.
-        engine_misses: wrong answers to what the engine's own steps do not answer right either.
+
+_TAKEN = ("kind", "step", "seconds")  # keys of a row of metrics.jsonl
+
+
+def evaluated(
+    evaluate: Callable[[], Mapping[str, Any]], source: BatchSource[Any], processes: Processes
+) -> dict[str, Any] | None:
+    """The metrics of all processes together; None where a signal has aborted one of them.
+
+    Then, and after an error, the source is as before: an evaluation may weigh examples anew, and will do so again.
+
+    Raises:
+        RunError: the evaluation of another process has failed.
+        Exception: what this one raised.
     """
-
-    accuracy: float
-    expressions: int
-    samples_seen: int | None = 0
-    samples_per_second: float | None = 0.0
-    examples: tuple[Example, ...] = ()
-    errors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    engine_misses: int = 0
-
-    @property
-    def wrong(self) -> int:
-        """Wrong answers; 0 where ``errors`` is not known."""
-        return sum(sum(reasons.values()) for reasons in self.errors.values())
-
-    @classmethod
-    def of(cls, examples: Iterable[Example], *, samples_seen: int, seconds: float) -> "LevelResult":
-        """The result of all the examples of a level, of which it keeps a few.
-
-        Args:
-            examples: everything that was asked.
-            samples_seen: expressions that training has learned from.
-            seconds: how long answering took.
-        """
-        asked = list(examples)
-        errors: dict[str, Counter[str]] = {}
-        for example in asked:
-            if not example.right:
-                errors.setdefault(operator_of(example.input), Counter())[example.error] += 1
-        right = sum(example.right for example in asked)
-        return cls(
-            accuracy=right / len(asked) if asked else 0.0,
-            expressions=len(asked),
-            samples_seen=samples_seen,
-            samples_per_second=len(asked) / seconds if seconds > 0 else 0.0,
-            examples=_shown(asked),
-            errors={operator: dict(sorted(reasons.items())) for operator, reasons in sorted(errors.items())},
-            engine_misses=sum(example.engine_misses for example in asked),
-        )
+    data = copy.deepcopy(source.state_dict())
+    own: Mapping[str, Any] | None = None
+    failure: Exception | None = None
+    try:
+        own = evaluate()
+    except EvaluationAborted:
+        pass
+    except Exception as error:
+        failure = error
+    everywhere = processes.gather((own, None if failure is None else f"{type(failure).__name__}: {failure}"))
+    parts = [part for part, _ in everywhere if part is not None]
+    if len(parts) == processes.size:
+        return joined_metrics(parts)
+    source.load_state_dict(data)
+    failed = [told for _, told in everywhere if told is not None]
+    if failed:
+        raise failure or RunError(f"the evaluation failed in another process: {failed[0]}")
+    return None
 
 
-class KindCount(NamedTuple):
-    """Windows of one kind: those that the network rewrote as the exact engine does, and all of them."""
+def checked_metrics(returned: Any, config: TrainingConfig, promotion: LevelPromotion | None) -> dict[str, Any]:
+    """below what an evaluation returned, in which those that decide something are numbers.
 
-    right: int
-    total: int
-
-
-@dataclass(frozen=True)
-class WindowCounts:
-    """Distinct windows that a network was asked about.
-
-    Attributes:
-        asked: all of them.
-        unseen: those that are not in the training set.
-        unseen_right: those of the unseen that it rewrote as the exact engine does.
-        held_out: of the windows that were kept from training (``curriculum.held_out_windows``), by kind.
+    Raises:
+        ConfigError: as below; or the monitor is missing where something waits for it, or is no number.
     """
-
-    asked: int
-    unseen: int
-    unseen_right: int
-    held_out: Mapping[str, KindCount] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {**asdict(self), "held_out": {kind: count._asdict() for kind, count in self.held_out.items()}}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "WindowCounts":
-        """What `to_json` gave; where nothing was held out, ``held_out`` may be missing."""
-        held_out = {
-            str(kind): KindCount(int(count["right"]), int(count["total"]))
-            for kind, count in values.get("held_out", {}).items()
-        }
-        numbers = {key: int(value) for key, value in values.items() if key != "held_out"}
-        return cls(**numbers, held_out=held_out)
+    metrics = _metrics_of(returned)
+    levels = () if promotion is None else promotion.levels
+    for name in (config.monitor, *(f"accuracy/{level}" for level in levels)):
+        if not isinstance(metrics.get(name, 0.0), Tally | int | float | None):
+            raise ConfigError(f"evaluate's {name} is {metrics[name]!r:.60}: it must be a number.")
+    if config.monitor not in metrics and _waits_for_monitor(config):
+        raise ConfigError(f"monitor = {config.monitor}: the evaluation returned {', '.join(metrics) or 'nothing'}.")
+    return metrics
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The results of all levels, and what the training cost that led to them.
+def score_of(metrics: Mapping[str, Any], config: TrainingConfig) -> float | None:
+    """The monitored metric of an evaluation; None when it has none."""
+    score = metrics.get(config.monitor)
+    return None if score is None else float(score)
 
-    Attributes:
-        levels: level -> its result.
-        cpu_seconds, wall_seconds: of training, traces included; None where it is not known.
-        parameters: trainable numbers of the network; None where it is not known.
-        step: optimizer steps made.
-        windows: what it was asked about; None where it is not known.
-        evaluated: whether it is a judgement of this step; else ``levels`` are what training found on the way.
+
+def _metrics_of(returned: Any) -> dict[str, Any]:
+    """What an evaluation returned, as JSON values: numbers of every kind become Python's. `Tally` stays.
+
+    Raises:
+        ConfigError: it is no mapping by text, holds something else, or takes a name that rows of metrics.jsonl have.
     """
-
-    levels: Mapping[int, LevelResult]
-    cpu_seconds: float | None
-    wall_seconds: float | None
-    parameters: int | None
-    step: int
-    windows: WindowCounts | None = None
-    evaluated: bool = True
-
-    def summary(self) -> dict[str, Any]:
-        """What ``--json`` prints: accuracy and number of expressions by level, and the cost; JSON values.
-
-        Where it is not evaluated yet it says so, and what is not known is null.
-        """
-        unknown = {} if self.evaluated else {"samples_seen": None, "samples_per_second": None}
-        levels = {
-            str(level): {"accuracy": result.accuracy, "expressions": result.expressions, **unknown}
-            for level, result in sorted(self.levels.items())
-        }
-        return {"levels": levels} | self._cost() | ({} if self.evaluated else {"evaluated": False})
-
-    def write(self, directory: str | Path) -> Path:
-        """Writes evaluation.json into a run's directory, in one step, and returns its path. Raises RunError."""
-        path = Path(directory) / FILE_NAME
-        levels = {str(level): asdict(result) for level, result in sorted(self.levels.items())}
-        windows = None if self.windows is None else self.windows.to_json()
-        content = {"levels": levels, "windows": windows} | self._cost()
-        try:
-            replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
-        return path
-
-    @classmethod
-    def read(cls, directory: str | Path) -> "Evaluation | None":
-        """The evaluation in a run's directory; None when there is none yet.
-
-        Raises:
-            RunError: evaluation.json cannot be read, or is not what `write` writes.
-        """
-        path = Path(directory) / FILE_NAME
-        try:
-            content = json.loads(path.read_bytes())
-            levels = {int(level): _level_result(values) for level, values in content["levels"].items()}
-            counts = content["windows"]
-            windows = None if counts is None else WindowCounts.from_json(counts)
-            return cls(
-                levels,
-                cpu_seconds=_optional(float, content["cpu_seconds"]),
-                wall_seconds=_optional(float, content["wall_seconds"]),
-                parameters=_optional(int, content["parameters"]),
-                step=int(content["step"]),
-                windows=windows,
-            )
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise RunError(f"cannot read {path}: {error.strerror or error}.") from error
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise RunError(f"{path} is damaged ({error}): evaluate the run again.") from error
-
-    def _cost(self) -> dict[str, Any]:
-        return {
-            "cpu_seconds": self.cpu_seconds,
-            "wall_seconds": self.wall_seconds,
-            "parameters": self.parameters,
-            "step": self.step,
-        }
+    if returned is None:
+        return {}
+    if not isinstance(returned, Mapping):
+        raise ConfigError(f"evaluate returned a {type(returned).__name__}: return metrics by name, such as a dict.")
+    metrics = {}
+    for name, value in returned.items():
+        if not isinstance(name, str) or name in _TAKEN:
+            told = "is taken by every row" if name in _TAKEN else f"is of the type {type(name).__name__}"
+            raise ConfigError(f"evaluate returned a metric called {name!r}, which {told}: call it by another text.")
+        metrics[str(name)] = value if isinstance(value, Tally) else json_value(value, f"evaluate's {name}")
+    return metrics
 
 
-def operator_of(expression: str) -> str:
-    """The first operator of an expression, and below a task that of what the task is about.
-
-    >>> [operator_of(text) for text in ("(+ (* 2 3) 4)", "(derive (^ x 2) x)", "(solve (= (+ x 1) 2) x)", "5")]
-    ['+', 'derive ^', 'solve = +', '5']
-    """
-    heads: list[str] = []
-    position = 0
-    while match := _HEADS.match(expression, position):
-        heads.append(match[1])
-        position = match.end()
-        if match[1] not in _WRAPPERS:
-            break
-    return " ".join(heads) or expression.strip()
-
-
-def _shown(examples: list[Example]) -> tuple[Example, ...]:
-    """A few examples: the first wrong ones and the first right ones, as many wrong as there is room for."""
-    right = [example for example in examples if example.right]
-    wrong = [example for example in examples if not example.right]
-    num_wrong = min(len(wrong), max(SHOWN_WRONG, SHOWN - len(right)))
-    return (*right[: SHOWN - num_wrong], *wrong[:num_wrong])
-
-
-def _level_result(values: Mapping[str, Any]) -> LevelResult:
-    """Each value in its own type: a file may say anything, and an older one nothing of ``engine_misses``."""
-    examples = tuple(
-        Example(
-            str(each["input"]),
-            str(each["answer"]),
-            str(each["expected"]),
-            bool(each["right"]),
-            str(each["reason"]),
-            bool(each.get("engine_misses", False)),
-        )
-        for each in values["examples"]
-    )
-    errors = {
-        str(operator): {str(reason): int(count) for reason, count in reasons.items()}
-        for operator, reasons in values["errors"].items()
-    }
-    return LevelResult(
-        accuracy=float(values["accuracy"]),
-        expressions=int(values["expressions"]),
-        samples_seen=int(values["samples_seen"]),
-        samples_per_second=float(values["samples_per_second"]),
-        examples=examples,
-        errors=errors,
-        engine_misses=int(values.get("engine_misses", 0)),
-    )
-
-
-def _optional(kind: Callable[[Any], Number], value: Any) -> Number | None:
-    return None if value is None else kind(value)
+def _waits_for_monitor(config: TrainingConfig) -> bool:
+    plateau = config.schedule.name == "plateau"
+    return bool(config.checkpoint.keep_best or config.early_stopping.patience or plateau)

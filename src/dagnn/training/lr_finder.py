@@ -10,10 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dagnn.errors import ConfigError
-from dagnn.training.iterable_source import as_source
-from dagnn.training.losses import Returned
+from dagnn.training.loader import BatchSource, as_source
 from dagnn.training.rng import untouched_rng
-from dagnn.training.source import BatchSource
+from dagnn.training.step import Returned
 
 # Where the loss is so many times its lowest the rate is too high, and higher ones say nothing more (Smith; fastai).
 _DIVERGED = 4.0

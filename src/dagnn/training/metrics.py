@@ -1,32 +1,19 @@
-"""metrics.jsonl: what happened in a run, one JSON object a line, and the one source of its curves.
+"""metrics.jsonl: what happened in a run, one JSON object a line; exported as CSV and event files."""
 
-Every row has ``kind`` and ``step`` (optimizer steps made so far):
-
-    kind          written                          further keys
-    "step"        after each optimizer step        loss, grad_norm, lr, weight, micro_batches, level, skipped, seconds
-    "refused"     after a window without a step    loss, grad_norm, lr, weight, micro_batches, level, skipped, seconds
-    "evaluation"  after each evaluation            what the evaluation returned, and seconds
-    "epoch"       after the last step of an epoch  epoch (from 0), loss (mean over its items), weight (their number)
-    "promotion"   when a level opens               level, active
-    "reschedule"  after a resume that changed it   reschedule, max_steps_before, max_steps
-    "processes"   after a resume that changed them processes_before, processes
-
-Rows are strict JSON. A number that is not finite is the string "nan", "inf" or "-inf": it is shown as it is, any
-JSON reader reads the line, and ``float(row["loss"])`` gives it back. ``seconds`` is the last key and, being the
-clock, the only value that differs between two equal runs.
-"""
-
+import csv
 import errno
+import io
 import json
+import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dagnn.errors import DataError, RunError
-from dagnn.training.counters import strict_json
+from dagnn.errors import ConfigError, DataError, RunError
+from dagnn.training.result import strict_json
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
@@ -122,3 +109,78 @@ def _first_rows(path: Path, num_rows: int) -> tuple[int, int]:
         while found < num_rows and (line := file.readline()).endswith(b"\n"):
             found, size = found + 1, size + len(line)
     return found, size
+
+
+_FIRST_COLUMNS = ("kind", "step")
+_RATE = "samples_per_second"
+
+
+def with_rates(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, those of steps with ``samples_per_second``: weight over the seconds since the step before.
+
+    Derived here and not written while training, where ``seconds`` is the only value that differs between equal runs.
+
+    >>> rows = [{"kind": "step", "step": 1, "weight": 8, "seconds": 0.5}, {"kind": "epoch", "step": 1}]
+    >>> [row.get("samples_per_second") for row in with_rates(rows)]
+    [16.0, None]
+    """
+    found, before = [], 0.0
+    for row in rows:
+        now = row.get("seconds")
+        if row.get("kind") == "step" and isinstance(now, int | float) and now > before:
+            row = {**row, _RATE: float(row.get("weight") or 0.0) / (now - before)}
+        before = now if isinstance(now, int | float) else before
+        found.append(dict(row))
+    return found
+
+
+def metrics_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line per row; a column per key, whichever row has it first, so that a metric that comes late shifts none."""
+    rated = with_rates(rows)
+    columns = list(_FIRST_COLUMNS)
+    for row in rated:
+        columns += [key for key in row if key not in columns]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rated:
+        writer.writerow({key: _cell(value) for key, value in row.items()})
+    return text.getvalue()
+
+
+def write_tensorboard(rows: Sequence[Mapping[str, Any]], directory: str | Path) -> int:
+    """Writes every number as a scalar ``<kind>/<key>`` and returns how many.
+
+    Called again, for a run that went on or back, it hides what it wrote before (``purge_step``): no point is doubled.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+        RunError: the directory cannot be written.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(f"TensorBoard cannot be used ({error}): pip install dagnn[tensorboard].") from error
+    count = 0
+    try:
+        with SummaryWriter(log_dir=str(directory), purge_step=0) as writer:
+            for row in with_rates(rows):
+                for key, value in row.items():
+                    number = _number(value)
+                    if key != "step" and number is not None:
+                        writer.add_scalar(f"{row['kind']}/{key}", number, row["step"])
+                        count += 1
+    except OSError as error:
+        raise RunError(f"cannot write {directory}: {error.strerror or error}.") from error
+    return count
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _number(value: Any) -> float | None:
+    """The number of a value of metrics.jsonl, where "nan" and "inf" are words; None where it is something else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return float(value) if value in ("nan", "inf", "-inf") and not math.isfinite(float(value)) else None

@@ -1,8 +1,4 @@
-"""The processes that train together: what each tells the others, and who alone may write.
-
-``torchrun`` starts them and starts them again. Every process computes its share of each step, holds the same
-weights, and makes the same decisions; the first (rank 0) alone writes into the run's directory.
-"""
+"""The processes and threads that train together: what each reports to the others, and who alone may write."""
 
 import gc
 import os
@@ -104,3 +100,16 @@ def joined() -> Iterator[Processes]:
 def device_of(model: nn.Module) -> torch.device:
     """Where the model computes: the device of its first parameter."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """torch computes with ``count`` threads inside; 0 changes nothing."""
+    before = torch.get_num_threads()
+    try:
+        if count:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        if count:
+            torch.set_num_threads(before)

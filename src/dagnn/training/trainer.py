@@ -11,32 +11,24 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dagnn.errors import RunError
-from dagnn.training.checkpoint import Checkpoint
-from dagnn.training.checkpoint_store import CheckpointStore
-from dagnn.training.clock import Clock
 from dagnn.training.config import TrainingConfig
-from dagnn.training.counters import Counters
-from dagnn.training.ema import WeightAverage
-from dagnn.training.epochs import EpochMeans
-from dagnn.training.evaluating import checked_metrics, evaluated, score_of
-from dagnn.training.iterable_source import as_source
+from dagnn.training.evaluation import checked_metrics, evaluated, score_of
+from dagnn.training.loader import BatchSource, as_source
 from dagnn.training.lr_finder import LrCurve, find_lr
 from dagnn.training.metrics import MetricsLog
-from dagnn.training.optimizers import make_optimizer
-from dagnn.training.processes import Processes
-from dagnn.training.profiling import FILE_NAME, StepProfiler
-from dagnn.training.progress import Progress
+from dagnn.training.optimizers import WeightAverage, make_optimizer
+from dagnn.training.processes import Processes, torch_threads
 from dagnn.training.promotion import LevelPromotion
-from dagnn.training.result import TrainingResult
-from dagnn.training.resumable import Resumable, num_ranks_of
-from dagnn.training.resume import changes, same_training
+from dagnn.training.result import Clock, Counters, TrainingResult
 from dagnn.training.rng import rng_state, seed_everything, untouched_rng
-from dagnn.training.run_directory import RunDirectory, open_checkpoints
+from dagnn.training.run.checkpoint import Checkpoint
+from dagnn.training.run.directory import RunDirectory, open_checkpoints
+from dagnn.training.run.resume import Resumable, changes, num_ranks_of, same_training
+from dagnn.training.run.store import CheckpointStore
+from dagnn.training.run.tensors import check_initialised, flags_of, load_flags, unwrapped
 from dagnn.training.signals import StopRequest, TrainingInterrupted
-from dagnn.training.source import BatchSource
-from dagnn.training.tensor_state import check_initialised, flags_of, load_flags, unwrapped
-from dagnn.training.threads import torch_threads
-from dagnn.training.window_step import WindowStep
+from dagnn.training.step import EpochMeans, WindowStep
+from dagnn.training.terminal import FILE_NAME, Progress, StepProfiler
 
 _MAX_REFUSED_IN_A_ROW = 20
 

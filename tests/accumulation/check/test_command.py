@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagnn.accumulation.check.command import run_check
+from dagnn.commands.check import run_check
 
 FILE = """
 import torch

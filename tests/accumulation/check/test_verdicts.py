@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dagnn.accumulation import GradientAccumulator
 from dagnn.accumulation.check import check_equivalence, check_loop
-from dagnn.accumulation.check.command import run_check
+from dagnn.commands.check import run_check
 from dagnn.errors import ConfigError
 
 K = 4

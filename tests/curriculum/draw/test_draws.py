@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.curriculum.draw.draws import TOO_LARGE, Draws, Dropped, refuse_large_numbers
+from dagnn.curriculum.draw.arithmetic import TOO_LARGE, Draws, Dropped, refuse_large_numbers
 from dagnn.curriculum.expression import parse
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.curriculum.exact.equation import rational_roots, solve
+from dagnn.curriculum.exact.polynomial import rational_roots, solve
 from dagnn.curriculum.expression import from_fraction, parse, to_text
 from dagnn.errors import ExpressionError
 

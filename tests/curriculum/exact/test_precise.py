@@ -4,8 +4,7 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.curriculum.decimals import decimal_leaf
-from dagnn.curriculum.exact.precise import approximate, approximate_once, enclosure, ends_of
+from dagnn.curriculum.exact.precise import approximate, approximate_once, decimal_leaf, enclosure, ends_of
 from dagnn.curriculum.expression import parse, to_text
 from dagnn.errors import ExpressionError
 

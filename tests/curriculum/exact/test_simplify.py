@@ -4,7 +4,7 @@ import pytest
 from expression_strategies import functions_of_x
 from hypothesis import given, settings
 
-from dagnn.curriculum.exact.numeric import complex_value
+from dagnn.curriculum.exact.evaluate import complex_value
 from dagnn.curriculum.exact.simplify import collect_terms, simplify
 from dagnn.curriculum.expression import parse, size, to_text
 from dagnn.errors import ExpressionError

@@ -11,7 +11,7 @@ from rule_terms import MACHINE, normal
 from dagnn.curriculum.expression import from_fraction
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.numbers import chain, integer
-from dagnn.graph.rewriting import encode_replacement
+from dagnn.rewriting import encode_replacement
 
 naturals = st.one_of(st.integers(0, 120), st.integers(0, 10**9), st.integers(10**30, 10**50))
 divisors = naturals.filter(bool)

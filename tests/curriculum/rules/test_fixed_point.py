@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rule_terms import SCALE, fixed_term, fixed_value, normal, rewritten
 
-from dagnn.curriculum.rules.fixed_point import fixed
+from dagnn.curriculum.rules.elementary import fixed
 from dagnn.curriculum.rules.numbers import chain, integer
 
 scaled_numbers = st.one_of(st.integers(-(10**10), 10**10), st.integers(-(10**18), 10**18))

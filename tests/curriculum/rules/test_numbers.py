@@ -7,7 +7,7 @@ from rule_terms import normal
 
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.numbers import chain, integer, is_negative, is_number
-from dagnn.graph.rewriting import LEAVE, RewritingMachine, RuleRewriter, encode_replacement, read_window
+from dagnn.rewriting import LEAVE, RewritingMachine, RuleRewriter, encode_replacement, read_window
 
 
 def shown(term):

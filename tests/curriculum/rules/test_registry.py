@@ -3,9 +3,9 @@
 import pytest
 from rule_terms import MACHINE
 
-from dagnn.curriculum.rules import registry
-from dagnn.curriculum.rules.registry import apply_rule, constructor, rule
-from dagnn.graph.rewriting import Label, Window
+from dagnn.curriculum.rules import numbers as registry
+from dagnn.curriculum.rules.numbers import apply_rule, constructor, rule
+from dagnn.rewriting import Label, Window
 
 
 @pytest.fixture(autouse=True)

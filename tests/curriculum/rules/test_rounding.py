@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rule_terms import SCALE, fixed_term, normal, rewritten
 
-from dagnn.curriculum.decimals import decimal_leaf
+from dagnn.curriculum.exact.precise import decimal_leaf
 
 
 @given(st.integers(-(10**16), 10**16))

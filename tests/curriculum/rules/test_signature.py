@@ -4,16 +4,15 @@ from itertools import product
 
 import pytest
 
-from dagnn.curriculum.engine import RuleEngine
+from dagnn.curriculum.engine import RuleEngine, to_term
 from dagnn.curriculum.expression import ARITY, parse
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE, SUBJECTS, apply_rule
 from dagnn.curriculum.rules.elementary import constant_terms
-from dagnn.curriculum.rules.registry import LABELS, RULES
-from dagnn.curriculum.terms import to_term
-from dagnn.graph.rewriting import RewritingMachine, encode_replacement, read_window, window_nodes
-from dagnn.nn.rewriter_features import WindowFeatures
+from dagnn.curriculum.rules.numbers import LABELS, RULES
+from dagnn.rewriting import RewritingMachine, encode_replacement, read_window, window_nodes
+from dagnn.rewriting.features import WindowFeatures
 
 SAMPLES = {1: 400, 2: 400, 3: 400, 4: 150, 5: 400, 6: 400, 7: 400}
 # What no sample holds: forms that find no rule, equations without rational roots, all functions at all special values.

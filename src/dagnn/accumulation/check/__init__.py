@@ -1,8 +1,7 @@
 """The checker: is an accumulated gradient that of the full batch, and if not, why and what to change."""
 
-from dagnn.accumulation.check.causes import Cause, Kind
 from dagnn.accumulation.check.loop_check import check_loop
 from dagnn.accumulation.check.model_check import check_equivalence
-from dagnn.accumulation.check.report import Report, Row
+from dagnn.accumulation.check.report import Cause, Kind, Report, Row
 
 __all__ = ["Cause", "Kind", "Report", "Row", "check_equivalence", "check_loop"]

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dagnn.accumulation.check.fit import combine
+from dagnn.accumulation.check.arithmetic import combine
 from dagnn.accumulation.check.recording import Group, Recording, TrainStep, record
 from dagnn.accumulation.check.report import ratio_of, relative_error
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.accumulation.items import count_items
-from dagnn.accumulation.splitting import slice_batch
+from dagnn.accumulation.partition import slice_batch
 from dagnn.errors import AccumulationError
 
 SMALL, LARGE, FADING = 2.0**-20, 2.0**20, 2.0**-8  # exact factors; see record()

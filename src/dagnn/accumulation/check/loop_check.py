@@ -7,20 +7,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dagnn.accumulation.check.causes import Cause, Kind, cause
-from dagnn.accumulation.check.diagnosis import diagnose_equal, diagnose_ragged, diagnose_tail
+from dagnn.accumulation.check.diagnosis import Weights, diagnose_equal, diagnose_ragged, diagnose_tail, weights_of
 from dagnn.accumulation.check.layouts import Examined, Layout, Loop
 from dagnn.accumulation.check.model_check import model_causes
-from dagnn.accumulation.check.precision import notes_on_precision, precision_cause
 from dagnn.accumulation.check.recording import TrainStep, num_arguments
-from dagnn.accumulation.check.report import Report, make_report, ratio_of
-from dagnn.accumulation.check.source import find_line
+from dagnn.accumulation.check.report import Cause, Kind, Report, cause, find_line, make_report, ratio_of
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject
 from dagnn.accumulation.check.unexplained import explain, silent_causes
-from dagnn.accumulation.check.updates import unscaling_cause, update_causes
-from dagnn.accumulation.check.weights import Weights, weights_of
+from dagnn.accumulation.check.updates import notes_on_precision, precision_cause, unscaling_cause, update_causes
 from dagnn.accumulation.items import count_items
-from dagnn.accumulation.snapshot import RandomState
+from dagnn.accumulation.state import RandomState
 from dagnn.errors import AccumulationError, ConfigError
 
 

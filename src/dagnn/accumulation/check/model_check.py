@@ -6,18 +6,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from dagnn.accumulation.check.arithmetic import seed_python
-from dagnn.accumulation.check.causes import Cause, Kind, cause, coupled
-from dagnn.accumulation.check.fit import close, combine
+from dagnn.accumulation.check.arithmetic import close, combine, seed_python
+from dagnn.accumulation.check.diagnosis import fit_finite, leaves_out
 from dagnn.accumulation.check.layouts import split_by
-from dagnn.accumulation.check.precision import notes_on_precision, own_precision_note
-from dagnn.accumulation.check.report import Report, make_report, relative_error, total_norm
+from dagnn.accumulation.check.report import Cause, Kind, Report, cause, coupled, make_report, relative_error, total_norm
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject
-from dagnn.accumulation.check.weights import fit_finite, leaves_out
-from dagnn.accumulation.cutting import WeightFn
+from dagnn.accumulation.check.updates import notes_on_precision, own_precision_note
 from dagnn.accumulation.items import count_items
+from dagnn.accumulation.partition import WeightFn
 from dagnn.accumulation.shares import check_weights
-from dagnn.accumulation.snapshot import RandomState
+from dagnn.accumulation.state import RandomState
 from dagnn.errors import ConfigError
 
 

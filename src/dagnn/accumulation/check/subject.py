@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dagnn.accumulation.check.arithmetic import WIDE, Arithmetic, narrower, seed_python, seed_torch, widened
 from dagnn.accumulation.check.report import relative_error, total_norm
-from dagnn.accumulation.snapshot import Snapshot
+from dagnn.accumulation.state import Snapshot
 from dagnn.errors import ConfigError
 
 LossFn = Callable[[Any, Any], Any]

@@ -4,13 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from dagnn.accumulation.check.causes import Cause, Kind, cause, coupled
-from dagnn.accumulation.check.diagnosis import scale_cause
-from dagnn.accumulation.check.fit import close
+from dagnn.accumulation.check.arithmetic import close
+from dagnn.accumulation.check.diagnosis import Weights, scale_cause
 from dagnn.accumulation.check.layouts import SMALL, Examined, Layout, Loop
-from dagnn.accumulation.check.report import ratio_of, relative_error
+from dagnn.accumulation.check.report import Cause, Kind, cause, coupled, ratio_of, relative_error
 from dagnn.accumulation.check.subject import Gradients, Subject
-from dagnn.accumulation.check.weights import Weights
 from dagnn.errors import ConfigError
 
 # With a step that is no combination of gradients, weights of micro-batches mean nothing.

@@ -8,13 +8,13 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from dagnn.curriculum.exact import derivative as _derivative
-from dagnn.curriculum.exact import equation as _equation
+from dagnn.curriculum.exact import derivative as _substitute
 from dagnn.curriculum.exact import equivalence as _equivalence
 from dagnn.curriculum.exact import evaluate as _evaluate
 from dagnn.curriculum.exact import integral as _integral
+from dagnn.curriculum.exact import polynomial as _equation
 from dagnn.curriculum.exact import precise as _precise
 from dagnn.curriculum.exact import simplify as _simplify
-from dagnn.curriculum.exact import substitute as _substitute
 from dagnn.curriculum.exact.answer import answer
 from dagnn.errors import ExpressionError
 

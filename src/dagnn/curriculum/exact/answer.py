@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from dagnn.curriculum.exact.derivative import derivative
-from dagnn.curriculum.exact.equation import solve
+from dagnn.curriculum.exact.derivative import bind_inside, check_growth, derivative, substitute
 from dagnn.curriculum.exact.evaluate import evaluate, place
 from dagnn.curriculum.exact.integral import antiderivative, definite_integral
+from dagnn.curriculum.exact.polynomial import solve
 from dagnn.curriculum.exact.precise import approximate, refuse_undefined
 from dagnn.curriculum.exact.simplify import simplify
-from dagnn.curriculum.exact.substitute import bind_inside, check_growth, substitute
 from dagnn.curriculum.expression import (
     CONSTANTS,
     Expr,

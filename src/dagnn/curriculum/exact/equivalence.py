@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from dagnn.curriculum.exact.derivative import derivative
-from dagnn.curriculum.exact.numeric import complex_value
+from dagnn.curriculum.exact.evaluate import complex_value
 from dagnn.curriculum.exact.polynomial import rational_function_of
 from dagnn.curriculum.exact.precise import Undecided, enclosure
 from dagnn.curriculum.exact.simplify import as_number, collect_terms, simplify

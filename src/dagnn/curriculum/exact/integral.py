@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from dagnn.curriculum.exact.continuity import refuse_discontinuous
-from dagnn.curriculum.exact.derivative import derivative
+from dagnn.curriculum.exact.derivative import derivative, substitute
 from dagnn.curriculum.exact.evaluate import place
 from dagnn.curriculum.exact.polynomial import (
     polynomial_expression,
@@ -28,7 +28,6 @@ from dagnn.curriculum.exact.simplify import (
     simplify,
     subtract,
 )
-from dagnn.curriculum.exact.substitute import substitute
 from dagnn.curriculum.expression import FUNCTIONS, Expr, free_symbols, from_fraction, left_spine
 from dagnn.errors import ExpressionError
 

@@ -1,21 +1,16 @@
 """The exact engine's rewrite rules, by subject: every rule sees one window and answers with its replacement."""
 
-from dagnn.curriculum.rules import (
-    algebra,
-    derivative,
-    digits,
-    division,
-    elementary,
-    equation,
-    fixed_point,
-    integral,
-    numbers,
-    rationals,
-    rounding,
-    substitution,
-)
-from dagnn.curriculum.rules.registry import LABELS, apply_rule
-from dagnn.graph.rewriting.signature import Signature
+from dagnn.curriculum.rules import algebra, elementary, numbers, rationals
+from dagnn.curriculum.rules import algebra as equation
+from dagnn.curriculum.rules import calculus as derivative
+from dagnn.curriculum.rules import calculus as integral
+from dagnn.curriculum.rules import calculus as substitution
+from dagnn.curriculum.rules import elementary as fixed_point
+from dagnn.curriculum.rules import elementary as rounding
+from dagnn.curriculum.rules import numbers as digits
+from dagnn.curriculum.rules import rationals as division
+from dagnn.curriculum.rules.numbers import LABELS, apply_rule
+from dagnn.rewriting.system import Signature
 
 __all__ = ["SIGNATURE", "SUBJECTS", "apply_rule"]
 

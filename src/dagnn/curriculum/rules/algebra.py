@@ -1,9 +1,8 @@
-"""Simplification of + - * / ^ and of functions at special values: numbers left in products, right in sums."""
+"""Simplification of + - * / ^ and functions at special values, and equations as polynomials."""
 
-from dagnn.curriculum.rules.numbers import ONE, ZERO, integer, is_number
+from dagnn.curriculum.rules.numbers import ONE, TWO, ZERO, constructor, integer, is_negative, is_number, rule
 from dagnn.curriculum.rules.rationals import arithmetic
-from dagnn.curriculum.rules.registry import constructor, rule
-from dagnn.graph.rewriting.window import Replacement, Window
+from dagnn.rewriting.system import Replacement, Window
 
 # Operators whose operands may be exchanged.
 COMMUTATIVE = ("+", "*")
@@ -113,3 +112,116 @@ _function("tan", {ZERO: 0})
 _function("log", {ONE: 0, "e": 1})
 _function("exp", {ZERO: 1})
 _function("sqrt", {ZERO: 0, ONE: 1})
+
+
+constructor("=", "roots", arity=2)
+constructor("polynomial", arity=3)
+constructor("no_rational_roots")
+
+
+@rule("solve", depth=1)
+def solve(equation: Window, x: Window) -> Replacement | None:
+    if equation.kind != "=":
+        return None
+    left, right = equation.children
+    return ("root_of", ("polynomial_minus", ("coefficients", left, x), ("coefficients", right, x)))
+
+
+@rule("coefficients", depth=1)
+def coefficients(f: Window, x: Window) -> Replacement | None:
+    zero = integer(0)
+    if f is x:
+        return ("polynomial", zero, integer(1), zero)
+    if is_number(f):
+        return ("polynomial", f, zero, zero)
+    if f.kind in ("+", "-", "*"):
+        name = {"+": "polynomial_plus", "-": "polynomial_minus", "*": "polynomial_times"}[f.kind]
+        return (name, ("coefficients", f[0], x), ("coefficients", f[1], x))
+    if f.kind == "^":
+        return ("polynomial_power", ("coefficients", f[0], x), f[1])
+    return None
+
+
+def _termwise(name: str, operator: str) -> None:
+    @rule(name, depth=1)
+    def termwise(p: Window, q: Window) -> Replacement | None:
+        if not p.kind == q.kind == "polynomial":
+            return None
+        return ("polynomial", *((operator, a, b) for a, b in zip(p.children, q.children, strict=True)))
+
+
+_termwise("polynomial_plus", "+")
+_termwise("polynomial_minus", "-")
+
+
+@rule("polynomial_times", depth=1)
+def polynomial_times(p: Window, q: Window) -> Replacement | None:
+    if not p.kind == q.kind == "polynomial":
+        return None
+    _, a1, a2 = p.children
+    _, b1, b2 = q.children
+    return ("product_up_to_square", ("+", ("*", a1, b2), ("*", a2, b1)), ("*", a2, b2), p, q)
+
+
+@rule("product_up_to_square", depth=1)
+def product_up_to_square(c3: Window, c4: Window, p: Window, q: Window) -> Replacement | None:
+    """p q, whose coefficients of x^3 and x^4 are c3 and c4: no rule solves an equation of a higher degree."""
+    if not c3.label == c4.label == ZERO or not p.kind == q.kind == "polynomial":
+        return None
+    a0, a1, a2 = p.children
+    b0, b1, b2 = q.children
+    return (
+        "polynomial",
+        ("*", a0, b0),
+        ("+", ("*", a0, b1), ("*", a1, b0)),
+        ("+", ("*", a0, b2), ("+", ("*", a1, b1), ("*", a2, b0))),
+    )
+
+
+@rule("polynomial_power", depth=1)
+def polynomial_power(p: Window, exponent: Window) -> Replacement | None:
+    return ("polynomial_times", p, p) if p.kind == "polynomial" and exponent.label == TWO else None
+
+
+@rule("root_of", depth=1)
+def root_of(p: Window) -> Replacement | None:
+    return ("root_by_degree", p[2], p) if p.kind == "polynomial" else None
+
+
+@rule("root_by_degree", depth=1)
+def root_by_degree(leading: Window, p: Window) -> Replacement | None:
+    if p.kind != "polynomial":
+        return None
+    c0, c1, c2 = p.children
+    if leading.label == ZERO:
+        return ("/", ("negate", c0), c1)
+    discriminant = ("-", ("*", c1, c1), ("*", integer(4), ("*", c2, c0)))
+    return ("quadratic_formula", ("pair", c1, c2), ("square_root", discriminant))
+
+
+@rule("quadratic_formula", depth=1)
+def quadratic_formula(coefficients: Window, root: Window) -> Replacement | None:
+    if root.kind == "irrational":
+        return "no_rational_roots"
+    if coefficients.kind != "pair" or not is_number(root):
+        return None
+    b, a = coefficients.children
+    if root.label == ZERO:
+        return ("/", ("negate", b), ("*", integer(2), a))
+    return (
+        "in_order",
+        ("/", ("-", ("negate", b), root), ("*", integer(2), a)),
+        ("/", ("+", ("negate", b), root), ("*", integer(2), a)),
+    )
+
+
+@rule("in_order", depth=0)
+def in_order(a: Window, b: Window) -> Replacement:
+    return ("in_order_by", ("-", a, b), ("pair", a, b))
+
+
+@rule("in_order_by", depth=1)
+def in_order_by(difference: Window, pair: Window) -> Replacement | None:
+    if pair.kind != "pair":
+        return None
+    return ("roots", *pair.children) if is_negative(difference) else ("roots", pair[1], pair[0])

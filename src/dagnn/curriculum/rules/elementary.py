@@ -1,15 +1,99 @@
-"""exp, sin, cos, tan, log and sqrt in fixed point, from one constant for each (digit position, digit).
-
-exp and (cos, sin) multiply, or add angles, over the digits of the argument; log multiplies its argument by
-1 + 10^-n until it is 1 (shift-and-add, J.-M. Muller, "Elementary Functions", ch. 8); sqrt is exp(log / 2).
-"""
+"""Real numbers with ten decimals, exp, sin, cos, tan, log and sqrt of them, and rounding to three digits."""
 
 import math
 
-from dagnn.curriculum.rules.fixed_point import DECIMALS, fixed
-from dagnn.curriculum.rules.numbers import ZERO, chain, digit_of, family
-from dagnn.curriculum.rules.registry import Rule, rule
-from dagnn.graph.rewriting.window import Replacement, Window
+from dagnn.curriculum.rules.numbers import ONE, ZERO, Rule, chain, constructor, digit_of, family, integer, rule
+from dagnn.rewriting.system import Replacement, Window
+
+DECIMALS = 10
+
+constructor("fixed", arity=1)
+
+FUNCTIONS = ("sin", "cos", "tan", "log", "exp", "sqrt")
+
+
+def fixed(value: float) -> Replacement:
+    """The nearest fixed-point number."""
+    return ("fixed", integer(round(value * 10**DECIMALS)))
+
+
+def scaled_up(digits: Replacement) -> Replacement:
+    """A digit chain times 10^10."""
+    for _ in range(DECIMALS):
+        digits = ("d0", digits)
+    return digits
+
+
+@rule("numeric", depth=1)
+def numeric(f: Window) -> Replacement | None:
+    """The fixed-point value of an expression, from its operands' values."""
+    if f.kind in ("positive", "negative"):
+        return ("fixed", (f.kind, scaled_up(f[0])))
+    if f.kind == "fraction":
+        return ("fixed/", ("numeric", f[0]), ("numeric", ("positive", f[1])))
+    if f.kind == "decimal":
+        return ("fixed", f[0])
+    if f.kind in ("e", "pi"):
+        return fixed(math.e if f.kind == "e" else math.pi)
+    if f.kind in ("+", "-", "*", "/"):
+        return (f"fixed{f.kind}", ("numeric", f[0]), ("numeric", f[1]))
+    if f.kind == "^":
+        return ("fixed^", ("numeric", f[0]), f[1])
+    if f.kind in FUNCTIONS:
+        return (f"fixed_{f.kind}", ("numeric", f[0]))
+    return None
+
+
+@rule("fixed+", depth=1)
+def fixed_plus(a: Window, b: Window) -> Replacement | None:
+    return ("fixed", ("+", a[0], b[0])) if a.kind == b.kind == "fixed" else None
+
+
+@rule("fixed-", depth=1)
+def fixed_minus(a: Window, b: Window) -> Replacement | None:
+    return ("fixed", ("-", a[0], b[0])) if a.kind == b.kind == "fixed" else None
+
+
+@rule("fixed*", depth=1)
+def fixed_times(a: Window, b: Window) -> Replacement | None:
+    return ("fixed", ("scale_down", ("*", a[0], b[0]))) if a.kind == b.kind == "fixed" else None
+
+
+@rule("scale_down", depth=1)
+def scale_down(number: Window) -> Replacement | None:
+    """An integer divided by 10^10, towards 0."""
+    if number.kind not in ("positive", "negative"):
+        return None
+    return (number.kind, (f"drop{DECIMALS}", number[0]))
+
+
+@rule("fixed/", depth=2)
+def fixed_over(a: Window, b: Window) -> Replacement | None:
+    if not a.kind == b.kind == "fixed" or b[0].label == ZERO:
+        return None
+    if a[0].kind not in ("positive", "negative") or b[0].kind not in ("positive", "negative"):
+        return None
+    sign = "positive" if a[0].kind == b[0].kind else "negative"
+    return ("fixed", (sign, ("first", ("divide", scaled_up(a[0][0]), b[0][0]))))
+
+
+@rule("fixed^", depth=1)
+def fixed_power(a: Window, exponent: Window) -> Replacement | None:
+    if a.kind != "fixed" or exponent.kind not in ("positive", "negative"):
+        return None
+    if exponent.label == ZERO:
+        return fixed(1)
+    if exponent.label == ONE:
+        return a
+    if exponent.kind == "positive":
+        return ("fixed*", a, ("fixed^", a, ("-", exponent, integer(1))))
+    return ("fixed/", fixed(1), ("fixed^", a, ("negate", exponent)))
+
+
+@rule("fixed_negate", depth=1)
+def fixed_negate(a: Window) -> Replacement | None:
+    return ("fixed", ("negate", a[0])) if a.kind == "fixed" else None
+
 
 ONE_DIGITS = chain(10**DECIMALS)
 _ANGLE_DIGITS = DECIMALS + 4  # angles below 10,000
@@ -177,3 +261,36 @@ def constant_terms() -> list[Replacement]:
             if digit * 10.0 ** (position - DECIMALS) < _LARGEST_EXPONENT:
                 terms.append(("fixed_exp", argument))
     return terms
+
+
+constructor("decimal", arity=1)
+
+
+@rule("approx", depth=0)
+def approx(f: Window) -> Replacement:
+    return ("rounded", ("numeric", f))
+
+
+@rule("rounded", depth=2)
+def rounded(a: Window) -> Replacement | None:
+    if a.kind != "fixed" or a[0].kind not in ("positive", "negative"):
+        return None
+    return ("decimal", (a[0].kind, ("round_down", a[0][0])))
+
+
+def _rounding(name: str, *, up: bool) -> None:
+    """`round_up` remembers that the last digit dropped was 5 or more."""
+
+    @rule(name, depth=0)
+    def round_digits(digits: Window) -> Replacement:
+        return (f"{name}_if", ("longer_than3", digits), digits)
+
+    @rule(f"{name}_if", depth=1)
+    def round_digits_if(longer: Window, digits: Window) -> Replacement:
+        if longer.kind == "no":
+            return ("add_carry", digits, "end") if up else digits
+        return ("d0", ("round_up" if digit_of(digits) >= 5 else "round_down", digits[0]))
+
+
+_rounding("round_down", up=False)
+_rounding("round_up", up=True)

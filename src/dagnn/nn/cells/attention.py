@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from dagnn.kernels import ProjectedCell
-from dagnn.kernels.segments import segment_softmax, segment_sum
+from dagnn.kernels.reference import segment_softmax, segment_sum
 from dagnn.nn.cells.gru import project_gru, reset_state_weight, state_weight_of, step_by_operator
-from dagnn.nn.cells.operators import check_operator
-from dagnn.nn.checks import check_size
+from dagnn.nn.checks import check_operator, check_size
 from dagnn.nn.learnable import LearnableModule
 
 

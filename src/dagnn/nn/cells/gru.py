@@ -7,12 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dagnn.kernels import Kind, ProjectedCell
-from dagnn.kernels.cell_steps import gru_step
-from dagnn.kernels.segments import Aggregate, aggregate, check_aggregate
-from dagnn.nn.cells.operators import check_operator
-from dagnn.nn.checks import check_size
-from dagnn.nn.learnable import LearnableModule
-from dagnn.nn.reparametrised import before_call
+from dagnn.kernels.reference import Aggregate, aggregate, check_aggregate, gru_step
+from dagnn.nn.checks import check_operator, check_size
+from dagnn.nn.learnable import LearnableModule, before_call
 
 
 class GRUCell(LearnableModule):

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from dagnn.errors import GraphError
 from dagnn.kernels import ProjectedCell
-from dagnn.kernels.cell_steps import child_sum_step, tree_lstm_step
-from dagnn.nn.cells.operators import check_operator
-from dagnn.nn.checks import check_size
+from dagnn.kernels.reference import child_sum_step, tree_lstm_step
+from dagnn.nn.checks import check_operator, check_size
 from dagnn.nn.learnable import LearnableModule
 
 

@@ -1,0 +1,233 @@
+"""State besides gradients: random numbers, buffers, BatchNorm statistics, and a half-done window, resumed."""
+
+import copy
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+from dagnn.accumulation.loss_scale import LossScale
+from dagnn.accumulation.ranks import Ranks
+from dagnn.accumulation.shares import Shares
+from dagnn.accumulation.sums import GradientSums, Sums
+from dagnn.errors import AccumulationError, ConfigError, warn
+
+
+class RandomState:
+    """The state of every random number generator that a loss may use: torch on all devices, Python, NumPy."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()  # noqa: NPY002  # the global generator is what users' code draws from
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._torch)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+
+
+class Snapshot:
+    """Random state, buffers of the models and the state of ``others``, to go back to after a failed attempt.
+
+    Args:
+        models: their buffers are copied; parameters are not, since nothing steps during an attempt.
+        others: objects such as metrics, with ``state_dict`` and ``load_state_dict``, or plain objects whose attributes
+            are copied.
+    """
+
+    def __init__(self, models: Iterable[nn.Module], others: Sequence[Any] = ()) -> None:
+        self.random = RandomState()
+        self._buffers: list[tuple[Tensor, Tensor]] = [(b, b.detach().clone()) for m in models for b in m.buffers()]
+        self._others = [(other, copy.deepcopy(_state_of(other))) for other in others]
+
+    def restore(self) -> None:
+        self.random.restore()
+        self.restore_buffers()
+        for other, state in self._others:
+            if hasattr(other, "load_state_dict"):
+                other.load_state_dict(copy.deepcopy(state))
+            else:
+                vars(other).clear()
+                vars(other).update(copy.deepcopy(state))
+
+    @torch.no_grad()
+    def restore_buffers(self) -> None:
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+
+
+def _state_of(other: Any) -> Any:
+    return other.state_dict() if hasattr(other, "load_state_dict") else vars(other)
+
+
+BatchNormMode = Literal["warn", "defer", "ignore"]
+_Moments = tuple[float, Tensor, Tensor]  # items, mean [features], sum of squared deviations [features]
+
+
+class BatchNorms:
+    """The BatchNorm layers of a model while a window runs."""
+
+    def __init__(self, models: Iterable[nn.Module], mode: BatchNormMode) -> None:
+        if mode not in ("warn", "defer", "ignore"):
+            raise ConfigError(
+                "batch_norm must be 'warn', 'defer' (running statistics move once per window) or 'ignore' (neither), "
+                f"got {mode!r}."
+            )
+        self._mode = mode
+        self._layers = [
+            (name, module)
+            for model in models
+            for name, module in model.named_modules()
+            if isinstance(module, _BatchNorm)
+        ]
+        self._warned = False
+        self._handles: list[RemovableHandle] = []
+        self._moments: dict[str, list[_Moments]] = {}
+        self._before: dict[str, int] = {}  # moments that were there before the micro-batch at hand
+        self._recomputing = False
+
+    def open_window(self, micro_batches: int) -> None:
+        """Warn once when a window has several micro-batches; start to collect statistics if they are deferred."""
+        training = [(name, layer) for name, layer in self._layers if layer.training]
+        if not training or self._mode == "ignore":
+            return
+        if micro_batches > 1 and not self._warned:
+            self._warned = True
+            names = ", ".join(name or type(layer).__name__ for name, layer in training[:5])
+            more = f" and {len(training) - 5} more" if len(training) > 5 else ""
+            warn(
+                f"BatchNorm layers in training mode ({names}{more}) normalise each micro-batch by itself, so the "
+                "gradient is not that of the full batch: use GroupNorm or LayerNorm, put them in eval mode, or "
+                "accept it with batch_norm='ignore' ('defer' repairs the running statistics, not the gradient)."
+            )
+        if self._mode == "defer":
+            self._moments = {}
+            for name, layer in training:
+                if layer.track_running_stats and layer.running_mean is not None:
+                    self._handles += self._collect(name, layer)
+
+    def begin_micro_batch(self) -> None:
+        """Called before each micro-batch."""
+        if self._handles:
+            self._before = {name: len(moments) for name, moments in self._moments.items()}
+
+    def drop_micro_batch(self) -> None:
+        """Forget what the micro-batch at hand added."""
+        for name, moments in self._moments.items():
+            del moments[self._before.get(name, 0) :]
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """While a forward pass is repeated, whose items were counted before."""
+        self._recomputing = True
+        try:
+            yield
+        finally:
+            self._recomputing = False
+
+    def close_window(self, ranks: Ranks | None) -> None:
+        """Move the running statistics by all items of the window; without ``ranks`` forget them."""
+        for handle in self._handles:
+            handle.remove()
+        collecting, self._handles = bool(self._handles), []
+        if ranks is None or not collecting:
+            return
+        everywhere = ranks.gather(self._moments)
+        for name, layer in self._layers:
+            parts = [moments for moments_of in everywhere for moments in moments_of.get(name, [])]
+            if parts := [moments for moments in parts if _is_finite(moments)]:
+                _move(layer, _pool(parts))
+        self._moments = {}
+
+    def _collect(self, name: str, layer: _BatchNorm) -> list[RemovableHandle]:
+        def before(module: Any, inputs: tuple[Tensor, ...]) -> None:
+            if module.training:
+                # A pass that checkpointing repeats runs inside the backward pass, and its items were counted.
+                if not self._recomputing and torch._C._current_graph_task_id() == -1:
+                    self._moments.setdefault(name, []).append(_moments(inputs[0].detach()))
+                module.track_running_stats = False  # in training mode: normalise by the batch, leave the buffers
+
+        def after(module: Any, inputs: Any, output: Any) -> None:
+            module.track_running_stats = True
+
+        return [layer.register_forward_pre_hook(before), layer.register_forward_hook(after, always_call=True)]
+
+
+def _moments(inputs: Tensor) -> _Moments:
+    wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32)).transpose(0, 1).flatten(1)
+    mean = wide.mean(dim=1)
+    return float(wide.shape[1]), mean.cpu(), (wide - mean[:, None]).square().sum(dim=1).cpu()
+
+
+def _is_finite(moments: _Moments) -> bool:
+    """False for a micro-batch with inf or nan, which would stay in the running statistics for ever."""
+    return bool(torch.isfinite(moments[1]).all() and torch.isfinite(moments[2]).all())
+
+
+def _pool(parts: list[_Moments]) -> _Moments:
+    """Moments of all parts together. Source: Chan, Golub and LeVeque, "Updating formulae ...", 1979."""
+    count, mean, squares = parts[0]
+    for n, part_mean, part_squares in parts[1:]:
+        delta, total = part_mean - mean, count + n
+        squares = squares + part_squares + delta.square() * (count * n / total)
+        mean = mean + delta * (n / total)
+        count = total
+    return count, mean, squares
+
+
+@torch.no_grad()
+def _move(layer: _BatchNorm, moments: _Moments) -> None:
+    count, mean, squares = moments
+    assert layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None
+    layer.num_batches_tracked += 1
+    momentum = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+    variance = squares / max(count - 1.0, 1.0)
+    layer.running_mean.lerp_(mean.to(layer.running_mean), momentum)
+    layer.running_var.lerp_(variance.to(layer.running_var), momentum)
+
+
+def window_state(sums: Sums, shares: Shares, loss_scale: LossScale | None, done: int, num_run: int) -> dict[str, Any]:
+    """Everything that a window holds after ``done`` micro-batches: sums as copies, the rest as plain values."""
+    if not isinstance(sums, GradientSums):
+        raise AccumulationError("a window with eager updates cannot be saved half done: save at its boundary.")
+    return {
+        "done": done,
+        "num_run": num_run,
+        "sums": [None if held is None else held.detach().clone() for held in sums.held],
+        "shares": shares.state(),
+        "scale": None if loss_scale is None else loss_scale.state(),
+    }
+
+
+def restore_window(state: Mapping[str, Any], sums: Sums, shares: Shares, micro_batches: int) -> bool:
+    """Put ``state`` back into a fresh window; True if it had a loss scale.
+
+    Raises:
+        ConfigError: the window at hand is not the one that was saved.
+    """
+    saved: list[Tensor | None] = state["sums"]
+    if not isinstance(sums, GradientSums) or len(saved) != len(sums.parameters) or state["done"] > micro_batches:
+        raise ConfigError(
+            f"the saved window had {len(saved)} parameters and {state['done']} micro-batches done, but this one has "
+            f"{len(sums.parameters)} parameters and {micro_batches} micro-batches: start the loader at the first "
+            "micro-batch of the saved window, with the same model."
+        )
+    for parameter, held in zip(sums.parameters, saved, strict=True):
+        if held is not None and held.shape != parameter.shape:
+            raise ConfigError(
+                f"a saved gradient has the shape {list(held.shape)}, its parameter {list(parameter.shape)}: the state "
+                "is of another model."
+            )
+    sums.held = [None if h is None else h.to(p.device) for h, p in zip(saved, sums.parameters, strict=True)]
+    shares.load_state(state["shares"])
+    return state["scale"] is not None

@@ -1,0 +1,297 @@
+"""`dagnn info`, `dagnn checkpoint` (verify, list, export, import) and `dagnn metrics`: what a run has on disk."""
+
+import difflib
+import json
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import torch.fx.experimental._config as fx_config
+from torch.export import Dim
+from tyro.conf import Positional, arg
+
+from dagnn.commands.arguments import parsed
+from dagnn.curriculum.evaluate import model_of
+from dagnn.errors import CheckpointError, ConfigError, RunError
+from dagnn.files import new_file
+from dagnn.kernels.emit.native import host_target
+from dagnn.training.run.checkpoint import Checkpoint
+from dagnn.training.run.directory import RunDirectory
+from dagnn.training.run.resume import find_run
+from dagnn.training.run.store import CheckpointStore
+from dagnn.training.run.tensors import load_model
+from dagnn.training.run.tools import checkpoint_of
+from dagnn.training.terminal import printable
+
+DESCRIPTION = "description.json"
+
+
+def export_program(path: str | Path, target: str | Path, *, averaged: bool = True) -> int:
+    """Writes the GraphRewriter of a checkpoint as a ``.pt2`` file.
+
+    ``torch.export.load(target).module()`` takes rows, int64 ``[batch, features]`` of any two sizes, as
+    ``GraphRewriter.features.encode`` makes them, and gives logits, float32 ``[batch, slots, classes]``, those of
+    the network to rounding. Beside it the file has ``description.json``: run, step, and what rows and classes mean.
+
+    Args:
+        path: a run directory (its newest whole checkpoint), or one of its checkpoints.
+        target: a new file.
+        averaged: with the averaged weights, where there are any; else those of the last step.
+
+    Returns:
+        How many parameters it has.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint, or it is of no GraphRewriter.
+        RunError: there is no run, or the file exists or cannot be written.
+    """
+    checkpoint = checkpoint_of(path)
+    model = model_of(checkpoint)
+    if not averaged:
+        load_model(model, checkpoint.tensors["model"])
+    rows = torch.ones((3, 2), dtype=torch.int64)
+    # Else torch takes a batch for one of at least two, and the program refuses a single window.
+    any_size = fx_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with warnings.catch_warnings(), torch.no_grad(), any_size:
+        # torch's own modules, loaded on first use, use what torch itself has given up.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        program = torch.export.export(model, (rows,), dynamic_shapes=({0: Dim("batch"), 1: Dim("features")},))
+    described = {"run": checkpoint.run_id, "step": checkpoint.step, **checkpoint.state["description"]}
+    target = Path(target)
+    try:
+        with new_file(target) as temporary, temporary.open("wb") as file:
+            torch.export.save(program, file, extra_files={DESCRIPTION: json.dumps(described)})
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror or error}.") from error
+    return model.num_parameters()
+
+
+_MODULE_DEPTH = 2  # `cells.0.linear.weight` counts for `cells.0`
+
+
+def info(path: str | Path) -> str:
+    """A description for a terminal.
+
+    Args:
+        path: a run directory (its newest whole checkpoint is described), or one of its checkpoints.
+
+    Raises:
+        RunError: there is no run.
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+    directory, step = find_run(path)
+    run = RunDirectory.read(directory)
+    store = CheckpointStore(run.checkpoints_path, run.run_id)
+    checkpoint = store.latest() if step is None else store.load(step)
+    lines = [f"run {run.run_id} in {run.path}"]
+    if checkpoint is None:
+        return "\n".join(map(printable, [*lines, "no checkpoint yet"]))
+
+    lines.append(f"step {checkpoint.step:,} of {run.config().max_steps:,}, in {store.path_of(checkpoint.step)}")
+    if step is None and len(store.steps()) > 1:
+        lines.append(f"checkpoints of the steps {', '.join(f'{each:,}' for each in store.steps())}")
+    promotion = checkpoint.state.get("promotion")
+    if promotion is not None:
+        levels = promotion["levels"][: promotion["open"]]
+        lines.append(f"level {levels[-1]} of {promotion['levels'][-1]} ({promotion['order']})")
+    if checkpoint.score is not None:
+        lines.append(f"score {checkpoint.score:.4f}")
+    if checkpoint.clock:
+        lines.append(f"{checkpoint.clock['seconds']:,.0f} seconds, {checkpoint.clock['cpu_seconds']:,.0f} of the CPU")
+
+    counts = parameters_by_module(checkpoint)
+    width = max(map(len, counts), default=0)
+    lines += ["", f"{sum(counts.values()):,} parameters"]
+    lines += [f"  {module.ljust(width)}  {count:>12,}" for module, count in counts.items()]
+    return "\n".join(map(printable, lines))
+
+
+def vector_widths() -> list[str]:
+    """How wide the vectors are that compute here, a line each for our kernels, PyTorch and MKL.
+
+    Results differ by rounding from width to width: where two machines disagree in the last digits, look here first.
+
+    Raises:
+        ConfigError: ``DAGNN_VECTOR_BYTES`` is none of 16, 32 and 64.
+    """
+    kernels = f"vectors of our kernels: {host_target().vector_bytes} bytes"
+    if limit := os.environ.get("DAGNN_VECTOR_BYTES"):
+        kernels += f" (DAGNN_VECTOR_BYTES={limit})"
+    mkl = "none in this PyTorch"
+    if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        # MKL tells no program what it has chosen.
+        mkl = os.environ.get("MKL_ENABLE_INSTRUCTIONS") or "the processor's best (MKL_ENABLE_INSTRUCTIONS is not set)"
+    pytorch = torch.backends.cpu.get_cpu_capability()
+    return [kernels, f"PyTorch's CPU capability: {pytorch}", f"MKL's instructions: {mkl}"]
+
+
+def parameters_by_module(checkpoint: Checkpoint) -> dict[str, int]:
+    """Trainable numbers by module, in the model's order; buffers do not count.
+
+    Raises:
+        CheckpointError: the checkpoint does not say which of its tensors are parameters.
+    """
+    try:
+        names = [name for group in checkpoint.state["optimizer"]["names"] for name in group]
+        sizes = {name: checkpoint.tensors["model"][name].numel() for name in names}
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint of step {checkpoint.step} has another form: {error!r}.") from error
+    counts: Counter[str] = Counter()
+    for name, size in sizes.items():
+        counts[".".join(name.split(".")[:-1][:_MODULE_DEPTH]) or "(the model itself)"] += size
+    return dict(counts)
+
+
+DEFAULT_RUN = "runs/curriculum"
+
+
+def run_checkpoint(arguments: Sequence[str]) -> int:
+    """Runs `dagnn checkpoint` with these arguments and returns the exit code."""
+    name = arguments[0] if arguments else "--help"
+    if name in ("--help", "-h"):
+        print(_help())
+        return 0
+    if name not in COMMANDS:
+        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
+        advice = f"did you mean {nearest[0]}?" if nearest else f"it is one of {', '.join(COMMANDS)}."
+        raise ConfigError(f"unknown command checkpoint {name!r}: {advice}")
+    return COMMANDS[name](arguments[1:])
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Compares every byte of the checkpoints with their manifests; exit code 2 when one is damaged."""
+
+    path: Positional[Annotated[str, arg(metavar="PATH")]] = DEFAULT_RUN
+    """run directory, or one checkpoint"""
+
+
+def _verify(arguments: Sequence[str]) -> int:
+    given = parsed(Verify, "checkpoint verify", arguments)
+    from dagnn.training.run.tools import verify
+
+    print("\n".join(verify(given.path)))
+    return 0
+
+
+@dataclass(frozen=True)
+class List:
+    """Lists the checkpoints of a run: step, score, size, which is the newest and which the best."""
+
+    run: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
+    """run directory"""
+
+
+def _list(arguments: Sequence[str]) -> int:
+    given = parsed(List, "checkpoint list", arguments)
+    from dagnn.training.run.tools import list_checkpoints
+
+    print("\n".join(list_checkpoints(given.run)))
+    return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Writes the weights of a checkpoint to a new safetensors file, or the network as a program of torch.export."""
+
+    path: Positional[Annotated[str, arg(metavar="PATH")]]
+    """run directory (its newest checkpoint), or one checkpoint"""
+    output: Positional[Annotated[str, arg(metavar="FILE")]]
+    """the new file"""
+    format: Literal["safetensors", "torch-export"] = "safetensors"
+    """torch-export: a .pt2 file, which torch.export.load runs without this library"""
+    last_step: bool = False
+    """the weights of the last step, not the averaged ones"""
+
+
+def _export(arguments: Sequence[str]) -> int:
+    given = parsed(Export, "checkpoint export", arguments)
+    if given.format == "torch-export":
+        parameters = export_program(given.path, given.output, averaged=not given.last_step)
+        print(f"a network of {parameters:,} parameters in {given.output}")
+        return 0
+    from dagnn.training.run.tools import export_weights
+
+    count = export_weights(given.path, given.output, averaged=not given.last_step)
+    print(f"{count} tensors in {given.output}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Import:
+    """Writes the tensors of a foreign .pt file to a new safetensors file; runs none of the file's code."""
+
+    source: Positional[Annotated[str, arg(metavar="FILE.PT")]]
+    """what torch.save of some program wrote"""
+    output: Positional[Annotated[str, arg(metavar="FILE")]]
+    """the new file"""
+    key: str | None = None
+    """which part of the file, where it holds several things: such as model"""
+
+
+def _import(arguments: Sequence[str]) -> int:
+    given = parsed(Import, "checkpoint import", arguments)
+    from dagnn.training.run.tools import import_weights
+
+    count = import_weights(given.source, given.output, key=given.key)
+    print(f"{count} tensors in {given.output}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "verify": _verify,
+    "list": _list,
+    "export": _export,
+    "import": _import,
+}
+
+
+def _help() -> str:
+    told = {"verify": Verify, "list": List, "export": Export, "import": Import}
+    width = max(map(len, told))
+    return "\n".join(
+        [
+            "usage: dagnn checkpoint COMMAND [OPTIONS]",
+            "",
+            *(f"  {name.ljust(width)}  {kind.__doc__}" for name, kind in told.items()),
+            "",
+            "`dagnn checkpoint COMMAND --help` lists the options of a command.",
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Writes metrics.jsonl of a run as CSV (to stdout, unless told where), or for TensorBoard."""
+
+    run: Positional[Annotated[str, arg(metavar="RUN")]] = "runs/curriculum"
+    """run directory"""
+    csv: str | None = None
+    """file of the CSV; replaced if it is there"""
+    tensorboard: str | None = None
+    """directory of the event files; needs `pip install dagnn[tensorboard]`"""
+
+
+def run_metrics(arguments: Sequence[str]) -> int:
+    """Runs `dagnn metrics` with these arguments and returns the exit code."""
+    given = parsed(Metrics, "metrics", arguments)
+    from dagnn.files import replace_file
+    from dagnn.training.metrics import metrics_csv, read_metrics, write_tensorboard
+    from dagnn.training.run.directory import RunDirectory
+
+    rows = read_metrics(RunDirectory.read(given.run).metrics_path)
+    if given.csv is not None:
+        try:
+            replace_file(Path(given.csv), metrics_csv(rows).encode())
+        except OSError as error:
+            raise RunError(f"cannot write {given.csv}: {error.strerror or error}.") from error
+    if given.tensorboard is not None:
+        print(f"{write_tensorboard(rows, given.tensorboard):,} values in {given.tensorboard}")
+    if given.csv is None and given.tensorboard is None:
+        print(metrics_csv(rows), end="")
+    return 0

@@ -1,0 +1,305 @@
+"""Asks a trained network fresh expressions; the exact engine judges every answer."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dagnn.curriculum import Sample, judge, level_spec, make_sample, to_text
+from dagnn.curriculum.engine import RuleEngine, from_term, to_term
+from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, WindowCounts
+from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened
+from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.traces import KINDS, WindowSet, is_held_out, kind_of
+from dagnn.errors import CheckpointError, ConfigError
+from dagnn.rewriting import GraphRewriter
+from dagnn.rewriting.dataset import Cost, mistakes_of, read_windows
+from dagnn.rewriting.features import WindowFeatures, WindowGraphs
+from dagnn.rewriting.machine import RewritingMachine, Rewritten
+from dagnn.rewriting.system import ReplacementTokens, Signature, WindowTokens
+from dagnn.training.config import TrainingConfig
+from dagnn.training.processes import torch_threads
+from dagnn.training.run.checkpoint import Checkpoint
+from dagnn.training.run.directory import RunDirectory
+from dagnn.training.run.resume import find_run
+from dagnn.training.run.store import CheckpointStore
+from dagnn.training.run.tensors import load_weights
+
+# The longest right path of 600 expressions of level 4 took 14,000 steps, and 45,000 at depth 8.
+STEP_BUDGET = 200_000
+_ROUNDS = 600
+# A few expressions find fewer windows that others have asked for before: one of level 4 alone takes 1,500 rounds, and
+# 2,300 at depth 8.
+_ROUNDS_OF_FEW = 3_000
+# Expressions that go on side by side: every round asks the network for all windows that any of them waits for.
+_CHUNK = 500
+
+
+# What may be rewritten and yet stand in an answer: operators that keep their operands, and a number's own labels.
+_ANSWER_LABELS = {"+", "-", "*", "/", "^", *FUNCTIONS, "negative", "d0"}
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    expressions: int = 500,
+    split: str = "test",
+    seed: int | None = None,
+    depth: int | None = None,
+    digits: int | None = None,
+) -> Evaluation:
+    """Accuracy of a run's network on fresh expressions of each of its levels.
+
+    Args:
+        run: a run directory, or one of its checkpoints.
+        expressions: how many of each level.
+        split: "test" or "validation"; "train" asks what the network was trained on.
+        seed: of the expressions; None is the run's own, whose first training expressions split "train" then asks.
+        depth: of the expressions, in the place of the levels' own: asks the levels that have one.
+        digits: of their whole numbers, likewise (see `make_sample`).
+
+    Raises:
+        RunError, CheckpointError: there is no run, or no whole checkpoint.
+        ConfigError: `expressions` is below 1, the split is unknown, a depth or a number of digits is out of range, or
+            no level of the run has them.
+    """
+    if expressions < 1:
+        raise ConfigError(f"expressions must be at least 1, got {expressions}.")
+    directory, config, checkpoint = opened_run(run)
+    model = model_of(checkpoint)
+    machine = RewritingMachine(SIGNATURE, model)
+    results = {}
+    seed = config.seed if seed is None else seed
+    opened = _open_levels(checkpoint, config)
+    rounds = max(_ROUNDS, min(_ROUNDS_OF_FEW, _ROUNDS * _CHUNK // expressions))
+    for level in _able_levels(config.curriculum.levels, depth, digits):
+        samples = samples_of(level, expressions, config, split=split, seed=seed, depth=depth, digits=digits)
+        examples, seconds = ask(machine, samples, rounds=rounds)
+        examples = with_engine_misses(examples, samples)
+        seen = config.curriculum.samples_of(level) if level in opened else 0
+        results[level] = LevelResult.of(examples, samples_seen=seen, seconds=seconds)
+    traced = read_windows(directory.path)
+    counts = None
+    if traced is not None:
+        share = config.curriculum.held_out_windows
+        held_out = _held_out_counts(model, traced[0], share)
+        counts = replace(_window_counts(machine, trained_windows(traced[0], share, checkpoint)), held_out=held_out)
+    cost = traced[1] if traced else Cost(0.0, 0.0)
+    return Evaluation(
+        results,
+        cpu_seconds=checkpoint.clock["cpu_seconds"] + cost.cpu_seconds,
+        wall_seconds=checkpoint.clock["seconds"] + cost.seconds,
+        parameters=model.num_parameters(),
+        step=checkpoint.step,
+        windows=counts,
+    )
+
+
+def samples_of(
+    level: int,
+    count: int,
+    config: TrainingConfig,
+    *,
+    split: str,
+    seed: int,
+    depth: int | None = None,
+    digits: int | None = None,
+    first: int = 0,
+) -> list[Sample]:
+    """Samples `first`, `first` + 1, ... of a level's stream, at the run's preset."""
+    preset = config.curriculum.preset
+    return [
+        make_sample(level, seed=seed, index=index, split=split, preset=preset, depth=depth, digits=digits)
+        for index in range(first, first + count)
+    ]
+
+
+def ask(
+    machine: RewritingMachine, samples: list[Sample], *, budget: int = STEP_BUDGET, rounds: int = _ROUNDS
+) -> tuple[list[Example], float]:
+    """The answer to every sample with the engine's verdict, and the seconds that answering took.
+
+    Args:
+        machine: whose rewriter is asked.
+        samples: of any levels.
+        budget: rewrite steps for each.
+        rounds: how often the network is asked for all the windows that any of them waits for.
+    """
+    examples: list[Example] = []
+    seconds = 0.0
+    for first in range(0, len(samples), _CHUNK):
+        chunk = samples[first : first + _CHUNK]
+        terms = [to_term(sample.input, sample.level) for sample in chunk]
+        start = time.perf_counter()
+        # Late rounds ask for a few windows only; on those a second thread costs more than it does.
+        with torch_threads(1):
+            results = machine.run([term for term, _ in terms], budget=budget, rounds=rounds)
+        seconds += time.perf_counter() - start
+        machine.clear_graph()
+        examples += [
+            _example(sample, result, names) for sample, result, (_, names) in zip(chunk, results, terms, strict=True)
+        ]
+    return examples, seconds
+
+
+def with_engine_misses(examples: list[Example], samples: list[Sample], *, budget: int = STEP_BUDGET) -> list[Example]:
+    """The examples, those marked where the engine's own steps, in the network's place, are no better.
+
+    They are taken only where the network's answer is wrong.
+
+    Args:
+        examples: one for each sample.
+        samples: what was asked.
+        budget: rewrite steps for each, as the network had.
+    """
+    wrong = [number for number, example in enumerate(examples) if not example.right]
+    machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
+    found, _ = ask(machine, [samples[number] for number in wrong], budget=budget)
+    marked = list(examples)
+    for number, by_engine in zip(wrong, found, strict=True):
+        marked[number] = replace(examples[number], engine_misses=not by_engine.right)
+    return marked
+
+
+def model_of(checkpoint: Checkpoint) -> GraphRewriter:
+    """The network of a checkpoint, with its averaged weights where there are any, in eval mode.
+
+    Raises:
+        CheckpointError: the checkpoint is of another network or another rewriting system.
+    """
+    described = checkpoint.state.get("description") or {}
+    try:
+        if described["labels"] != labels_of(SIGNATURE):
+            raise CheckpointError(
+                f"the checkpoint of step {checkpoint.step} was trained on another set of rewrite rules "
+                f"({_label_difference(described['labels'])}): train a new run with this version."
+            )
+        features = WindowFeatures(SIGNATURE, described["features"])
+        graphs = WindowGraphs(SIGNATURE, described["symbols"]) if described.get("symbols") is not None else None
+        model = GraphRewriter(features, graphs=graphs, **described["size"])
+    except (KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"the checkpoint of step {checkpoint.step} holds no GraphRewriter: {error!r}.") from error
+    load_weights(model, checkpoint.tensors)
+    return model.eval()
+
+
+def trained_windows(traced: WindowSet, held_out: float, checkpoint: Checkpoint) -> set[WindowTokens]:
+    """The windows that a network was trained on: those traced but for the share held out, and those of own runs."""
+    trained = {window for window in traced.windows if not is_held_out(window, held_out)}
+    return trained | {each.window for each in mistakes_of(checkpoint.state["data"])}
+
+
+def labels_of(signature: Signature) -> list[list[str | int | None]]:
+    """What a network's numbers mean: name, arity and window depth of every label, as JSON values."""
+    return [[label.name, label.arity, label.window_depth] for label in signature.labels]
+
+
+def _label_difference(labels: Sequence[Sequence[object]]) -> str:
+    """The first label that a checkpoint has otherwise than this version, or how many both have."""
+    own = labels_of(SIGNATURE)
+    for number, pair in enumerate(zip(labels, own, strict=False)):
+        if pair[0] != pair[1]:
+            there, here = (shortened("/".join(map(str, label))) for label in pair)
+            return f"label {number} is {there} there, {here} here"
+    return f"{len(labels)} labels there, {len(own)} here"
+
+
+def description_of(model: GraphRewriter) -> dict[str, object]:
+    """What `model_of` needs to build the network again, as JSON values."""
+    return {
+        "labels": labels_of(model.signature),
+        "features": model.features.known,
+        "symbols": None if model.graphs is None else model.graphs.known,
+        "size": {
+            "width": model.width,
+            "blocks": len(model.blocks),
+            "slot_width": model.slot_width,
+            "num_slots": model.num_slots,
+            "graph_dim": model.graph_dim,
+            "whole_graphs": model.whole_graphs,
+        },
+    }
+
+
+def opened_run(path: str | Path) -> tuple[RunDirectory, TrainingConfig, Checkpoint]:
+    """A run, its configuration, and its newest whole checkpoint or the one that the path names.
+
+    Raises:
+        RunError, CheckpointError: there is no run, or no whole checkpoint.
+    """
+    directory, step = find_run(path)
+    run = RunDirectory.read(directory)
+    store = CheckpointStore(run.checkpoints_path, run.run_id)
+    checkpoint = store.latest() if step is None else store.load(step)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first save."
+        )
+    return run, run.config(), checkpoint
+
+
+def _able_levels(levels: tuple[int, ...], depth: int | None, digits: int | None) -> list[int]:
+    """Those of the levels whose depth, or number of digits, can be set, where one is given."""
+    specs = [level_spec(level) for level in levels]
+    able = [spec.number for spec in specs if (depth is None or spec.has_depth) and (digits is None or spec.has_digits)]
+    if not able:
+        asked = " and ".join(name for name, value in (("depth", depth), ("digits", digits)) if value is not None)
+        raise ConfigError(f"none of the run's levels {', '.join(map(str, levels))} has {asked} to set: leave it out.")
+    return able
+
+
+def _open_levels(checkpoint: Checkpoint, config: TrainingConfig) -> tuple[int, ...]:
+    """The levels that training had begun with when the checkpoint was written."""
+    promotion = checkpoint.state.get("promotion")
+    return config.curriculum.levels if promotion is None else tuple(promotion["levels"][: promotion["open"]])
+
+
+def _window_counts(machine: RewritingMachine, trained: set[WindowTokens]) -> WindowCounts:
+    asked = {machine.window(w): machine.replacement(w) for w in range(machine.num_windows)}
+    unseen = [window for window in asked if window not in trained]
+    return WindowCounts(len(asked), len(unseen), sum(asked[window] == engine_replacement(window) for window in unseen))
+
+
+def _held_out_counts(model: GraphRewriter, windows: WindowSet, share: float) -> dict[str, KindCount]:
+    """By kind, how many of the windows that were kept from training the network rewrites as the engine does."""
+    pairs = [pair for pair in zip(windows.windows, windows.replacements, strict=True) if is_held_out(pair[0], share)]
+    total, right = Counter[str](), Counter[str]()
+    for (window, replacement), answer in zip(pairs, model.rewrite([window for window, _ in pairs]), strict=True):
+        total[kind_of(window)] += 1
+        right[kind_of(window)] += answer == replacement
+    return {kind: KindCount(right[kind], total[kind]) for kind in KINDS if total[kind]}
+
+
+def engine_replacement(window: WindowTokens) -> ReplacementTokens | None:
+    """The engine's replacement; None for a window that only a network off the engine's path can meet."""
+    try:
+        return RuleEngine().rewrite([window])[0]
+    except (ValueError, IndexError, KeyError, AssertionError):
+        return None
+
+
+def _answer(result: Rewritten, names: dict[str, str]) -> tuple[Expr | None, str]:
+    if result.tokens is None:
+        return None, ""
+    answer = from_term(result.tokens, names)
+    return answer, to_text(answer)
+
+
+def _example(sample: Sample, result: Rewritten, names: dict[str, str]) -> Example:
+    answer, text = _answer(result, names)
+    verdict = judge(sample.level, sample.input, answer)
+    reason = "" if verdict.right else _kind_of_error(sample, result, answer)
+    return Example(to_text(sample.input), text, to_text(sample.answer), verdict.right, reason)
+
+
+def _kind_of_error(sample: Sample, result: Rewritten, answer: Expr | None) -> str:
+    """In a word or two, for the table of errors."""
+    if result.tokens is None:
+        return "no end"
+    shown = {SIGNATURE.labels[token].name for token in result.tokens}
+    if any(SIGNATURE.labels[SIGNATURE.id_of[name]].window_depth is not None for name in shown - _ANSWER_LABELS):
+        return "stuck half-way"
+    if isinstance(answer, tuple) != isinstance(sample.answer, tuple):
+        return "other form"
+    return "other value"

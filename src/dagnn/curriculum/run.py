@@ -1,0 +1,298 @@
+"""The main job: collect the windows of all levels, train a GraphRewriter on them, judge it by the exact engine."""
+
+import functools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from dagnn.curriculum.evaluate import (
+    ask,
+    description_of,
+    engine_replacement,
+    evaluate,
+    model_of,
+    opened_run,
+    samples_of,
+)
+from dagnn.curriculum.evaluation import Evaluation
+from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.traces import WindowSet, collect_windows, is_held_out
+from dagnn.errors import CheckpointError, ConfigError, RunError
+from dagnn.rewriting import GraphRewriter, RewritingMachine, WindowTokens
+from dagnn.rewriting.dataset import (
+    Cost,
+    Mistake,
+    WindowBatch,
+    WindowSource,
+    read_windows,
+    window_objective,
+    write_windows,
+)
+from dagnn.training.config import TrainingConfig
+from dagnn.training.evaluation import Tally
+from dagnn.training.lr_finder import LrCurve
+from dagnn.training.processes import Processes
+from dagnn.training.promotion import LevelPromotion
+from dagnn.training.rng import seed_everything
+from dagnn.training.run.directory import RunDirectory, open_checkpoints, open_run
+from dagnn.training.trainer import Trainer
+
+# An expression takes tens to thousands of right steps. While more windows than this are wrong, none comes out
+# right, and a network that knows so little may never stop writing.
+_WRONG_WINDOWS_AT_MOST = 0.03
+# The longest right path of a drawn expression takes 14,000 steps; a network that knows little takes all it is given.
+_STEP_BUDGET = 20_000
+
+
+def train(
+    config: TrainingConfig,
+    *,
+    resume: bool = False,
+    step: int | None = None,
+    reschedule: str | None = None,
+    note: Callable[[str], object] = print,
+) -> Evaluation:
+    """Trains the curriculum in ``config.run_directory`` and evaluates the result on the test split.
+
+    Args:
+        config: every setting.
+        resume: go on with the run that is there, from its newest whole checkpoint, or that of `step`.
+        reschedule: "keep" or "stretch", where a resume changes ``max_steps`` under a cosine.
+        note: called with a line about what is being done.
+
+    Several processes, joined by torch.distributed, all call it: they share every batch and every evaluation; the
+    first one traces, writes and judges the result, which all get.
+
+    Raises:
+        TrainingInterrupted: by a signal; everything is saved.
+        RunError: the directory is in use, holds another run, or cannot be written; or there is none to begin with.
+        CheckpointError: the run to begin with has no whole checkpoint of such a network.
+        ConfigError: that network is of another size or backbone; or a setting does not fit another.
+    """
+    processes = Processes()
+    if config.warm_start and not resume:
+        _first_network(config)  # refused before a directory is made and windows are traced
+    with open_run(config, resume, processes) as run:
+        windows = _windows(run, config, processes, note)
+        trainer = make_trainer(run, config, windows)
+        if resume:
+            trainer.resume(step, reschedule=reschedule)
+        before = trainer.step
+        if trainer.fit().step == before and resume:
+            note(f"no step was left: the run ended at step {before:,}; --max-steps with more goes on")
+            judged = processes.by_first(lambda: _judged_before(run, config, before))
+            if judged is not None:
+                return judged
+        note(f"asking {config.test_samples} test expressions of each level")
+        return processes.by_first(lambda: _judged(run, config))
+
+
+def search_lr(config: TrainingConfig, *, note: Callable[[str], object] = print) -> LrCurve:
+    """Losses of the network of this configuration at rising learning rates, see `find_lr`; nothing is kept of it.
+
+    Raises:
+        RunError, CheckpointError, ConfigError: as `train`.
+    """
+    if config.warm_start:
+        _first_network(config)
+    with tempfile.TemporaryDirectory() as folder, RunDirectory.create(Path(folder) / "run", config) as run:
+        return make_trainer(run, config, _windows(run, config, Processes(), note)).find_lr()
+
+
+def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) -> Trainer:
+    """The trainer of a curriculum run, ready for `resume` or `fit`."""
+    # The network's first weights are drawn here, before the trainer seeds its own draws.
+    seed_everything(config.seed)
+    share = config.curriculum.held_out_windows
+    model = GraphRewriter.from_windows(
+        SIGNATURE,
+        [window for window in windows.windows if not is_held_out(window, share)],
+        width=config.model.width,
+        blocks=config.model.blocks,
+        slot_width=config.model.slot_width,
+        num_slots=config.model.num_slots,
+        backbone="graph" if config.model.backbone == "graph" else "features",
+        graph_dim=config.model.graph_dim,
+        whole_graphs=config.loss.objective == "ged",
+    )
+    if config.warm_start and not open_checkpoints(run, config).steps():
+        model.warm_start(_first_network(config))
+    processes = Processes()
+    source = WindowSource(windows, model, config, rank=processes.rank, num_ranks=processes.size)
+    objective = window_objective(config.loss)
+
+    def batch_loss(network: nn.Module, batch: WindowBatch) -> Tensor:
+        assert isinstance(network, GraphRewriter)
+        return objective(network, batch)
+
+    def evaluate_network(network: nn.Module, step: int) -> Mapping[str, Any]:
+        assert isinstance(network, GraphRewriter)
+        return _progress_of(network, source, config, promotion, step, processes)
+
+    promotion = LevelPromotion.from_config(config.curriculum)
+    return Trainer(
+        model,
+        batch_loss,
+        source,
+        config,
+        run=run,
+        evaluate=evaluate_network,
+        promotion=promotion,
+        on_promotion=source.open_levels,
+        description=description_of(model),
+    )
+
+
+def _first_network(config: TrainingConfig) -> GraphRewriter:
+    """The network of ``config.warm_start``, which must be set.
+
+    Raises:
+        RunError, CheckpointError: there is no run, or no whole checkpoint of a network with the labels of this version.
+        ConfigError: it is not as ``config.model`` says; the message tells what differs.
+    """
+    checkpoint = opened_run(config.warm_start)[2]
+    try:
+        network = model_of(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"warm_start = {config.warm_start}: {error}") from error
+    there: dict[str, str | int] = {
+        "backbone": "features" if network.graphs is None else "graph",
+        "width": network.width,
+        "blocks": len(network.blocks),
+        "slot_width": network.slot_width,
+    }
+    # Without graphs it stands for nothing. Slots may be more or fewer, and a head of whole graphs may be new.
+    if network.graphs is not None:
+        there["graph_dim"] = network.graph_dim
+    different = {name: value for name, value in there.items() if value != getattr(config.model, name)}
+    if different:
+        told = ", ".join(
+            f"model.{name} is {value} there, {getattr(config.model, name)} here" for name, value in different.items()
+        )
+        flags = " ".join(f"--model.{name.replace('_', '-')} {value}" for name, value in different.items())
+        raise ConfigError(
+            f"warm_start = {config.warm_start}: its network does not fit: {told}. Add {flags}, or leave warm_start out."
+        )
+    return network
+
+
+def _judged(run: RunDirectory, config: TrainingConfig) -> Evaluation:
+    found = evaluate(run.path, expressions=config.test_samples)
+    found.write(run.path)
+    return found
+
+
+def _judged_before(run: RunDirectory, config: TrainingConfig, step: int) -> Evaluation | None:
+    """The evaluation in the run, where it is of this step and asked as many expressions."""
+    try:
+        found = Evaluation.read(run.path)
+    except RunError:
+        return None
+    if found is None or found.step != step:
+        return None
+    return found if all(each.expressions == config.test_samples for each in found.levels.values()) else None
+
+
+def _windows(
+    run: RunDirectory, config: TrainingConfig, processes: Processes, note: Callable[[str], object]
+) -> WindowSet:
+    """The windows of the run: those that it has, or all traced now by the first process."""
+    traced: list[WindowSet] = []
+    processes.by_first(lambda: traced.append(_traced(run, config, note)))
+    if traced:
+        return traced[0]
+    kept = read_windows(run.path)
+    if kept is None:
+        raise RunError(f"{run.path} has no windows: all processes must see the directory of the run.")
+    return kept[0]
+
+
+def _traced(run: RunDirectory, config: TrainingConfig, note: Callable[[str], object]) -> WindowSet:
+    kept = read_windows(run.path)
+    if kept is not None:
+        return kept[0]
+    samples = {level: config.curriculum.samples_of(level) for level in config.curriculum.levels}
+    processes = min(_cores(), 8) if sum(samples.values()) > 20_000 else 1
+    note(f"tracing {sum(samples.values()):,} expressions of the levels {', '.join(map(str, samples))}")
+    start, cpu_start = time.perf_counter(), _cpu_seconds()
+    windows = collect_windows(samples, seed=config.seed, preset=config.curriculum.preset, processes=processes)
+    cost = Cost(time.perf_counter() - start, _cpu_seconds() - cpu_start)
+    write_windows(run.path, windows, cost)
+    note(f"{len(windows):,} distinct windows in {cost.seconds:.0f} s")
+    return windows
+
+
+def _cores() -> int:
+    """Cores that this process may use: a container may own 2 of 64."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended (Windows counts those as none)."""
+    return sum(os.times()[:4])
+
+
+def _progress_of(
+    model: GraphRewriter,
+    source: WindowSource,
+    config: TrainingConfig,
+    promotion: LevelPromotion,
+    step: int,
+    processes: Processes,
+) -> dict[str, Any]:
+    """Part of the open levels' windows that are wrong, and the accuracy by level on fresh validation expressions.
+
+    Wrong windows are drawn more often from then on: of 82,000, three to seven stayed wrong to the end without that.
+    While too many windows are wrong nothing is asked: then there is no accuracy by level, and ``accuracy``, which ranks
+    checkpoints, is 0. Every process looks at all windows, which takes little and decides alike, and asks its share of
+    the expressions.
+    """
+    levels = promotion.active
+    wrong_windows = source.wrong_windows(model, levels)
+    wrong = len(wrong_windows) / max(1, len(source.windows_of(levels)))
+    finished = config.early_stopping.when_right and not wrong and levels == promotion.levels
+    if wrong > _WRONG_WINDOWS_AT_MOST:
+        return {"windows_wrong": wrong, "accuracy": Tally.of([0.0])}
+    machine = RewritingMachine(SIGNATURE, model)
+    accuracy = {}
+    for level in levels:
+        samples = samples_of(level, config.eval_samples, config, split="validation", seed=config.seed)
+        examples, _ = ask(machine, samples[processes.rank :: processes.size], budget=_STEP_BUDGET)
+        accuracy[level] = Tally.of(float(example.right) for example in examples)
+    met = _mistakes_of(model, config, levels, step) if config.curriculum.own_runs and not finished else []
+    mistakes = [*({each.window: each for each in (*wrong_windows, *met)}).values()]
+    learned = {"mistakes": len(mistakes), "mistakes_new": 0 if finished else source.learn_from(mistakes)}
+    # Every level asks as many expressions, so that the mean over all of them is the mean of the levels' means.
+    return {
+        "windows_wrong": wrong,
+        "accuracy": functools.reduce(Tally.merged, accuracy.values()),
+        **{f"accuracy/{level}": value for level, value in accuracy.items()},
+        **learned,
+        **({"finished": True} if finished else {}),
+    }
+
+
+def _mistakes_of(model: GraphRewriter, config: TrainingConfig, levels: tuple[int, ...], step: int) -> list[Mistake]:
+    """The windows that the network meets in runs of its own and gets wrong, on training expressions not yet traced.
+
+    Off the right path it meets windows that no trace holds. Every process finds the same ones: they all have the
+    same weights.
+    """
+    found: dict[WindowTokens, Mistake] = {}
+    count = config.curriculum.own_runs
+    for level in levels:
+        machine = RewritingMachine(SIGNATURE, model)
+        first = config.curriculum.samples_of(level) + step * count
+        samples = samples_of(level, count, config, split="train", seed=config.seed, first=first)
+        ask(machine, samples, budget=_STEP_BUDGET)
+        for number in range(machine.num_windows):
+            window = machine.window(number)
+            right = engine_replacement(window)
+            if right is not None and right != machine.replacement(number):
+                found.setdefault(window, Mistake(level, window, right))
+    return list(found.values())

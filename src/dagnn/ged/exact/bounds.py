@@ -1,0 +1,263 @@
+"""Where a search is, one level down or up, and what the completions of a map cost at least."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagnn.ged.exact.assignment import INFINITE, assign
+from dagnn.ged.exact.problem import DELETED, DELETIONS_PAY, UNIFORM, Prices, Problem
+from dagnn.graph.cached import compiled
+
+Ints = NDArray[np.int64]
+
+# Places of `Search.numbers`: depth; 1 if the node at that depth is still to be bounded; cost of the best map so far;
+# costs above LIMIT need not be found; nodes bounded; bound of the node to be entered, and of the root; parts of a unit;
+# 1 if whole maps are judged by the caller, who sets UPPER.
+DEPTH, ENTERING, UPPER, LIMIT, NODES, HERE, ROOT, PARTS, JUDGED = range(9)
+# Rows of `Search.left`, int64 [5, n1]: image of the best map; nodes in the order in which they are mapped; image now;
+# cost of deleting all anchored edges of u, and all open ones.
+BEST, ORDER, IMAGE, ANCHORED_DELETE, OPEN_DELETE = range(5)
+# Rows of `Search.right`, int64 [3, n2]: 1 if nobody is mapped to v; cost of inserting anchored and open edges of v.
+FREE, ANCHORED_INSERT, OPEN_INSERT = range(3)
+# Rows of `Search.depths`, int64 [3, n1 + 1]: cost of the map so far, in parts; next of its children; their number.
+COST, NEXT_CHILD, NUM_CHILDREN = range(3)
+
+
+class Search(NamedTuple):
+    """Where the search stands; it can stop after any node and go on later. Few arrays: each costs compile time.
+
+    Attributes:
+        numbers, left, right, depths: see above.
+        child, child_bound: int64 ``[n1 + 1, n2 + 1]``: images to try at every depth, most promising first; n2 deletes.
+        anchored: int64 ``[n1, n2]``: what u -> v costs on anchored edges, in units, or in parts with prices.
+        left_count, right_count: int64 ``[n, 2, labels]``: open edges by direction and label, if costs are uniform.
+        full, capped: int64 ``[n1, n2]``: the assignment problem, and the same with deletion plus insertion as a cap.
+        room: int64 ``[6, n2 + 1]``, of the assignment.
+        stop: int64 ``[1]``: once another thread has written 1 there, the search returns soon, its bounds still valid.
+    """
+
+    numbers: Ints
+    left: Ints
+    right: Ints
+    depths: Ints
+    child: Ints
+    child_bound: Ints
+    anchored: Ints
+    left_count: Ints
+    right_count: Ints
+    full: Ints
+    capped: Ints
+    room: Ints
+    stop: Ints
+
+
+@compiled
+def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Search:
+    """A search that has not begun; distances above ``limit`` need not be found."""
+    pairs_left, pairs_right, pair, directions = problem.left, problem.right, problem.pair, problem.directions
+    n1, n2 = problem.node.shape
+    labels = directions.max() + 1 if problem.constants[UNIFORM] == 1 else 1
+    numbers = np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0], 0])
+    left, right = np.full((5, n1), DELETED), np.ones((3, n2), np.int64)
+    left[ANCHORED_DELETE : OPEN_DELETE + 1] = 0
+    right[ANCHORED_INSERT : OPEN_INSERT + 1] = 0
+    for u in range(n1):
+        for w in range(n1):
+            left[OPEN_DELETE, u] += pair[pairs_left[u, w], 0]
+    for v in range(n2):
+        for x in range(n2):
+            right[OPEN_INSERT, v] += pair[0, pairs_right[v, x]]
+    return Search(
+        numbers,
+        left,
+        right,
+        np.zeros((3, n1 + 1), np.int64),
+        np.zeros((n1 + 1, n2 + 1), np.int64),
+        np.zeros((n1 + 1, n2 + 1), np.int64),
+        np.zeros((n1, n2), np.int64),
+        np.zeros((n1, 2, labels), np.int64),
+        np.zeros((n2, 2, labels), np.int64),
+        np.zeros((n1, n2), np.int64),
+        np.zeros((n1, n2), np.int64),
+        np.zeros((6, n2 + 1), np.int64),
+        stop,
+    )
+
+
+@compiled
+def move(problem: Problem, prices: Prices, search: Search, u: int, v: int, sign: np.int64) -> None:
+    """Map u to v (n2 deletes u) and go one level down, with sign 1; undo just that with sign -1."""
+    numbers, image, free, cost = search.numbers, search.left[IMAGE], search.right[FREE], search.depths[COST]
+    linear = len(prices.node) > 0
+    n2 = len(free)
+    if sign > 0:
+        depth = numbers[DEPTH]
+        cost[depth + 1] = cost[depth]
+        if v < n2:
+            step = prices.node[u, v] if linear else 2 * problem.node[u, v]
+            cost[depth + 1] += step + (1 if linear else 2) * search.anchored[u, v]
+            image[u] = v
+            free[v] = 0
+        elif not linear:
+            cost[depth + 1] += 2 * (problem.delete[u] + search.left[ANCHORED_DELETE, u])
+        numbers[DEPTH] += 1
+    if linear:
+        _anchor_prices(problem, prices, search, u, v, sign)
+    else:
+        _anchor(problem, search, u, v, sign)
+    if sign < 0:
+        numbers[DEPTH] -= 1
+        image[u] = DELETED
+        if v < n2:
+            free[v] = 1
+
+
+@compiled
+def _anchor(problem: Problem, search: Search, u: int, v: int, sign: np.int64) -> None:
+    """The edges to u and v become anchored (sign 1), or open again (sign -1)."""
+    left, right, pair, directions = problem.left, problem.right, problem.pair, problem.directions
+    order, free, anchored = search.left[ORDER], search.right[FREE], search.anchored
+    uniform = problem.constants[UNIFORM] == 1
+    n1, n2 = anchored.shape
+    for i in range(search.numbers[DEPTH], n1):
+        w = order[i]
+        p = left[w, u]
+        deletion = sign * pair[p, 0]
+        search.left[ANCHORED_DELETE, w] += deletion
+        search.left[OPEN_DELETE, w] -= deletion
+        if uniform:
+            search.left_count[w, 0, directions[0, p]] -= sign
+            search.left_count[w, 1, directions[1, p]] -= sign
+        for x in range(n2):
+            if free[x] == 1:
+                anchored[w, x] += sign * pair[p, right[x, v] if v < n2 else 0]
+    for x in range(n2):
+        if v < n2 and free[x] == 1:
+            q = right[x, v]
+            insertion = sign * pair[0, q]
+            search.right[ANCHORED_INSERT, x] += insertion
+            search.right[OPEN_INSERT, x] -= insertion
+            if uniform:
+                search.right_count[x, 0, directions[0, q]] -= sign
+                search.right_count[x, 1, directions[1, q]] -= sign
+
+
+@compiled
+def _anchor_prices(problem: Problem, prices: Prices, search: Search, u: int, v: int, sign: np.int64) -> None:
+    """What the prices leave on the edges to u and v is charged (sign 1), or no longer charged (sign -1)."""
+    left, right, pair, left_price, right_price = problem.left, problem.right, problem.pair, prices.left, prices.right
+    order, free, anchored, parts = search.left[ORDER], search.right[FREE], search.anchored, prices.constants[0]
+    n1, n2 = anchored.shape
+    for i in range(search.numbers[DEPTH], n1):
+        w = order[i]
+        p = left[w, u]
+        for x in range(n2):
+            if free[x] == 0:
+                continue
+            rest = left_price[w, u, x]
+            if v < n2:
+                q = right[x, v]
+                saving = pair[p, q] - pair[p, 0] - pair[0, q]
+                rest += parts * saving + left_price[u, w, v] + right_price[v, x, u] + right_price[x, v, w]
+            anchored[w, x] += sign * rest
+
+
+@compiled
+def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
+    """Lower bound of all completions of the current map; leaves the assignment in ``search``.
+
+    A weaker one, quickly, once ``search.stop`` is set.
+    """
+    if len(prices.node) > 0:
+        return _linear_bound(problem, prices, search)
+    node, delete, insert, left, right, pair = problem[:6]
+    order, anchored_delete, open_delete = search.left[ORDER], search.left[ANCHORED_DELETE], search.left[OPEN_DELETE]
+    free, anchored_insert, open_insert = search.right[FREE], search.right[ANCHORED_INSERT], search.right[OPEN_INSERT]
+    anchored, full, capped = search.anchored, search.full, search.capped
+    left_count, right_count, labels = search.left_count, search.right_count, search.left_count.shape[2]
+    uniform, substitution, deletion, insertion = problem.constants[UNIFORM:]
+    stop = search.stop
+    n1, n2 = node.shape
+    depth = search.numbers[DEPTH]
+    column, inserted = 0, 0
+    for v in range(n2):
+        if free[v] == 0:
+            continue
+        inserting = 2 * (insert[v] + anchored_insert[v]) + open_insert[v]
+        inserted += inserting
+        skip = stop[0] != 0
+        for i in range(depth, n1):
+            u = order[i]
+            # The star: the least cost of turning the open edges of u into those of v. Both ends together pay twice.
+            star = 0
+            if skip:
+                star = 0  # still a bound
+            elif uniform == 1:
+                for direction in range(2):
+                    a, b, kept = 0, 0, 0
+                    for label in range(1, labels):
+                        x, y = left_count[u, direction, label], right_count[v, direction, label]
+                        a += x
+                        b += y
+                        kept += min(x, y)
+                    both = min(a, b)
+                    star += substitution * (both - kept) + deletion * (a - both) + insertion * (b - both)
+            else:
+                star = open_delete[u] + open_insert[v]
+                star += _star_savings(left, right, pair, order[depth:], free, u, v, stop)
+                skip = stop[0] != 0
+            mapped = 2 * (node[u, v] + anchored[u, v]) + star - inserting
+            full[i - depth, column] = mapped
+            capped[i - depth, column] = min(mapped, 2 * (delete[u] + anchored_delete[u]) + open_delete[u])
+        column += 1
+    total: int = search.depths[COST, depth] + inserted + assign(capped, n1 - depth, column, search.room, search.stop)
+    return total
+
+
+@compiled
+def _linear_bound(problem: Problem, prices: Prices, search: Search) -> int:
+    """`_bound` by prices. A node that is deleted costs 0 here: its deletion is in the constant part."""
+    node, order, free, anchored = prices.node, search.left[ORDER], search.right[FREE], search.anchored
+    full, capped = search.full, search.capped
+    highest = 0 if problem.constants[DELETIONS_PAY] == 1 else INFINITE
+    n1, n2 = node.shape
+    depth = search.numbers[DEPTH]
+    column = 0
+    for v in range(n2):
+        if free[v] == 1:
+            for i in range(depth, n1):
+                full[i - depth, column] = node[order[i], v] + anchored[order[i], v]
+                capped[i - depth, column] = min(full[i - depth, column], highest)
+            column += 1
+    total: int = search.depths[COST, depth] + assign(capped, n1 - depth, column, search.room, search.stop)
+    return total
+
+
+@compiled
+def _star_savings(left: Ints, right: Ints, pair: Ints, open_left: Ints, free: Ints, u: int, v: int, stop: Ints) -> int:
+    """What the best matching of the open edges of u and v saves against deleting and inserting them all; negative."""
+    rows, columns = 0, 0
+    for w in open_left:
+        rows += left[u, w] != 0
+    for x in range(len(free)):
+        columns += right[v, x] != 0 and free[x] == 1
+    size = max(rows, columns)
+    savings = np.empty((size, size), np.int64)
+    i = 0
+    for w in open_left:
+        p = left[u, w]
+        if p == 0:
+            continue
+        j = 0
+        for x in range(len(free)):
+            q = right[v, x]
+            if q != 0 and free[x] == 1:
+                saved = pair[p, q] - pair[p, 0] - pair[0, q]
+                if rows <= columns:
+                    savings[i, j] = saved
+                else:
+                    savings[j, i] = saved
+                j += 1
+        i += 1
+    return assign(savings, min(rows, columns), size, np.empty((6, size + 1), np.int64), stop)

@@ -1,0 +1,226 @@
+"""Depth-first branch and bound over node maps.
+
+A search node is a map of the first ``depth`` nodes of the left graph. Its bound is an assignment of the remaining
+nodes (see `bounds`), and the dual prices of that assignment bound all children at once. Bounds are in parts of a unit,
+so that they are integers: halves for branch match.
+
+Legend as in `problem` and `search_state`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagnn.ged.exact.assignment import COLUMN_PRICE, ROW_OF, ROW_PRICE
+from dagnn.ged.exact.bounds import (
+    ANCHORED_DELETE,
+    BEST,
+    COST,
+    DEPTH,
+    ENTERING,
+    FREE,
+    HERE,
+    IMAGE,
+    JUDGED,
+    LIMIT,
+    NEXT_CHILD,
+    NODES,
+    NUM_CHILDREN,
+    OPEN_DELETE,
+    ORDER,
+    PARTS,
+    ROOT,
+    UPPER,
+    Search,
+    bound_completions,
+    move,
+)
+from dagnn.ged.exact.problem import DELETIONS_PAY, UNIFORM, Prices, Problem, improve, map_cost
+from dagnn.ged.exact.relaxations import search_upper
+from dagnn.graph.cached import compiled
+
+Ints = NDArray[np.int64]
+
+
+@compiled
+def advance(problem: Problem, prices: Prices, search: Search, starts: int, budget: int) -> bool:
+    """Search until done or until ``budget`` nodes have been bounded in all; returns whether it is done.
+
+    It also returns when ``search.stop`` is set, and, if maps are judged by the caller, at every whole map.
+
+    Args:
+        starts: most starting points of Frank-Wolfe at the root; fewer if the bounds meet.
+    """
+    numbers, order, image = search.numbers, search.left[ORDER], search.left[IMAGE]
+    depths, child, child_bound = search.depths, search.child, search.child_bound
+    # As plain literals, they would have `move` compiled once for each.
+    down, up = np.int64(1), np.int64(-1)
+    if numbers[HERE] < 0:  # nothing is bounded yet
+        _begin(problem, prices, search, starts)
+    if numbers[ROOT] > _cut(numbers):
+        return True
+    while True:
+        depth = numbers[DEPTH]
+        if numbers[ENTERING] == 1:
+            if numbers[NODES] >= budget or search.stop[0] != 0:
+                return False
+            numbers[NODES] += 1
+            _enter(problem, prices, search)
+            numbers[ENTERING] = 0
+            if numbers[JUDGED] == 1 and depth == len(order):
+                return False
+        place = depths[NEXT_CHILD, depth]
+        if place < depths[NUM_CHILDREN, depth] and child_bound[depth, place] <= _cut(numbers):
+            depths[NEXT_CHILD, depth] += 1
+            numbers[HERE] = child_bound[depth, place]
+            move(problem, prices, search, order[depth], child[depth, place], down)
+            numbers[ENTERING] = 1
+        else:
+            if depth == 0:
+                return True
+            u = order[depth - 1]
+            move(problem, prices, search, u, image[u] if image[u] >= 0 else len(search.right[FREE]), up)
+
+
+def proved_lower(search: Search, done: bool) -> int:
+    """The distance is at least this, in units: the least bound among all nodes that are still open."""
+    numbers: list[int] = search.numbers.tolist()
+    highest = min(numbers[UPPER], numbers[LIMIT] + 1)
+    if done:
+        return highest
+    parts = numbers[PARTS]
+    least = parts * highest
+    if numbers[ENTERING]:
+        least = min(least, numbers[HERE])
+    for depth in range(numbers[DEPTH] + 1 - numbers[ENTERING]):
+        place = search.depths[NEXT_CHILD, depth]
+        if place < search.depths[NUM_CHILDREN, depth]:
+            least = min(least, int(search.child_bound[depth, place]))
+    return -(-max(least, numbers[ROOT]) // parts)
+
+
+@compiled
+def _cut(numbers: Ints) -> int:
+    """Nodes with a larger bound cannot lead to a better map that matters."""
+    cut: int = min(numbers[UPPER] - 1, numbers[LIMIT]) * numbers[PARTS]
+    return cut
+
+
+@compiled
+def _begin(problem: Problem, prices: Prices, search: Search, starts: int) -> None:
+    """Bound the distance at the root, from both sides; a map that is there already, with its cost, is kept."""
+    numbers, best = search.numbers, search.left[BEST]
+    _map_order(problem.left, search.left[ORDER])
+    if problem.constants[UNIFORM] == 1:
+        _count(problem.left, problem.directions, search.left_count)
+        _count(problem.right, problem.directions, search.right_count)
+    search.depths[COST, 0] = prices.constants[1]
+    fresh = numbers[UPPER] < 0
+    if fresh:
+        numbers[UPPER] = map_cost(problem, best)
+    numbers[ROOT] = numbers[HERE] = max(0, bound_completions(problem, prices, search))
+    _offer(problem, search)
+    # One start, then all of them: near pairs are done after the first.
+    for first, last in ((-1, 0), (0, 1), (1, starts)):
+        if numbers[ROOT] > _cut(numbers) or not fresh or search.stop[0] != 0:
+            return
+        if first < 0:
+            numbers[UPPER] = improve(problem, best, search.stop)
+        elif last <= starts:
+            numbers[UPPER] = search_upper(problem, best, numbers[UPPER], first, last, search.room, search.stop)
+
+
+@compiled
+def _map_order(pairs: Ints, order: Ints) -> None:
+    """Always the node with most edges to the nodes before it; among those, the one with most edges."""
+    n = len(pairs)
+    ordered, known, degree = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for u in range(n):
+        for w in range(n):
+            degree[u] += pairs[u, w] != 0
+    for i in range(n):
+        best = -1
+        for u in range(n):
+            if ordered[u] == 0 and (
+                best < 0 or known[u] > known[best] or (known[u] == known[best] and degree[u] > degree[best])
+            ):
+                best = u
+        order[i] = best
+        ordered[best] = 1
+        for u in range(n):
+            known[u] += pairs[u, best] != 0
+
+
+@compiled
+def _count(pairs: Ints, directions: Ints, count: Ints) -> None:
+    for u in range(len(pairs)):
+        for w in range(len(pairs)):
+            count[u, 0, directions[0, pairs[u, w]]] += 1
+            count[u, 1, directions[1, pairs[u, w]]] += 1
+
+
+@compiled
+def _enter(problem: Problem, prices: Prices, search: Search) -> None:
+    """Bound the current node, offer the map that its assignment suggests, and list its children."""
+    numbers, left, free, twin, full = search.numbers, search.left, search.right[FREE], problem.twin, search.full
+    depth = numbers[DEPTH]
+    n1, n2 = problem.node.shape
+    search.depths[NEXT_CHILD, depth] = 0
+    search.depths[NUM_CHILDREN, depth] = 0
+    # What bounded this node as a child still does, so that bounds never fall on the way down.
+    bound, known = bound_completions(problem, prices, search), numbers[HERE]
+    _offer(problem, search)
+    cut = _cut(numbers)
+    if depth == n1 or bound > cut:
+        return
+    child, bounds = search.child[depth], search.child_bound[depth]
+    price, column_price = search.room[ROW_PRICE, 1], search.room[COLUMN_PRICE]
+    u, count, column = left[ORDER, depth], 0, 0
+    for v in range(n2):
+        if free[v] == 0:
+            continue
+        reduced = full[0, column] - price - column_price[column + 1]
+        column += 1
+        # Of nodes that can be exchanged, only the first free one need be tried.
+        if twin[v] < 0 or free[twin[v]] == 0:
+            count = _insert_child(child, bounds, count, v, max(known, bound + reduced), cut)
+    if problem.constants[DELETIONS_PAY] == 1:
+        deletion = 0
+        if len(prices.node) == 0:
+            deletion = 2 * (problem.delete[u] + left[ANCHORED_DELETE, u]) + left[OPEN_DELETE, u]
+        count = _insert_child(child, bounds, count, n2, max(known, bound + deletion - price), cut)
+    search.depths[NUM_CHILDREN, depth] = count
+
+
+@compiled
+def _insert_child(child: Ints, bounds: Ints, count: int, v: int, bound: int, cut: int) -> int:
+    """Add a child in the order of bounds, unless it cannot matter; returns the number of children."""
+    if bound > cut:
+        return count
+    place = count
+    while place > 0 and bounds[place - 1] > bound:
+        child[place], bounds[place] = child[place - 1], bounds[place - 1]
+        place -= 1
+    child[place], bounds[place] = v, bound
+    return count + 1
+
+
+@compiled
+def _offer(problem: Problem, search: Search) -> None:
+    """Complete the current map by the assignment of its bound, and keep it if it is the best so far."""
+    if search.numbers[JUDGED] == 1:
+        return
+    left, free, row_of, full, capped = search.left, search.right[FREE], search.room[ROW_OF], search.full, search.capped
+    depth = search.numbers[DEPTH]
+    image = left[IMAGE].copy()
+    column = 0
+    for v in range(len(free)):
+        if free[v] == 1:
+            column += 1
+            row = row_of[column] - 1
+            if row >= 0 and full[row, column - 1] == capped[row, column - 1]:
+                image[left[ORDER, depth + row]] = v
+    cost = map_cost(problem, image)
+    if cost < search.numbers[UPPER]:
+        search.numbers[UPPER] = cost
+        for u in range(len(image)):
+            left[BEST, u] = image[u]

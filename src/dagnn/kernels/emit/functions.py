@@ -1,0 +1,210 @@
+"""Mathematics as vector instructions: exp, log1p, erf, tanh, the activations with their slopes, and a step of SGD."""
+
+import math
+
+from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
+
+from dagnn.kernels.activations import ACTIVATIONS
+from dagnn.kernels.emit.writer import I32, I64, CodeWriter, Value
+
+# expm1 on |r| <= ln(2) / 2, by its Taylor series.
+_EXPM1_TERMS = {False: 7, True: 13}
+# log1p(t) = 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = t / (2 + t) <= 1 / 3 for t <= 1.
+_LOG1P_TERMS = {False: 8, True: 17}
+# ln 2 in two parts, the first with so few digits that n times it is exact.
+_LN2 = {False: (0.693359375, -2.12194440e-4), True: (0.693147180369123816490, 1.90821492927058770002e-10)}
+# At these ends 2^n is 0 and infinity.
+_EXP_RANGE = {False: (-88.0, 89.0), True: (-709.0, 710.0)}
+_ROUNDING = {False: 1.5 * 2**23, True: 1.5 * 2**52}
+# erfc(z) = t exp(-z^2) P(2 t - 1) with t = 2 / (2 + z), z >= 0. P interpolates at 80 Chebyshev nodes, cut at degree
+# 10 and 26; computed with 60 digits. The substitution is that of Numerical Recipes (3rd edition, section 6.2.2).
+_ERFC = {
+    False: (
+        0.5107913569159452, 0.34358031871096484, 0.13973573352192914, 0.018221669428387856, -0.010751626186584588,
+        -0.0032434519180997083, 0.0015291571607636927, 0.00043067048843585954, -0.0002993827120715652,
+        -3.660187694379486e-05, 4.216119719638806e-05,
+    ),
+    True: (
+        0.5107913526210115, 0.34358034220690514, 0.13973604627802688, 0.01822111575345904, -0.010755330944716363,
+        -0.003239592534582089, 0.001545306029057641, 0.00041864804327946517, -0.0003315367476195406,
+        -1.7185831878126997e-05, 7.223535061577291e-05, -1.7073781115677362e-05, -1.0848057279022937e-05,
+        8.057875801236565e-06, -5.628166508222002e-07, -1.8150353482076534e-06, 1.0009184724118868e-06,
+        -1.3754769152654088e-08, -2.8554798394706696e-07, 1.7867257772486997e-07, -1.6984980962830133e-09,
+        -6.965862471477717e-08, 2.9042146939128123e-08, 1.3216403120628725e-08, -9.744822628085413e-09,
+        -1.0590468236053294e-09, 1.2051783485649147e-09,
+    ),
+}  # fmt: skip
+# tanh(x) = x P(x^2) / Q(x^2) for |x| below the clamp, float32 only: off by at most 2.7e-7. These are the coefficients
+# of Eigen's ptanh_float.
+_TANH_CLAMP = 7.90531110763549805
+_TANH_P = (
+    4.89352455891786e-03, 6.37261928875436e-04, 1.48572235717979e-05, 5.12229709037114e-08,
+    -8.60467152213735e-11, 2.00018790482477e-13, -2.76076847742355e-16,
+)  # fmt: skip
+_TANH_Q = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
+
+
+def exp(code: CodeWriter, x: Value) -> Value:
+    """e^x; 0 where it is too small for a normal number, and infinity where it is too large."""
+    scale, part = _scale_and_expm1(code, x)
+    return code.build.fmul(scale, code.build.fadd(part, code.constant(1)))  # infinity * part might cancel infinity
+
+
+def expm1(code: CodeWriter, x: Value) -> Value:
+    """e^x - 1 for x below 88, also for small x to full relative precision."""
+    scale, part = _scale_and_expm1(code, x)
+    return code.multiply_add(scale, part, code.build.fsub(scale, code.constant(1)))
+
+
+def log1p(code: CodeWriter, t: Value) -> Value:
+    """log(1 + t) for 0 <= t <= 1."""
+    s = code.build.fdiv(t, code.build.fadd(t, code.constant(2)))
+    series = [1 / (2 * k + 1) for k in range(_LOG1P_TERMS[code.double])]
+    return code.build.fmul(code.build.fadd(s, s), polynomial(code, code.build.fmul(s, s), series))
+
+
+def tanh(code: CodeWriter, x: Value) -> Value:
+    if code.double:
+        # em1 / (em1 + 2) with em1 = e^(2x) - 1; beyond 20 it is 1 to the last bit.
+        twice = expm1(code, clamped(code, code.build.fadd(x, x), -40, 40))
+        return code.build.fdiv(twice, code.build.fadd(twice, code.constant(2)))
+    x = clamped(code, x, -_TANH_CLAMP, _TANH_CLAMP)
+    square = code.build.fmul(x, x)
+    return code.build.fdiv(code.build.fmul(x, polynomial(code, square, _TANH_P)), polynomial(code, square, _TANH_Q))
+
+
+def normal_cdf_and_density(code: CodeWriter, x: Value) -> tuple[Value, Value]:
+    """The standard normal distribution at x: P(Z <= x), to full absolute precision, and its density."""
+    build = code.build
+    z = build.fmul(absolute(code, x), code.constant(math.sqrt(0.5)))
+    t = build.fdiv(code.constant(2), build.fadd(z, code.constant(2)))
+    argument = build.fsub(build.fadd(t, t), code.constant(1))
+    gauss = exp(code, build.fneg(build.fmul(z, z)))
+    tail = build.fmul(build.fmul(t, gauss), polynomial(code, argument, _ERFC[code.double]))
+    half = build.fmul(tail, code.constant(0.5))
+    is_below = build.fcmp_ordered("<", x, code.constant(0))
+    cdf = build.select(is_below, half, build.fsub(code.constant(1), half))
+    return cdf, build.fmul(gauss, code.constant(1 / math.sqrt(2 * math.pi)))
+
+
+def polynomial(code: CodeWriter, x: Value, coefficients: tuple[float, ...] | list[float]) -> Value:
+    """``sum_k coefficients[k] x^k`` by Horner's rule."""
+    value = code.constant(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value = code.multiply_add(value, x, code.constant(coefficient))
+    return value
+
+
+def absolute(code: CodeWriter, x: Value) -> Value:
+    return code.intrinsic("fabs", x)
+
+
+def clamped(code: CodeWriter, x: Value, low: float, high: float) -> Value:
+    """x between two bounds; NaN stays NaN, which LLVM's minnum and maxnum would drop."""
+    build = code.build
+    x = build.select(build.fcmp_ordered(">", x, code.constant(high)), code.constant(high), x)
+    return build.select(build.fcmp_ordered("<", x, code.constant(low)), code.constant(low), x)
+
+
+def _scale_and_expm1(code: CodeWriter, x: Value) -> tuple[Value, Value]:
+    """2^n and e^r - 1 with x = n ln 2 + r, |r| <= ln(2) / 2; so e^x = 2^n (e^r - 1) + 2^n."""
+    build, double = code.build, code.double
+    x = clamped(code, x, *_EXP_RANGE[double])
+    # Adding 1.5 * 2^52 rounds to a whole number and leaves it in the low bits.
+    magic = code.constant(_ROUNDING[double])
+    shifted = build.fadd(build.fmul(x, code.constant(1 / math.log(2))), magic)
+    n = build.fsub(shifted, magic)
+    high, low = _LN2[double]
+    r = code.multiply_add(n, code.constant(-high), x)
+    r = code.multiply_add(n, code.constant(-low), r)
+
+    series = [1 / math.factorial(k + 1) for k in range(_EXPM1_TERMS[double])]
+    part = build.fmul(r, polynomial(code, r, series))
+    integer = ir.VectorType(I64 if double else I32, code.lanes)
+    bias, mantissa_bits = (1023, 52) if double else (127, 23)
+    whole = build.add(build.bitcast(shifted, integer), ir.Constant(integer, [bias] * code.lanes))
+    scale = build.shl(whole, ir.Constant(integer, [mantissa_bits] * code.lanes))
+    return build.bitcast(scale, code.vector), part
+
+
+INPUT = 0  # the code of a node whose value is given
+CODES = {name: code for code, name in enumerate(ACTIVATIONS, start=1)}
+KEEPS_SLOPE = frozenset({"gelu", "silu", "softplus"})
+
+_LEAK = 0.01
+_SOFTPLUS_LINEAR = 20.0  # PyTorch's softplus is the identity from here
+
+
+def activated(code: CodeWriter, name: str, z: Value) -> tuple[Value, Value | None]:
+    """``act(z)``, and its slope if it is one of `KEEPS_SLOPE`."""
+    build, zero, one = code.build, code.constant(0), code.constant(1)
+    match name:
+        case "identity":
+            return z, None
+        case "relu":  # select, not maxnum: NaN stays
+            return build.select(build.fcmp_ordered(">", zero, z), zero, z), None
+        case "leaky_relu":
+            scaled = build.fmul(z, code.constant(_LEAK))
+            return build.select(build.fcmp_ordered(">", z, zero), z, scaled), None
+        case "elu":
+            return build.select(build.fcmp_ordered(">", z, zero), z, expm1(code, z)), None
+        case "tanh":
+            return tanh(code, z), None
+        case "sigmoid":
+            return _sigmoid(code, z), None
+        case "gelu":
+            cdf, density = normal_cdf_and_density(code, z)
+            return build.fmul(z, cdf), code.multiply_add(z, density, cdf)
+        case "silu":
+            sigma = _sigmoid(code, z)
+            value = build.fmul(z, sigma)
+            # sigma (1 + z (1 - sigma)) = sigma + value (1 - sigma)
+            return value, code.multiply_add(value, build.fsub(one, sigma), sigma)
+        case "softplus":
+            # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|)
+            above = build.select(build.fcmp_ordered(">", zero, z), zero, z)
+            small = exp(code, build.fneg(absolute(code, z)))
+            value = build.fadd(above, log1p(code, small))
+            part = build.select(build.fcmp_ordered(">", zero, z), small, one)
+            slope = build.fdiv(part, build.fadd(small, one))
+            is_linear = build.fcmp_ordered(">", z, code.constant(_SOFTPLUS_LINEAR))
+            return build.select(is_linear, z, value), build.select(is_linear, one, slope)
+    raise AssertionError(name)
+
+
+def through(code: CodeWriter, name: str, gradient: Value, y: Value) -> Value:
+    """``gradient * act'(z)`` from the output ``y = act(z)``; not for `KEEPS_SLOPE`."""
+    build, zero, one = code.build, code.constant(0), code.constant(1)
+    match name:
+        case "identity":
+            return gradient
+        case "relu":
+            return build.select(build.fcmp_ordered("<=", y, zero), zero, gradient)
+        case "leaky_relu":
+            return build.select(build.fcmp_ordered(">", y, zero), gradient, build.fmul(gradient, code.constant(_LEAK)))
+        case "elu":
+            falling = build.fmul(gradient, build.fadd(y, one))
+            return build.select(build.fcmp_ordered(">", y, zero), gradient, falling)
+        case "tanh":
+            return build.fmul(gradient, build.fsub(one, build.fmul(y, y)))
+        case "sigmoid":
+            return build.fmul(gradient, build.fmul(y, build.fsub(one, y)))
+    raise AssertionError(name)
+
+
+def _sigmoid(code: CodeWriter, z: Value) -> Value:
+    one = code.constant(1)
+    return code.build.fdiv(one, code.build.fadd(one, exp(code, code.build.fneg(z))))
+
+
+def descend(code: CodeWriter, gradient: Value, address: Value) -> None:
+    """``parameter -= lr * gradient``, for a number or a vector of them; `Frame.set_descent` sets ``lr``."""
+    build = code.build
+    if code.double:
+        lr = build.bitcast(code.field("lr"), code.number)
+    else:
+        lr = build.bitcast(build.trunc(code.field("lr"), I32), code.number)
+    if gradient.type == code.vector:
+        lr = code.splat(lr)
+    parameter = code.load(address, gradient.type, code.size)
+    code.store(code.multiply_add(build.fneg(lr), gradient, parameter), address, code.size)

@@ -1,0 +1,174 @@
+"""Runs compiled functions: on several threads, one after another, or two rows of them at once."""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
+
+from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
+from dagnn.kernels.emit.writer import I64, CodeWriter, Value
+
+# A forked child has none of its parent's threads, and GNU OpenMP waits for them for ever.
+_is_forked = False
+
+
+def _after_fork() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def num_workers(pieces: int) -> int:
+    """How many threads `run` uses for so many pieces of work."""
+    if pieces < 2 or _is_forked:
+        return 1
+    return min(torch.get_num_threads(), pieces)
+
+
+def run(function: NativeFunction, frame: Frame, pieces: int, *, is_shared: bool = True) -> None:
+    """Calls ``function`` with ``frame`` and waits: on `num_workers` threads if work ``is_shared``, else on this one."""
+    frame.begin(pieces)
+    workers = num_workers(pieces) if is_shared else 1
+    if workers == 1:
+        function(frame.address)
+    else:
+        _team()(function, frame.address, workers)
+
+
+@cache
+def _team() -> Callable[[NativeFunction, int, int], None]:
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
+        parallel = ctypes.CDLL(str(path)).GOMP_parallel
+        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        parallel.restype = None
+        return lambda function, frame, workers: parallel(function.address, frame, workers, 0)
+    return python_team
+
+
+def python_team(function: NativeFunction, frame: int, workers: int) -> None:
+    """The same on threads of Python's; compiled code runs without the interpreter lock."""
+    others = [_pool().submit(function, frame) for _ in range(workers - 1)]
+    function(frame)
+    for other in others:
+        other.result()
+
+
+_started: list[int] = []
+
+
+def num_python_threads() -> int:
+    """How many threads of Python's serve here."""
+    return 0 if _is_forked else len(_started)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(
+        os.cpu_count(), thread_name_prefix="dagnn", initializer=lambda: _started.append(threading.get_ident())
+    )
+
+
+CALL_BYTES = 16
+"""A call is two int64: the address of the function and that of its frame."""
+
+
+def write_calls(module: Value, target: Target, name: str) -> None:
+    """The function ``name``: the calls ``first_calls[row] .. first_calls[row + 1] - 1`` in order; a piece is a row."""
+    code = CodeWriter(module, name, double=False, lanes=target.vector_bytes // 4, target=target)
+    code.fields("pieces", "calls", "first_calls")
+    function = ir.PointerType(ir.FunctionType(ir.VoidType(), [I64]))
+    with code.pieces() as row:
+        first = code.offset_at(code.field("first_calls"), row)
+        last = code.offset_at(code.field("first_calls"), code.build.add(row, code.i64(1)))
+        with code.loop(first, last) as number:
+            call = code.at(code.field("calls"), number, CALL_BYTES)
+            address, frame = (code.offset_at(call, code.i64(k)) for k in (0, 1))
+            code.build.call(code.build.inttoptr(address, function), [frame])
+    code.finish()
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A compiled function with what it works on.
+
+    Attributes:
+        frame: of this call alone.
+        pieces: of work.
+        is_shared: several threads take pieces of it.
+    """
+
+    function: NativeFunction
+    frame: Frame
+    pieces: int
+    is_shared: bool
+
+    def run(self) -> None:
+        if self.is_shared:
+            run(self.function, self.frame, self.pieces)
+        else:
+            self.frame.begin(self.pieces)
+            self.function(self.frame.address)
+
+
+@dataclass(frozen=True, eq=False)
+class Work(Generic[T]):
+    """Calls that run in order, and what they have computed when they are done.
+
+    Attributes:
+        reads: what has to live until then: a frame holds addresses only.
+    """
+
+    calls: Sequence[Call]
+    result: Callable[[], T]
+    reads: object = None
+
+
+def run_works(works: Sequence[Work[T]], *, at_once: bool = False) -> list[T]:
+    """The results of some works, one after another or all at once; then they must not write to the same memory."""
+    if at_once and len(works) > 1:
+        _run_at_once([work.calls for work in works])
+    else:
+        for call in chain.from_iterable(work.calls for work in works):
+            call.run()
+    return [work.result() for work in works]
+
+
+def joined(works: Sequence[Work[T]]) -> Work[list[T]]:
+    """Several works as one, in this order."""
+    return Work([call for work in works for call in work.calls], lambda: [work.result() for work in works], works)
+
+
+def _run_at_once(rows: Sequence[Sequence[Call]]) -> None:
+    calls = list(chain.from_iterable(rows))
+    for call in calls:
+        call.frame.begin(call.pieces)
+    table = np.array([(call.function.address, call.frame.address) for call in calls], dtype=np.int64).reshape(-1, 2)
+    firsts = np.array([0, *accumulate(map(len, rows))], dtype=np.int64)
+    frame = Frame()
+    frame.set(calls=table.ctypes.data, first_calls=firsts.ctypes.data)
+    run(_calls_function(), frame, len(rows))
+
+
+@cache
+def _calls_function() -> NativeFunction:
+    from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
+
+    module = ir.Module("dagnn")
+    write_calls(module, host_target(), "calls")
+    return compiled(str(module), ("calls",), host_target())["calls"]

@@ -1,0 +1,354 @@
+"""`CompiledPlan`: a network as the arrays that its compiled functions walk along, and those functions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dagnn.graph.cached import lasting
+from dagnn.graph.edges import offsets_of, stable_order
+from dagnn.graph.levels import peel
+from dagnn.kernels.emit.functions import CODES, INPUT, KEEPS_SLOPE
+from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
+from dagnn.kernels.network import backward as code_backward
+from dagnn.kernels.network import forward as code_forward
+from dagnn.kernels.network.dense_blocks import Block, find_blocks
+from dagnn.kernels.network.forward import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dagnn.kernels.emit.native import NativeFunction
+    from dagnn.kernels.network.plan import NetworkPlan
+
+
+@cache
+def tile_functions(shape: Shape) -> Mapping[str, NativeFunction]:
+    """``forward``, ``backward``, ``gather`` and ``finish`` for tiles of sparse nodes."""
+    from dagnn.kernels.network import backward as code_backward
+    from dagnn.kernels.network import backward as code_edges
+    from dagnn.kernels.network import forward as code_forward
+
+    module = _module(shape)
+    code_forward.write_forward(module, shape, "forward", summed=False)
+    code_backward.write_backward(module, shape, "backward")
+    code_edges.write_gather(module, shape, "gather")
+    code_edges.write_finish(module, shape, "finish")
+    return compiled(str(module), ("forward", "backward", "gather", "finish"), shape.target)
+
+
+@cache
+def block_functions(shape: Shape) -> Mapping[str, NativeFunction]:
+    """``activate``: bias and activation for the nodes whose sums a matrix product computed."""
+    from dagnn.kernels.network import forward as code_forward
+
+    module = _module(shape)
+    code_forward.write_forward(module, shape, "activate", summed=True)
+    return compiled(str(module), ("activate",), shape.target)
+
+
+@cache
+def single_functions(shape: Shape) -> Mapping[str, NativeFunction]:
+    """``forward`` and ``backward``, one sample at a time."""
+    from dagnn.kernels.network import single as code_single
+
+    module = _module()
+    code_single.write_single_forward(module, shape, "forward")
+    code_single.write_single_backward(module, shape, "backward")
+    return compiled(str(module), ("forward", "backward"), shape.target)
+
+
+def _module(shape: Shape | None = None) -> object:
+    """A module, with what tiles of a shape need between matrices and rows."""
+    from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
+
+    module = ir.Module("dagnn")
+    if shape is not None:
+        from dagnn.kernels.network import forward as code_rows
+
+        code_rows.write_read_rows(module, shape)
+        code_rows.write_write_rows(module, shape)
+    return module
+
+
+# Up to so many samples are computed one by one.
+LARGEST_SINGLE = 2
+# Dense blocks of more edges in all go through PyTorch's products also for one sample: they use every thread.
+_LARGEST_SINGLE_DENSE = 1 << 20
+# Sizes of batches that are remembered: more than a training run has, less than matters in memory.
+_MAX_PREPARED = 64
+# So many arrays of partial sums at most: enough for as many threads, and less memory than the values.
+_MAX_PIECES = 16
+# Multiply-adds of a forward pass below which one thread does everything: some 50 us. Where cores are busy with other
+# processes, who hands out work waits for threads that do not run: 378 edges, B = 256, on two busy cores two threads
+# took 12.6 s for 1,000 steps, one 0.9.
+PARALLEL_WORK = 1 << 18
+# Blocks with less than this share of the edges are not worth rows of the whole batch.
+_MIN_BLOCK_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a batch is cut and its values lie in memory.
+
+    Attributes:
+        shape: of the compiled functions.
+        batch: samples.
+        tiles: tiles of ``shape.tile`` samples, the last one filled up.
+        row_length: numbers from node to node.
+        tile_length: numbers from tile to tile.
+        tiles_per_piece, pieces: the tiles whose gradients are summed in one array. They follow from the batch alone.
+        is_shared: whether it is worth several threads; see `PARALLEL_WORK`.
+    """
+
+    shape: Shape
+    batch: int
+    tiles: int
+    row_length: int
+    tile_length: int
+    tiles_per_piece: int
+    pieces: int
+    is_shared: bool
+
+
+class Prepared(NamedTuple):
+    """Everything that is the same for all batches of one size: worked out once, as it took as long as a small pass.
+
+    Attributes:
+        cut: how the batch is cut.
+        functions: ``forward``, ``backward``, ``gather`` and ``finish``; ``activate`` if there are blocks.
+        frame: with the addresses of the network and the cut; to be copied.
+    """
+
+    cut: Cut
+    functions: "Mapping[str, NativeFunction]"
+    frame: Frame
+
+
+class CompiledPlan:
+    """A network on the CPU, ready for the compiled functions.
+
+    Values lie in tiles, ``[tiles, num_nodes, tile]``; with dense blocks as a matrix ``[num_nodes, batch]``, whose
+    columns are the tiles, so that a block is one matrix product. Nodes keep their numbers.
+
+    A node from which no edges lead to an output is *dead*: after pruning that may be half of them. Its value reaches
+    nobody and its gradients are 0, whatever it holds, so that it is left out; only an input never is. (With dense
+    blocks none is.)
+
+    Args:
+        plan: the network.
+        target: the processor to compile for; by default the one at hand.
+    """
+
+    def __init__(self, plan: "NetworkPlan", target: Target | None = None) -> None:
+        self.target = host_target() if target is None else target
+        self.num_nodes, self.num_edges = plan.num_nodes, len(plan.edges)
+        self.num_inputs, self.num_outputs = len(plan.inputs), len(plan.outputs)
+        ends = plan.edges.numpy()
+        source = np.ascontiguousarray(ends[:, 0], dtype=np.int32)
+        in_offsets = offsets_of(np.bincount(ends[:, 1], minlength=self.num_nodes))
+
+        is_input = np.zeros(self.num_nodes, dtype=bool)
+        is_input[plan.inputs.numpy()] = True
+        codes = np.fromiter(map(CODES.__getitem__, plan.activation), np.uint8, self.num_nodes)
+        self._names = _compiled_for([name for name, code in CODES.items() if (codes[~is_input] == code).any()])
+        codes[is_input] = INPUT
+        self.keeps_slopes = any((codes[~is_input] == CODES[name]).any() for name in KEEPS_SLOPE)
+
+        blocks = find_blocks(source, in_offsets, plan.node_levels.numpy())
+        dense = sum(block.num_edges for block in blocks)
+        self.blocks = blocks if dense >= _MIN_BLOCK_SHARE * max(1, self.num_edges) else []
+        self.reads_inputs_only = [
+            bool((codes[block.source_first : block.source_last] == INPUT).all()) for block in self.blocks
+        ]
+        self.positions = [
+            None if block.positions is None else torch.from_numpy(block.positions) for block in self.blocks
+        ]
+
+        live = np.ones(self.num_nodes, dtype=bool)
+        if not self.blocks:
+            live = _reaching(source, in_offsets, np.concatenate([plan.inputs.numpy(), plan.outputs.numpy()]))
+        nodes = np.flatnonzero(live)
+        self.num_live = len(nodes)
+
+        seeded = np.zeros(self.num_nodes, dtype=np.uint8)
+        seeded[plan.outputs.numpy()] = 1
+        is_sparse = live[ends[:, 1]]
+        for block in self.blocks:
+            seeded[block.source_first : block.source_last] = 1
+            is_sparse[block.slot : block.slot + block.num_edges] = False
+        sparse = np.flatnonzero(is_sparse)
+        self.num_sparse = len(sparse)
+        out_slots = sparse[stable_order(source[sparse].astype(np.int64), self.num_nodes)]
+
+        bias_slots = np.where(plan.has_bias.numpy(), plan.bias_slot.numpy(), -1)
+        self.dead_edges = torch.from_numpy(np.flatnonzero(~live[ends[:, 1]]))
+        self.dead_biases = torch.from_numpy(bias_slots[~live & (bias_slots >= 0)])
+        self._arrays: dict[str, NDArray[np.generic]] = {
+            "codes": codes,
+            "live_nodes": nodes.astype(np.int32),
+            "in_offsets": in_offsets,
+            "in_sources": _longer(source, code_forward.AHEAD),
+            "bias_slots": bias_slots.astype(np.int32),
+            "live_bias_slots": np.where(live, bias_slots, -1).astype(np.int32),
+            "out_offsets": offsets_of(np.bincount(source[sparse], minlength=self.num_nodes)),
+            "out_targets": _longer(ends[out_slots, 1], code_backward.AHEAD),
+            "out_slots": out_slots.astype(np.int32),
+            "seeded": seeded,
+            "input_rows": plan.inputs.numpy().astype(np.int32),
+            "output_rows": plan.outputs.numpy().astype(np.int32),
+        }
+        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._prepared: dict[tuple[int, bool], Prepared] = {}
+        self._frame = Frame()
+        self._frame.set(
+            num_nodes=self.num_nodes,
+            last=self.num_live,
+            num_edges=self.num_sparse,
+            num_inputs=self.num_inputs,
+            num_outputs=self.num_outputs,
+            **{name: array.__array_interface__["data"][0] for name, array in self._arrays.items()},
+        )
+
+    def is_single(self, batch: int) -> bool:
+        """Whether so small a batch is computed sample by sample."""
+        if self.blocks:
+            return batch == 1 and self.num_edges <= _LARGEST_SINGLE_DENSE
+        return batch <= LARGEST_SINGLE
+
+    def cut(self, batch: int, double: bool) -> Cut:
+        """How a batch of at least one sample is cut."""
+        tile = self._tile(batch, 8 if double else 4)
+        tiles = -(-batch // tile)
+        if self.blocks:
+            # Rows one power of two apart would all want the same few places in the caches.
+            row = tiles * tile
+            row_length, tile_length = row + 16 * (row % 128 == 0), tile
+        else:
+            row_length, tile_length = tile, self.num_nodes * tile
+        tiles_per_piece = -(-tiles // _MAX_PIECES)
+        shape = self.shape(double, tile)
+        pieces, is_shared = -(-tiles // tiles_per_piece), batch * self.num_edges >= PARALLEL_WORK
+        return Cut(shape, batch, tiles, row_length, tile_length, tiles_per_piece, pieces, is_shared)
+
+    def _tile(self, batch: int, size: int) -> int:
+        lanes = self.target.vector_bytes // size
+        allowed = [tile for tile in (64, 32, 16, 8) if tile <= max(8, 4 * lanes)]
+        smallest = next((tile for tile in reversed(allowed) if tile >= batch), allowed[0])
+        if self.blocks:
+            return 1 if batch == 1 else smallest  # a product with a vector, not with eight times the same one
+        # The rows that a tile gathers from should stay in the second-level cache. Where even narrow ones do not, wide
+        # ones: less waiting per number.
+        fitting = [tile for tile in allowed if self.num_nodes * tile * size <= 1.3 * self.target.level2_bytes]
+        best = next((tile for tile in fitting if tile >= 32), allowed[0])
+        return min(best, smallest)
+
+    def shape(self, double: bool, tile: int) -> Shape:
+        """The shape of compiled functions for this network."""
+        far = self.num_nodes * tile * (8 if double else 4) > self.target.level2_bytes
+        return Shape(double, tile, self._names, self.target, apart=bool(self.blocks), far=far)
+
+    def functions(self, shape: Shape) -> "Mapping[str, NativeFunction]":
+        """``forward``, ``backward``, ``gather`` and ``finish``; ``activate`` if there are blocks."""
+        functions = tile_functions(shape)
+        return {**functions, **block_functions(shape)} if self.blocks else functions
+
+    def single_functions(self, double: bool) -> "Mapping[str, NativeFunction]":
+        """``forward`` and ``backward``, sample by sample."""
+        lanes = self.target.vector_bytes // (8 if double else 4)
+        return single_functions(Shape(double, lanes, self._names, self.target, apart=False, far=False))
+
+    def frame(self, **values: int) -> Frame:
+        """A frame with the addresses of the network."""
+        return self._frame.copy(**values)
+
+    def prepared(self, batch: int, double: bool) -> Prepared:
+        """What a pass over ``batch`` samples needs."""
+        found = self._prepared.get((batch, double))
+        if found is not None:
+            return found
+        cut = self.cut(batch, double)
+        size = cut.shape.size
+        frame = self.frame(
+            batch=cut.batch,
+            tiles=cut.tiles,
+            tiles_per_piece=cut.tiles_per_piece,
+            row_bytes=cut.row_length * size,
+            tile_bytes=cut.tile_length * size,
+        )
+        if len(self._prepared) >= _MAX_PREPARED:
+            self.forget()
+        made = self._prepared[batch, double] = Prepared(cut, self.functions(cut.shape), frame)
+        return made
+
+    def forget(self) -> None:
+        """Prepare everything anew at the next pass."""
+        self._prepared.clear()
+
+    def borrow(self, use: str, length: int, dtype: torch.dtype) -> Tensor:
+        """Memory of at least this length for one use, such as "scratch"; see `give_back`.
+
+        Memory that the system just handed out costs a page fault for every 4 KiB: as much as the backward pass
+        itself on a wide network with a small batch.
+        """
+        kept = self._kept.pop((use, dtype), None)  # one step: two threads never get the same
+        if kept is not None and kept.numel() >= length:
+            return kept
+        with lasting():
+            return torch.empty(length, dtype=dtype, device="cpu")
+
+    def give_back(self, use: str, memory: Tensor) -> None:
+        """Keep memory for the next pass: one piece for each use."""
+        self._kept[use, memory.dtype] = memory
+
+    def segments(self) -> list[tuple[int, int, int | None]]:
+        """All nodes in order, cut where blocks begin and end: (first, last, number of the block or None)."""
+        result: list[tuple[int, int, int | None]] = []
+        done = 0
+        for number, block in enumerate(self.blocks):
+            if done < block.first:
+                result.append((done, block.first, None))
+            result.append((block.first, block.last, number))
+            done = block.last
+        if done < self.num_nodes:
+            result.append((done, self.num_nodes, None))
+        return result
+
+    def matrix(self, number: int, weight: Tensor) -> Tensor:
+        """The weights of a block as a matrix: a view of ``weight``, contiguous, or its weights spread out."""
+        block, positions = self.blocks[number], self.positions[number]
+        if positions is None:
+            return weight.as_strided(block.shape, (block.shape[1], 1), weight.storage_offset() + block.slot)
+        own = weight[block.slot : block.slot + block.num_edges]
+        return own.new_zeros(block.shape[0] * block.shape[1]).index_copy_(0, positions, own).view(block.shape)
+
+
+def _reaching(source: NDArray[np.int32], in_offsets: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which nodes are among ``ends`` or have a path to one."""
+    num_nodes = len(in_offsets) - 1
+    waiting = np.bincount(source, minlength=num_nodes)
+    waiting[ends] += 1  # never taken away
+    if waiting.all():
+        return np.ones(num_nodes, dtype=bool)
+    return peel(in_offsets, source.astype(np.int64), waiting) < 0
+
+
+def _longer(nodes: NDArray[np.integer], ahead: int) -> NDArray[np.int32]:
+    """With as many nodes behind the last as compiled code looks ahead."""
+    return np.append(nodes, np.zeros(ahead, nodes.dtype)).astype(np.int32)
+
+
+def _compiled_for(names: list[str]) -> tuple[str, ...]:
+    """The activations to compile for a network that uses ``names``: those, or all if there are several.
+
+    Every set of activations is compiled anew. The usual network has one, and another at its outputs.
+    """
+    return tuple(sorted(names if len(names) <= 2 else CODES))
+
+
+__all__ = ["LARGEST_SINGLE", "Block", "CompiledPlan", "Cut"]

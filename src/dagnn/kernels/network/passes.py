@@ -1,0 +1,231 @@
+"""The compiled path of a network: forward and backward as steps over its plan. No autograd here.
+
+Without dense blocks a pass is one step over all nodes. With them it is a list: the nodes of a block get their sums
+from one matrix product of PyTorch's, those in between from the compiled sweep.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dagnn.kernels.emit.native import Frame
+from dagnn.kernels.emit.workers import num_workers, run
+from dagnn.kernels.network.compiled_plan import CompiledPlan, Cut
+
+
+class Saved:
+    """What the forward pass leaves for the backward pass. When it is no longer needed, its memory serves the next.
+
+    Attributes:
+        values: of all nodes at the beginning of it; see `Cut` for where.
+        slopes: of the activations that do not tell theirs by their value; None if there are none.
+    """
+
+    def __init__(self, plan: CompiledPlan, length: int, dtype: torch.dtype) -> None:
+        self._plan, count = plan, 2 if plan.keeps_slopes else 1
+        self._memory = plan.borrow("values", count * length, dtype)
+        self.values = self._memory
+        self.slopes: Tensor | None = self._memory[length : 2 * length] if plan.keeps_slopes else None
+
+    def __del__(self) -> None:
+        self._plan.give_back("values", self._memory)
+
+
+class Gradients(NamedTuple):
+    """Where gradients of the parameters go.
+
+    Attributes:
+        weight, bias: contiguous, of the shape of the parameters.
+        accumulate: add to what they hold instead of overwriting it.
+        lr: if not None, then also take a step of plain gradient descent, in the same pass.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    accumulate: bool
+    lr: float | None = None
+
+
+def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Saved]:
+    """Outputs ``[B, outputs]`` for ``x [B, inputs]``, contiguous as the parameters are; B at least 1.
+
+    All of one dtype, float32 or float64.
+    """
+    batch, double = x.shape[0], x.dtype == torch.float64
+    y = x.new_empty(batch, plan.num_outputs)
+    if plan.is_single(batch):
+        saved = Saved(plan, batch * plan.num_nodes, x.dtype)
+        frame = plan.frame(batch=batch)
+        frame.set_addresses(x=x, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
+        plan.single_functions(double)["forward"](frame.address)
+        return y, saved
+
+    cut, functions, frame = plan.prepared(batch, double)
+    row_length = cut.row_length if plan.blocks else cut.tiles * cut.shape.tile
+    saved = Saved(plan, plan.num_nodes * row_length, x.dtype)
+    frame = frame.copy()
+    frame.set_addresses(x=x, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
+    if not plan.blocks:
+        run(functions["forward"], frame, cut.tiles, is_shared=cut.is_shared)
+        return y, saved
+    frame.set_addresses(y=None)  # until its rows are there
+
+    for first, last, number in plan.segments():
+        frame.set(first=first, last=last)
+        if last == plan.num_nodes:
+            frame.set_addresses(y=y)
+        if number is not None:
+            block = plan.blocks[number]
+            source = _rows(cut, saved.values, block.source_first, block.source_last)
+            _multiply(plan.matrix(number, weight), source, _rows(cut, saved.values, first, last))
+        run(functions["forward" if number is None else "activate"], frame, cut.tiles, is_shared=cut.is_shared)
+        frame.set_addresses(x=None)  # it is in its rows now
+    return y, saved
+
+
+def backward(
+    plan: CompiledPlan,
+    grad_y: Tensor,
+    saved: Saved,
+    weight: Tensor,
+    bias: Tensor,
+    into: Gradients,
+    *,
+    needs_x: bool,
+) -> Tensor | None:
+    """Gradients of the parameters go ``into`` their places; that of x ``[B, inputs]`` comes back if needed.
+
+    ``grad_y [B, outputs]`` is contiguous; B at least 1.
+    """
+    batch, double = grad_y.shape[0], grad_y.dtype == torch.float64
+    grad_x = grad_y.new_empty(batch, plan.num_inputs) if needs_x else None
+    if plan.num_live < plan.num_nodes:
+        _prepare_dead(plan, weight, bias, into)
+    if plan.is_single(batch):
+        frame = plan.frame(batch=batch)
+        _set_gradients(frame, saved, weight, bias, into, grad_y, grad_x)
+        deltas = grad_y.new_empty(plan.num_nodes)
+        frame.set_addresses(deltas=deltas)
+        plan.single_functions(double)["backward"](frame.address)
+        return grad_x
+
+    cut, functions, frame = plan.prepared(batch, double)
+    size, tile_rows = cut.shape.size, plan.num_nodes * cut.shape.tile
+    # One piece of scratch memory, one part after another.
+    of_workers = 0 if plan.blocks else (num_workers(cut.pieces) if cut.is_shared else 1) * tile_rows
+    of_edges, of_nodes = cut.pieces * plan.num_sparse, cut.pieces * plan.num_nodes
+    scratch = plan.borrow("scratch", of_workers + plan.num_sparse + of_edges + of_nodes, grad_y.dtype)
+    deltas_at = scratch.data_ptr()
+    weights_at = deltas_at + of_workers * size
+    edges_at = weights_at + plan.num_sparse * size
+    frame = frame.copy(
+        deltas=deltas_at,
+        delta_worker_bytes=tile_rows * size,
+        out_weight=weights_at,
+        edge_sums=edges_at,
+        node_sums=edges_at + of_edges * size,
+        num_sums=cut.pieces,
+    )
+    _set_gradients(frame, saved, weight, bias, into, grad_y, grad_x)
+    edge_pieces = num_workers(plan.num_sparse // 4096)
+    run(functions["gather"], frame, edge_pieces)
+    if plan.blocks:
+        _backward_steps(plan, cut, frame, saved.values, weight, into, grad_x)
+    else:
+        run(functions["backward"], frame, cut.pieces, is_shared=cut.is_shared)
+    run(functions["finish"], frame, edge_pieces)
+    plan.give_back("scratch", scratch)
+    return grad_x
+
+
+def _prepare_dead(plan: CompiledPlan, weight: Tensor, bias: Tensor, into: Gradients) -> None:
+    """What the pass leaves out, since no gradient comes there: zeros where it will not write, and the step."""
+    for dead, parameter, gradient in (
+        (plan.dead_edges, weight, into.weight),
+        (plan.dead_biases, bias, into.bias),
+    ):
+        if not into.accumulate:
+            gradient.zero_()
+        elif into.lr is not None:
+            parameter[dead] -= into.lr * gradient[dead]
+
+
+def _set_gradients(
+    frame: Frame, saved: Saved, weight: Tensor, bias: Tensor, into: Gradients, grad_y: Tensor, grad_x: Tensor | None
+) -> None:
+    """What every backward pass reads and writes."""
+    frame.set_addresses(weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
+    frame.set_addresses(grad_y=grad_y, grad_x=grad_x, grad_weight=into.weight, grad_bias=into.bias)
+    frame.set(accumulate=int(into.accumulate))
+    if into.lr is not None:
+        frame.set_descent(into.lr, double=weight.dtype == torch.float64)
+
+
+def _backward_steps(
+    plan: CompiledPlan,
+    cut: Cut,
+    frame: Frame,
+    values: Tensor,
+    weight: Tensor,
+    into: Gradients,
+    grad_x: Tensor | None,
+) -> None:
+    """The list of steps, last one first. Blocks push to their sources; all others pull."""
+    sweep = plan.functions(cut.shape)["backward"]
+    # Blocks add to the rows of their sources.
+    deltas = values.new_zeros(plan.num_nodes * cut.row_length)
+    frame.set_addresses(deltas=deltas, grad_x=None)
+    frame.set(first=0, last=0, delta_worker_bytes=0, delta_tile_bytes=cut.tile_length * cut.shape.size)
+    run(sweep, frame, cut.pieces, is_shared=cut.is_shared)  # no nodes yet: only the gradient of y, into its rows
+    frame.set_addresses(grad_y=None)
+
+    for first, last, number in reversed(plan.segments()):
+        if first == 0:
+            frame.set_addresses(grad_x=grad_x)
+        frame.set(first=first, last=last)
+        run(sweep, frame, cut.pieces, is_shared=cut.is_shared)
+        if number is None:
+            continue
+        block, positions = plan.blocks[number], plan.positions[number]
+        delta, source = _rows(cut, deltas, first, last), _rows(cut, values, block.source_first, block.source_last)
+        # Before the weights move: a step of descent, or the gradient of the sources, reads them.
+        if grad_x is not None or not plan.reads_inputs_only[number]:
+            of_source = _rows(cut, deltas, block.source_first, block.source_last)
+            _add_product(of_source, plan.matrix(number, weight).t(), delta)
+        if positions is None:
+            own = plan.matrix(number, into.weight)
+            if into.accumulate:
+                own.addmm_(delta, source.t())
+            elif delta.shape[1] == 1:
+                torch.outer(delta[:, 0], source[:, 0], out=own)
+            else:
+                torch.mm(delta, source.t(), out=own)
+        else:
+            own = into.weight[block.slot : block.slot + block.num_edges]
+            found = (delta @ source.t()).view(-1).index_select(0, positions)
+            _ = own.add_(found) if into.accumulate else own.copy_(found)
+        if into.lr is not None:
+            weight[block.slot : block.slot + block.num_edges].add_(own.view(-1), alpha=-into.lr)
+
+
+def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """``left @ right``. One column is a vector: a product of matrices does not know that."""
+    if right.shape[1] == 1:
+        torch.mv(left, right[:, 0], out=out[:, 0])
+    else:
+        torch.mm(left, right, out=out)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """``total += left @ right``."""
+    if right.shape[1] == 1:
+        total[:, 0].addmv_(left, right[:, 0])
+    else:
+        total.addmm_(left, right)
+
+
+def _rows(cut: Cut, values: Tensor, first: int, last: int) -> Tensor:
+    """The values of nodes as ``[last - first, samples of all tiles]``; ``values`` begins where its memory does."""
+    # In one operation: a view, a slice and a slice of that took as long as a small product.
+    return values.as_strided((last - first, cut.tiles * cut.shape.tile), (cut.row_length, 1), first * cut.row_length)

@@ -1,0 +1,151 @@
+"""`NetworkPlan`: one DAG prepared as a network with a weight per edge, in the form that each path needs."""
+
+import hashlib
+import weakref
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dagnn.errors import GraphError
+from dagnn.graph.cached import constant, lasting_property
+from dagnn.kernels.levels import NetworkLevels, plan_network_levels
+
+if TYPE_CHECKING:
+    from dagnn.kernels.network.compiled_plan import CompiledPlan
+
+
+class NetworkPlan:
+    """A DAG with inputs, outputs, biases and activations. What a path needs of it is worked out when it first runs.
+
+    Nodes are numbered by level, and edges as the entries of the weight vector.
+
+    Attributes:
+        edges: int64 ``[num_edges, 2]`` (source, target).
+        node_levels: int64 ``[num_nodes]``, not decreasing.
+        inputs: int64, nodes of level 0, feature by feature.
+        outputs: int64, any nodes, output by output.
+        has_bias: bool ``[num_nodes]``.
+        activation: name for every node.
+        device: where the reference runs; all of the above is on the CPU.
+        fingerprint: of all of the above but the device: equal networks have one, in every process; see `plan_of`.
+    """
+
+    def __init__(
+        self,
+        edges: Tensor,
+        node_levels: Tensor,
+        inputs: Tensor,
+        outputs: Tensor,
+        has_bias: Tensor,
+        activation: Sequence[str],
+        device: torch.device | None = None,
+    ) -> None:
+        self.edges, self.node_levels, self.inputs, self.outputs = edges, node_levels, inputs, outputs
+        self.has_bias, self.activation = has_bias, tuple(activation)
+        self.device = torch.device("cpu") if device is None else device
+        self.fingerprint = _fingerprint(self._parts())
+        _alive.add(self)
+        _plans[self.fingerprint] = self
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_levels)
+
+    @cached_property
+    def num_edges(self) -> int:
+        return len(self.edges)
+
+    @cached_property
+    def num_biases(self) -> int:
+        return int(self.has_bias.sum())
+
+    @lasting_property
+    def bias_slot(self) -> Tensor:
+        """int64 ``[num_nodes]``, entry of the bias vector, or its length for no bias."""
+        return torch.where(self.has_bias, self.has_bias.cumsum(0) - 1, self.num_biases)
+
+    @lasting_property
+    def levels(self) -> NetworkLevels:
+        """For the reference path, on `device`."""
+        return plan_network_levels(
+            self.edges, self.node_levels, self.inputs, self.outputs, self.bias_slot, self.activation
+        ).to(self.device)
+
+    @constant
+    def levels_as_constant(self) -> NetworkLevels:
+        """`levels`, for `torch.compile` and `torch.export`, which cannot follow how they are worked out."""
+        return self.levels
+
+    @lasting_property
+    def compiled(self) -> "CompiledPlan":
+        """For the compiled path."""
+        from dagnn.kernels.network.compiled_plan import CompiledPlan  # here: it needs llvmlite
+
+        return CompiledPlan(self)
+
+    def to(self, device: torch.device) -> "NetworkPlan":
+        """The same plan for tensors on ``device``."""
+        return NetworkPlan(*self._parts(), device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What was worked out holds addresses of this process's memory.
+        return NetworkPlan, (*self._parts(), self.device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NetworkPlan":
+        return self  # nothing in it ever changes
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...]]:
+        return self.edges, self.node_levels, self.inputs, self.outputs, self.has_bias, self.activation
+
+
+def _fingerprint(parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...]]) -> str:
+    *tensors, activation = parts
+    found = hashlib.sha256(",".join(activation).encode())
+    for tensor in tensors:
+        found.update(f"{list(tensor.shape)}".encode())
+        found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+# An operator of torch.library takes numbers and words, not objects of ours. A word, for what `torch.compile` keeps on
+# disk for other processes: a number would there be that of another network.
+_alive: "weakref.WeakSet[NetworkPlan]" = weakref.WeakSet()
+_plans: "weakref.WeakValueDictionary[str, NetworkPlan]" = weakref.WeakValueDictionary()
+
+
+def plan_of(fingerprint: str) -> NetworkPlan:
+    """A plan with this fingerprint, while one lives in this process.
+
+    Raises:
+        GraphError: none does.
+    """
+    plan = _plans.get(fingerprint)
+    if plan is None:  # the one that came last is gone: another of its kind may be there
+        plan = next((other for other in list(_alive) if other.fingerprint == fingerprint), None)
+    if plan is not None:
+        _plans[fingerprint] = plan
+        return plan
+    raise GraphError(
+        f"a compiled program computes with a DagNN that this process does not hold (fingerprint {fingerprint[:12]}): "
+        "make the same network here before running it and keep it, or give away a program of torch.export, which "
+        "needs none."
+    )
+
+
+def plan_network(
+    edges: Tensor, levels: Tensor, inputs: Tensor, outputs: Tensor, has_bias: Tensor, activation: Sequence[str]
+) -> NetworkPlan:
+    """Plan of the network on a DAG whose nodes are numbered by level.
+
+    Args:
+        edges: int64 ``[num_edges, 2]`` (source, target), row e belongs to weight e; sorted by (target, source).
+        levels: int64 ``[num_nodes]``, not decreasing.
+        inputs: int64, nodes of level 0, feature by feature.
+        outputs: int64, any nodes, output by output.
+        has_bias: bool ``[num_nodes]``; the bias vector has one entry per True, in node order.
+        activation: name for every node; those of inputs are not used.
+    """
+    return NetworkPlan(edges, levels, inputs, outputs, has_bias, activation)

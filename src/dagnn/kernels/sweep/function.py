@@ -1,0 +1,220 @@
+"""A compiled sweep under autograd: first derivatives compiled, everything else by the cells' own arithmetic."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dagnn.kernels import autograd as descent
+from dagnn.kernels import reference
+from dagnn.kernels import reference as cell_steps
+from dagnn.kernels.autograd import added_to, are_first, is_plain, only_adds, with_memory
+from dagnn.kernels.emit import workers
+from dagnn.kernels.emit.workers import Work, joined, run_works
+from dagnn.kernels.sweep import passes as compiled_sweep
+from dagnn.kernels.sweep.cells import Course, Kind, ProjectedCell
+from dagnn.kernels.sweep.passes import Sweep
+
+T = TypeVar("T")
+# Multiply-adds of the forward pass that each of two sweeps needs to run beside the other. What can be won is the time
+# of one of them: with so many (17 nodes of a chain, 64 wide) the compiled code of a step takes 0.12 ms of one thread,
+# with four times as many 0.25. Handing out rows of calls, three times in a step, costs about 0.04: see `PARALLEL_WORK`.
+# The rows "both ways" of `benchmarks/batch.py` compare at once with one after the other.
+AT_ONCE_WORK = 1 << 18
+
+
+def run_sweeps(sweeps: Sequence[tuple[Course, ProjectedCell]]) -> list[Tensor]:
+    """What `reference.run_sweep` gives for each cell, on the CPU in one floating dtype; none waits for another.
+
+    Two are run at the same time where that pays: where neither shares out its levels and both are long enough.
+    """
+    tasks = [_task(course, cell) for course, cell in sweeps]
+    tensors = [(cell.projected, *cell.weights) for _, cell in sweeps]
+    needs = [torch.is_grad_enabled() and any(one.requires_grad for one in given) for given in tensors]
+    if len(tasks) == 2 and needs[0] == needs[1] and _pays_at_once(tasks):
+        return _run(tasks, [*tensors[0], *tensors[1]], needs[0])
+    return [y for task, given, need in zip(tasks, tensors, needs, strict=True) for y in _run([task], given, need)]
+
+
+def _run(tasks: Sequence["_Task"], tensors: Sequence[Tensor], needs_gradient: bool) -> list[Tensor]:
+    if needs_gradient:
+        return list(_Sweeps.apply(tuple(tasks), *tensors))  # type: ignore[no-untyped-call]
+    return _forward(_swept(tasks, tensors))
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """One sweep of a pass: what it is beside its tensors, and how many these are."""
+
+    course: Course
+    kind: Kind
+    hidden: int
+    is_shared: bool
+    num_tensors: int
+
+
+def _task(course: Course, cell: ProjectedCell) -> _Task:
+    is_shared = compiled_sweep.is_parallel(course.plan, cell.hidden)
+    return _Task(course, cell.kind, cell.hidden, is_shared, 1 + len(cell.weights))
+
+
+def _pays_at_once(tasks: Sequence[_Task]) -> bool:
+    return workers.num_workers(2) > 1 and all(
+        not task.is_shared and compiled_sweep.work_of(task.course.plan, task.hidden) >= AT_ONCE_WORK for task in tasks
+    )
+
+
+class _Sweeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tasks: tuple[_Task, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        sweeps = _swept(tasks, tensors)
+        outputs = _forward(sweeps)
+        ctx.tasks = tasks
+        ctx.sweeps = [sweeps]  # not a saved tensor: nobody else can see it or write to it
+        read = [y if task.kind in ("max", "attention") else None for task, y in zip(tasks, outputs, strict=True)]
+        ctx.save_for_backward(*tensors, *read)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tasks, saved = ctx.tasks, ctx.saved_tensors
+        tensors, outputs = saved[: -len(tasks)], saved[-len(tasks) :]
+        grads = tuple(map(with_memory, grads))
+        if torch.is_grad_enabled() or not all(map(is_plain, grads)):
+            return (None, *_by_reference(ctx, grads, tensors))
+        try:
+            sweeps = ctx.sweeps.pop()
+        except IndexError:  # a second time through the same graph: the first has written over the gates
+            sweeps = _swept(tasks, tensors)
+            _forward(sweeps)
+        needed = _parts(tasks, ctx.needs_input_grad[1:])
+        works = [
+            sweep.backward(grad_y, y, needs_projected=need[0])
+            for sweep, grad_y, y, need in zip(sweeps, grads, outputs, needed, strict=True)
+        ]
+        projected = run_works(works, at_once=True)
+        weights = _weight_gradients(ctx, sweeps, tensors)
+        return (None, *chain.from_iterable([one, *of] for one, of in zip(projected, weights, strict=True)))
+
+
+def _swept(tasks: Sequence[_Task], tensors: Sequence[Tensor]) -> list[Sweep]:
+    return [
+        Sweep(
+            task.course.plan,
+            task.kind,
+            task.hidden,
+            projected,
+            task.course.feature_rows,
+            _with_operators(weights),
+            is_shared=task.is_shared,
+        )
+        for task, (projected, *weights) in zip(tasks, _parts(tasks, tensors), strict=True)
+    ]
+
+
+def _forward(sweeps: Sequence[Sweep]) -> list[Tensor]:
+    return run_works([sweep.forward() for sweep in sweeps], at_once=True)
+
+
+def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tensor]) -> list[list[Tensor | None]]:
+    """The gradients of the weights of each sweep; None for those not asked for, or in ``.grad`` by now or soon."""
+    all_needed, all_nodes = ctx.needs_input_grad[1:], [node for node, _ in ctx.next_functions]
+    parts = zip(*(_parts(ctx.tasks, given) for given in (tensors, all_needed, all_nodes)), strict=True)
+    asked: list[tuple[int, int, Tensor]] = []  # sweep, weight of it, the weight
+    kept: dict[tuple[int, int], Tensor] = {}
+    step = descent.current()
+    for place, (of_sweep, needed, nodes) in enumerate(parts):
+        for number, weight in enumerate(of_sweep[1:]):
+            if needed[1 + number]:
+                node = nodes[1 + number]
+                may_add = weight.is_leaf and sweeps[place].adds_to(number, weight)
+                if may_add and step is not None:
+                    if step.takes(weight, node, partial(sweeps[place].weight_gradient, number)):
+                        continue
+                elif may_add and not are_first(weight) and only_adds([weight], [node]):
+                    kept[place, number] = weight
+                asked.append((place, number, weight))
+
+    with added_to(list(kept.values())) as held:
+        grads = dict(zip(kept, held, strict=True))
+        works: dict[int, list[Work[Tensor]]] = {}
+        for place, number, _ in asked:
+            works.setdefault(place, []).append(sweeps[place].weight_gradient(number, grads.get((place, number))))
+        # Backwards, as autograd goes, where both add to the gradient of one weight: in that order, never at once.
+        order = sorted(works, reverse=True)
+        is_apart = len({id(grad) for grad in held}) == len(held)
+        results = dict(zip(order, run_works([joined(works[place]) for place in order], at_once=is_apart), strict=True))
+
+    gradients: list[list[Tensor | None]] = [[None] * (task.num_tensors - 1) for task in ctx.tasks]
+    for place, number, weight in asked:
+        gradient = results[place].pop(0)
+        if (place, number) not in kept:
+            gradients[place][number] = gradient.view_as(weight)
+    return gradients
+
+
+def _parts(tasks: Sequence[_Task], values: Sequence[T]) -> list[tuple[T, ...]]:
+    """What belongs to each task."""
+    rest = iter(values)
+    return [tuple(islice(rest, task.num_tensors)) for task in tasks]
+
+
+def _with_operators(weights: Any) -> tuple[Tensor, ...]:
+    """The weights, the first of them with a leading dimension of operators.
+
+    Detached: when ``parameter.data`` is replaced by something smaller before the way back, these stay what they were.
+    """
+    first, *rest = (weight.detach() for weight in weights)
+    return (first if first.dim() == 3 else first.unsqueeze(0), *rest)
+
+
+def _by_reference(ctx: Any, grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Differentiable gradients: those of the cells' own arithmetic, computed anew."""
+    tasks, gradients = ctx.tasks, []
+    for task, grad_y, given in zip(tasks, grads, _parts(tasks, tensors), strict=True):
+        pull: Any = torch.func.vjp(_arithmetic(task), *given)[1]
+        gradients += pull(grad_y)
+    return [g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[1:], strict=True)]
+
+
+def _arithmetic(task: _Task) -> Callable[..., Tensor]:
+    """The sweep of a task in plain PyTorch, as a function of its tensors."""
+    course = task.course
+    levels, position = course.levels(), course.position()
+
+    def sweep(projected: Tensor, *weights: Tensor) -> Tensor:
+        rows = projected if course.feature_rows is None else projected.index_select(0, course.feature_rows)
+        step = _Step(task.kind, task.hidden, weights)
+        return reference.run_sweep(levels, rows, position, step, course.operator)
+
+    return sweep
+
+
+class _Step:
+    """The arithmetic of a cell on projected features, as a cell."""
+
+    def __init__(self, kind: str, hidden: int, weights: tuple[Tensor, ...]) -> None:
+        self.operators = len(weights[0]) if weights[0].dim() == 3 else None
+        self.state_sizes: tuple[int, ...] = (hidden, hidden) if kind in ("tree_lstm", "child_sum") else (hidden,)
+        self._kind, self._weights = kind, weights
+
+    def __call__(
+        self,
+        features: Tensor,
+        states: tuple[Tensor, ...],
+        target: Tensor,
+        position: Tensor,
+        operator: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        if self._kind == "tree_lstm":
+            return cell_steps.tree_lstm_step(features, states, target, position, self._weights[0], operator)
+        if self._kind == "child_sum":
+            return cell_steps.child_sum_step(features, states, target, *self._weights, operator=operator)
+        return cell_steps.gru_step(features, states, target, self._kind, *self._weights, operator=operator)
+
+
+__all__ = ["run_sweeps"]

@@ -1,0 +1,225 @@
+"""The packed layout of rows in blocks of vector width, and matrix products between packed rows."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
+
+from dagnn.kernels.emit.functions import exp, tanh
+from dagnn.kernels.emit.native import Target
+from dagnn.kernels.emit.writer import CodeWriter, Value
+
+
+@dataclass(frozen=True)
+class Panels:
+    """What a set of compiled functions of a sweep is made for.
+
+    Attributes:
+        double: float64, else float32.
+        target: the processor.
+    """
+
+    double: bool
+    target: Target
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number."""
+        return 8 if self.double else 4
+
+    @property
+    def lanes(self) -> int:
+        """Numbers of a vector."""
+        return self.target.vector_bytes // self.size
+
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return 2 * self.lanes
+
+    @property
+    def line(self) -> int:
+        """Bytes of a panel's row."""
+        return self.width * self.size
+
+    @property
+    def row_blocks(self) -> tuple[int, ...]:
+        """Rows that a product computes at once, with two sums each in registers, largest first; the last is 1."""
+        return (12, 6, 4, 2, 1) if self.target.vector_bytes == 64 else (6, 4, 2, 1)
+
+    def count(self, columns: int) -> int:
+        """Panels of a matrix with so many columns; the last one is filled up with zeros."""
+        return -(-columns // self.width)
+
+
+class PanelWriter(CodeWriter):
+    """A `CodeWriter` whose vectors are the halves of a panel's row.
+
+    Loads and stores ask for no alignment: rows may lie in tensors of the user's, and aligned ones are as fast anyway.
+
+    Args:
+        module, name, num_arguments: as for `CodeWriter`.
+        panels: the precision and the processor.
+    """
+
+    def __init__(self, module: Value, panels: Panels, name: str, num_arguments: int | None = None) -> None:
+        super().__init__(
+            module,
+            name,
+            double=panels.double,
+            lanes=panels.lanes,
+            target=panels.target,
+            num_arguments=num_arguments,
+        )
+        self.panels = panels
+
+    def half(self, line: Value, half: int) -> Value:
+        """The address of a half (0 or 1) of a panel's row."""
+        return self.build.add(line, self.i64(half * self.lanes * self.size))
+
+    def load_half(self, line: Value, half: int) -> Value:
+        return self.load(self.half(line, half), self.vector, self.size)
+
+    def store_half(self, value: Value, line: Value, half: int) -> None:
+        self.store(value, self.half(line, half), self.size)
+
+    def add_to_half(self, value: Value, line: Value, half: int) -> None:
+        self.store_half(self.build.fadd(self.load_half(line, half), value), line, half)
+
+    def line(self, base: Value, panel: Value) -> Value:
+        """The address of a panel's part of a row whose panels lie side by side."""
+        return self.at(base, panel, self.panels.line)
+
+    def places(self, count: int = 2) -> list[Value]:
+        """Variables for vectors, all 0 now: one for each half, or as many as asked for."""
+        result = [self.variable(self.vector) for _ in range(count)]
+        for place in result:
+            self.build.store(self.constant(0), place)
+        return result
+
+    def number_at(self, base: Value, index: Value) -> Value:
+        """Entry of an array of numbers."""
+        return self.load(self.at(base, index, self.size), self.number, self.size)
+
+    def number_constant(self, value: float) -> Value:
+        return ir.Constant(self.number, value)
+
+
+def sigmoid(code: CodeWriter, z: Value) -> Value:
+    """1 / (1 + e^-z). In float32 by way of tanh, which costs half: off by at most 1.4e-7."""
+    build = code.build
+    if code.double:
+        one = code.constant(1)
+        return build.fdiv(one, build.fadd(one, exp(code, build.fneg(z))))
+    half = code.constant(0.5)
+    return code.multiply_add(half, tanh(code, build.fmul(half, z)), half)
+
+
+PRODUCT = (
+    "left", "left_panel", "left_panels", "right", "right_panel", "right_panels", "out", "out_row", "out_panel", "rows",
+    "width",
+)  # fmt: skip
+OUTER = ("left", "right", "out", "out_row", "left_row", "right_row", "rows")
+# Steps of a sum that are written out. The width is an argument, not a constant: LLVM would unroll the whole loop, keep
+# too many loads in flight and spill the sums (measured: 32 GF/s instead of 89).
+_UNROLL = 2
+
+
+def write_product(module: Value, panels: Panels, name: str, *, adds: bool) -> None:
+    """The function ``name``: ``out = left @ right``, or with ``adds`` ``out += left @ right``.
+
+    Arguments, in the order of `PRODUCT`: of ``left [rows, left_panels * width]`` the first row to work on and the bytes
+    from panel to panel; of ``right [left_panels * width, right_panels * width]`` the same; of ``out`` the first row,
+    the bytes from row to row and from panel to panel; and the number of rows.
+    """
+    code = PanelWriter(module, panels, name, len(PRODUCT))
+    build, part = code.build, dict(zip(PRODUCT, code.arguments, strict=True))
+    with code.loop(code.i64(0), part["right_panels"]) as panel:
+        right = code.offset(part["right"], part["right_panel"], panel)
+        out = code.offset(part["out"], part["out_panel"], panel)
+        first = code.i64(0)
+        for size in panels.row_blocks:
+            count = build.sdiv(build.sub(part["rows"], first), code.i64(size))
+            last = build.add(first, build.mul(count, code.i64(size)))
+            with code.loop(first, last, size) as row:
+                places = [code.offset(out, part["out_row"], build.add(row, code.i64(k))) for k in range(size)]
+                _product_block(code, panels, part, row, right, places, adds)
+            first = last
+    code.finish()
+
+
+def _product_block(
+    code: PanelWriter,
+    panels: Panels,
+    part: dict[str, Value],
+    row: Value,
+    right: Value,
+    places: list[Value],
+    adds: bool,
+) -> None:
+    """Some rows of one panel: two vectors of sums for each, in registers."""
+    build, line = code.build, panels.line
+    sums = _sums(code, len(places))
+    for place, pair in zip(places, sums, strict=True):
+        for half, total in enumerate(pair):
+            build.store(code.load_half(place, half) if adds else code.constant(0), total)
+    with code.loop(code.i64(0), part["left_panels"]) as panel:
+        left = code.at(code.offset(part["left"], part["left_panel"], panel), row, line)
+        terms = code.at(right, panel, panels.width * line)
+        with code.loop(code.i64(0), part["width"], _UNROLL) as step:
+            for further in range(_UNROLL):
+                term = build.add(step, code.i64(further))
+                vectors = _halves(code, code.at(terms, term, line))
+                for k, pair in enumerate(sums):
+                    factor = code.at(build.add(left, code.i64(k * line)), term, panels.size)
+                    _add(code, pair, code.splat(code.load(factor, code.number)), vectors)
+    for place, pair in zip(places, sums, strict=True):
+        for half, total in enumerate(pair):
+            code.store_half(build.load(total), place, half)
+
+
+def write_outer(module: Value, panels: Panels, name: str) -> None:
+    """The function ``name``: ``out += left.T @ right`` for one panel of each, over some rows.
+
+    Arguments, in the order of `OUTER`: the first rows of both panels; ``out [width, width]`` and the bytes from row to
+    row; the bytes from row to row of ``left`` and ``right``; and the number of rows. The sum starts at zero and is
+    added at the end: a sum of sums, which loses less than one long sum.
+    """
+    code = PanelWriter(module, panels, name, len(OUTER))
+    build, part = code.build, dict(zip(OUTER, code.arguments, strict=True))
+    parts = -(-panels.width // panels.row_blocks[0])
+    bounds = [panels.width * k // parts for k in range(parts + 1)]
+    for first, last in pairwise(bounds):
+        sums = _sums(code, last - first)
+        for pair in sums:
+            for total in pair:
+                build.store(code.constant(0), total)
+        with code.loop(code.i64(0), part["rows"]) as row:
+            left = code.offset(part["left"], part["left_row"], row)
+            vectors = _halves(code, code.offset(part["right"], part["right_row"], row))
+            for k, pair in enumerate(sums):
+                factor = build.add(left, code.i64((first + k) * panels.size))
+                _add(code, pair, code.splat(code.load(factor, code.number)), vectors)
+        for k, pair in enumerate(sums):
+            place = code.offset(part["out"], part["out_row"], code.i64(first + k))
+            for half, total in enumerate(pair):
+                code.store_half(build.fadd(code.load_half(place, half), build.load(total)), place, half)
+    code.finish()
+
+
+def call(code: PanelWriter, name: str, names: tuple[str, ...], **arguments: Value) -> None:
+    """Call a function of this module with arguments by name."""
+    code.build.call(code.module.globals[name], [arguments[argument] for argument in names])
+
+
+def _sums(code: PanelWriter, rows: int) -> list[tuple[Value, Value]]:
+    return [(code.variable(code.vector), code.variable(code.vector)) for _ in range(rows)]
+
+
+def _add(code: PanelWriter, pair: tuple[Value, Value], factor: Value, vectors: list[Value]) -> None:
+    for total, vector in zip(pair, vectors, strict=True):
+        code.build.store(code.multiply_add(factor, vector, code.build.load(total)), total)
+
+
+def _halves(code: PanelWriter, line: Value) -> list[Value]:
+    return [code.load_half(line, half) for half in (0, 1)]

@@ -1,0 +1,357 @@
+"""The compiled path of a sweep: forward and backward passes over a `SweepPlan`. No autograd here.
+
+A pass is a `Work`: calls that are ready to run. Who asks for it runs it, alone or beside another.
+
+Rows are filled up to whole panels with zeros, which stay zeros all the way: a gate of nothing passes nothing.
+"""
+
+import ctypes
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dagnn.kernels.autograd import Borrowed
+from dagnn.kernels.emit.native import Frame, Target, host_target
+from dagnn.kernels.emit.workers import Call, Work
+from dagnn.kernels.sweep.cells import Kind, sweep_functions
+from dagnn.kernels.sweep.packed import Panels
+from dagnn.kernels.sweep.plan import SweepPlan
+from dagnn.kernels.sweep.sums import LEFT_PART, RIGHT_PART
+
+# What the way back reads, in rows of the hidden width; see `_rows`.
+_SAVED = {
+    "tree_lstm": ("operands", "gates", "states"),
+    "child_sum": ("operands", "gates", "states", "hidden", "edge_gates", "forget_products"),
+    "sum": ("operands", "gates"),
+    "mean": ("operands", "gates"),
+    "max": ("operands", "gates", "extremes"),
+    "attention": ("operands", "gates", "scores", "edge_weights"),
+}
+# What only the way back writes.
+_SCRATCH = {
+    "tree_lstm": ("slot_gradients", "slot_states"),
+    "child_sum": ("slot_gradients", "slot_states", "forget_gradients", "hidden_gradients", "state_gradients"),
+    "sum": ("slot_gradients",),
+    "mean": ("slot_gradients",),
+    "max": ("slot_gradients",),
+    "attention": ("slot_gradients", "edge_gradients", "score_gradients"),
+}
+# Multiply-adds of the forward pass below which one thread does everything. A step hands out work four times. Two cores,
+# small graphs, d=64: with 1.6 million two threads took 1.18 times as long as one, with 2.1 as long, with 5.6 0.81.
+PARALLEL_WORK = 1 << 22
+# And levels must be wide enough to share: a chain has no two nodes that may be computed at once.
+PARALLEL_SPEEDUP = 1.2
+
+
+def work_of(plan: SweepPlan, hidden: int) -> int:
+    """Multiply-adds of the forward pass of a cell of this width."""
+    return int(sum(rows * slots * (3 + slots) for rows, slots, *_ in plan.classes.tolist()) * hidden * hidden)
+
+
+def is_parallel(plan: SweepPlan, hidden: int) -> bool:
+    """Whether several threads share the levels of a sweep."""
+    if work_of(plan, hidden) < PARALLEL_WORK:
+        return False
+    return plan.speedup(max(2, torch.get_num_threads())) >= PARALLEL_SPEEDUP
+
+
+class Sweep:
+    """One pass of a cell over a graph: `forward`, then `backward`, then `weight_gradient`, each with what it leaves.
+
+    Args:
+        plan: the graph.
+        kind: the cell.
+        hidden: its width.
+        projected: ``[rows, 4 * hidden]`` (a GRU: 3), contiguous, float32 or float64.
+        feature_rows: int64 ``[num_nodes]``, the row of ``projected`` of every node; None for its own.
+        weights: what `dagnn.kernels.reference` computes with for this kind, the first with a leading dimension
+            ``[operators]``.
+        is_shared: several threads share its levels; see `is_parallel`.
+        target: the processor to compile for; by default the one at hand.
+
+    """
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        kind: Kind,
+        hidden: int,
+        projected: Tensor,
+        feature_rows: Tensor | None,
+        weights: tuple[Tensor, ...],
+        *,
+        is_shared: bool,
+        target: Target | None = None,
+    ) -> None:
+        self._plan, self._kind, self._hidden, self._dtype = plan, kind, hidden, projected.dtype
+        self._panels = Panels(projected.dtype == torch.float64, host_target() if target is None else target)
+        self._functions = sweep_functions(kind, self._panels)
+        self._wide = self._panels.count(hidden) * self._panels.width
+        self._columns = projected.shape[1] // hidden
+        self._feature_rows = _places_of(plan, feature_rows)
+        self._table_rows = None if feature_rows is None else len(projected)
+        self._slots = weights[0].shape[1] // hidden
+        self._done = torch.zeros(8, dtype=torch.int64, device="cpu")
+        self._frame = self._framed()
+        self._address: dict[str, int] = {}
+        self._saved = self._borrow(_SAVED[kind])
+        self._held: tuple[object, ...] = ()
+        self._is_shared = is_shared
+        self._projected, self._weights = projected, weights
+
+    def forward(self) -> Work[Tensor]:
+        """The output of every node, ``[num_nodes, hidden]``. Nothing here holds on to it."""
+        output = self._weights[0].new_empty(self._plan.num_nodes, self._wide)
+        inputs = {"projected": self._widened(self._projected), "y": output, **self._packed(self._weights)}
+        self._set(**inputs)
+        self._done.zero_()
+        call = self._call("forward", len(self._plan.tiles), self._frame.copy(), in_order=True)
+
+        def result() -> Tensor:
+            # A copy and no view: an output of an autograd Function that is one may not be written to.
+            whole = self._wide == self._hidden
+            return output if whole else output[:, : self._hidden].clone(memory_format=torch.contiguous_format)
+
+        return Work([call], result, inputs)
+
+    def backward(self, grad_y: Tensor, y: Tensor | None, *, needs_projected: bool) -> Work[Tensor | None]:
+        """The gradient of ``projected``, as it was given. Only once: it writes over the gates.
+
+        ``y`` is what `forward` gave; kinds other than ``"max"`` and ``"attention"`` need none.
+        """
+        plan, panels = self._plan, self._panels
+        scratch = self._borrow(_SCRATCH[self._kind])
+        grad_rows = plan.num_nodes if self._table_rows is None else self._table_rows
+        by_table = needs_projected and self._table_rows is not None
+        width = self._columns * self._wide
+        shape = (grad_rows if needs_projected else 0, width)
+        grad_projected = grad_y.new_zeros(shape) if by_table else grad_y.new_empty(shape)
+        inputs: dict[str, Tensor | None] = {
+            "grad_y": self._widened(grad_y),
+            "y": None if y is None else self._widened(y),
+            "grad_projected": grad_projected if needs_projected and not by_table else None,
+            **self._packed(self._weights, back=True),
+        }
+        self._set(**inputs)
+        self._held = (scratch, inputs)  # gradients of weights read them too
+        self._done.zero_()
+        calls = [self._call("backward", len(plan.tiles), self._frame.copy(), in_order=True)]
+        if by_table:
+            frame = self._frame.copy(grad_projected=grad_projected.data_ptr())
+            calls.append(self._call("table", width // panels.width, frame))
+        return Work(calls, lambda: self._narrowed(grad_projected, 1) if needs_projected else None)
+
+    # ---- gradients of weights ----
+
+    def adds_to(self, number: int, weight: Tensor) -> bool:
+        """Whether `weight_gradient` can add to a gradient that this weight, the one of that number, has already.
+
+        It can to those of matrices, where no panel is filled up. The weight may have changed since the forward pass.
+        """
+        own = self._weights[number]
+        return (
+            self._wide == self._hidden
+            and number < (2 if self._kind == "child_sum" else 1)
+            and (weight.dtype, weight.device) == (own.dtype, own.device)
+            and (weight.numel(), weight.shape[-2:]) == (own.numel(), own.shape[-2:])
+        )
+
+    def weight_gradient(
+        self, number: int, into: Tensor | None = None, descent: tuple[Tensor, float] | None = None
+    ) -> Work[Tensor]:
+        """The gradient of a weight, after the `backward` pass.
+
+        Args:
+            number: which of the weights.
+            into: contiguous, of the shape of the weight: is added to, and is the result. None for new memory.
+            descent: with ``into``, where `adds_to` holds, the weight itself and ``lr``: then also
+                ``weight -= lr * into``, all that ``into`` now holds.
+        """
+        if number == 0:
+            return self._matrix_gradient("weight", self._weights[0], self._plan.classes, into, descent)
+        if self._kind == "child_sum":
+            every = np.array([[self._plan.num_nodes, 1, 0, 0, 0]], dtype=np.int64)
+            given = {"operands": self._address["hidden"], "gates": self._address["forget_gradients"]}
+            return self._matrix_gradient("forget", self._weights[1].unsqueeze(0), every, into, descent, **given)
+        gradient = self._weights[0].new_empty(self._wide)
+        function = ("bias", "score")[number - 1]
+        frame = self._frame.copy(**{f"grad_{function}": gradient.data_ptr()})
+        call = self._call(function, self._panels.count(self._hidden), frame)
+        return Work([call], lambda: gradient[: self._hidden])
+
+    def _matrix_gradient(
+        self,
+        function: str,
+        weight: Tensor,
+        classes: NDArray[np.int64],
+        into: Tensor | None,
+        descent: tuple[Tensor, float] | None,
+        **addresses: int,
+    ) -> Work[Tensor]:
+        panels, count = self._panels, self._panels.count(self._hidden)
+        left, right = (weight.shape[k] // self._hidden * count for k in (1, 2))
+        height, width = left * panels.width, right * panels.width
+        gradient = weight.new_zeros(len(weight), height, width) if into is None else into
+        first = np.searchsorted(classes[:, 4], np.arange(len(weight) + 1)).astype(np.int64)
+        parts = -(-left // LEFT_PART), -(-right // RIGHT_PART)
+        frame = self._frame.copy(
+            grad_weight=gradient.data_ptr(),
+            class_table=_address(classes),
+            class_first=_address(first),
+            weight_stride=height * width * panels.size,
+            left_panels=left,
+            right_panels=right,
+            left_parts=parts[0],
+            right_parts=parts[1],
+            **addresses,
+        )
+        if descent is not None:
+            moved, lr = descent
+            frame.set(weight=moved.data_ptr())
+            frame.set_descent(lr, double=panels.size == 8)
+        call = self._call(function, len(weight) * parts[0] * parts[1], frame)
+
+        def result() -> Tensor:
+            return gradient if into is not None else self._narrowed(self._narrowed(gradient, 1), 2)
+
+        return Work([call], result, (classes, first, descent))
+
+    # ---- memory ----
+
+    def _framed(self) -> Frame:
+        plan, panels = self._plan, self._panels
+        names = (
+            "nodes",
+            "first_slots",
+            "in_offsets",
+            "in_sources",
+            "in_places",
+            "out_offsets",
+            "out_slots",
+            "out_edges",
+        )
+        frame = Frame()
+        rows = self._slots * self._wide
+        columns = (3 + self._slots if self._kind == "tree_lstm" else 3) * self._wide
+        frame.set(
+            **{name: _address(getattr(plan, name)) for name in names},
+            tile_table=_address(plan.tiles),
+            class_table=_address(plan.classes),
+            feature_rows=_address(self._feature_rows),
+            num_tiles=len(plan.tiles),
+            num_nodes=plan.num_nodes,
+            tiles_done=self._done.data_ptr(),
+            yield_core=_yield_core(),
+            panels=panels.count(self._hidden),
+            width=panels.width,
+            state_bytes=self._wide * panels.size,
+            projected_bytes=self._columns * self._wide * panels.size,
+            weight_stride=rows * columns * panels.size,
+            weight_panel=rows * panels.line,
+            back_weight_panel=columns * panels.line,
+        )
+        return frame
+
+    def _rows(self, name: str) -> int:
+        """Numbers of an array, as rows of the hidden width or one by one."""
+        plan = self._plan
+        if name in ("operands", "slot_gradients", "slot_states", "extremes"):
+            return plan.num_slots * self._wide
+        if name == "gates":
+            fixed = 5 if self._kind == "child_sum" else 4
+            return (fixed * plan.num_nodes + (plan.num_slots if self._kind == "tree_lstm" else 0)) * self._wide
+        if name == "edge_gates":
+            return plan.num_edges * self._wide
+        if name in ("edge_weights", "edge_gradients"):
+            return plan.num_edges
+        if name in ("scores", "score_gradients"):
+            return plan.num_nodes
+        return plan.num_nodes * self._wide
+
+    def _borrow(self, names: tuple[str, ...]) -> Borrowed:
+        """Memory for arrays, whose addresses go into the frame; each begins at a multiple of 64 bytes."""
+        lengths = [-(-self._rows(name) // 16) * 16 for name in names]
+        memory = Borrowed(sum(lengths), self._dtype)
+        starts = np.cumsum([0, *lengths]) * self._panels.size + memory.numbers.data_ptr()
+        address = {name: int(start) for name, start in zip(names, starts, strict=False)}
+        self._address.update(address)
+        self._frame.set(**address)
+        return memory
+
+    def _packed(self, weights: tuple[Tensor, ...], *, back: bool = False) -> dict[str, Tensor]:
+        """The weights in panels, by their names in the frame; for the way back transposed."""
+        first, *rest = (weight.detach() for weight in weights)
+        pack = self._in_panels_transposed if back else self._in_panels
+        result = {"back_weight" if back else "weight": pack(first)}
+        if self._kind == "child_sum":
+            result["back_forget_weight" if back else "forget_weight"] = pack(rest[0].unsqueeze(0))
+        for name, vector in zip(("bias", "score_weight"), rest, strict=False):
+            if self._kind not in ("tree_lstm", "child_sum"):
+                result[name] = F.pad(vector, (0, self._wide - self._hidden)).contiguous()
+        return result
+
+    def _in_panels(self, weight: Tensor) -> Tensor:
+        """``[operators, rows, columns]`` as ``[operators, panels of columns, rows, width]``."""
+        wide = self._widened(self._widened(weight), 1)
+        operators, rows, columns = wide.shape
+        width = self._panels.width
+        return wide.reshape(operators, rows, columns // width, width).permute(0, 2, 1, 3).contiguous()
+
+    def _in_panels_transposed(self, weight: Tensor) -> Tensor:
+        """``[operators, rows, columns]`` as ``[operators, panels of rows, columns, width]``."""
+        wide = self._widened(self._widened(weight), 1)
+        operators, rows, columns = wide.shape
+        width = self._panels.width
+        return wide.reshape(operators, rows // width, width, columns).permute(0, 1, 3, 2).contiguous()
+
+    def _widened(self, values: Tensor, dim: int = -1) -> Tensor:
+        """With every ``hidden`` entries of a dimension filled up to whole panels; contiguous in the last."""
+        if self._wide == self._hidden:
+            return values.contiguous()
+        dim = dim % values.dim()
+        parts = _split(values, dim, self._hidden)
+        after = [0, 0] * (parts.dim() - dim - 2)
+        return F.pad(parts, (*after, 0, self._wide - self._hidden)).flatten(dim, dim + 1)
+
+    def _narrowed(self, values: Tensor, dim: int) -> Tensor:
+        """What `_widened` was given."""
+        if self._wide == self._hidden:
+            return values
+        return _split(values, dim, self._wide).narrow(dim + 1, 0, self._hidden).flatten(dim, dim + 1)
+
+    def _set(self, **tensors: Tensor | None) -> None:
+        """Addresses of tensors; 0 for None. They do not keep the tensors alive: the caller does."""
+        self._frame.set(**{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()})
+
+    def _call(self, name: str, pieces: int, frame: Frame, *, in_order: bool = False) -> Call:
+        return Call(self._functions[name], frame, pieces, self._is_shared and (in_order or pieces > 1))
+
+
+def _split(values: Tensor, dim: int, size: int) -> Tensor:
+    """A dimension as two, the second of them of this size."""
+    shape = values.shape
+    return values.reshape(*shape[:dim], shape[dim] // size, size, *shape[dim + 1 :])
+
+
+def _places_of(plan: SweepPlan, feature_rows: Tensor | None) -> NDArray[np.int32]:
+    """The row of the projected features for each place of the sweep."""
+    if feature_rows is None:
+        return plan.nodes
+    return feature_rows.index_select(0, plan.node_index).to(torch.int32).numpy()
+
+
+def _address(array: NDArray[np.generic]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+@cache
+def _yield_core() -> int:
+    """The address of a function that lets other threads have the core; 0 where there is none."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+    except (AttributeError, OSError, TypeError):  # Windows
+        return 0

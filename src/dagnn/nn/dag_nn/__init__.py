@@ -1,0 +1,1 @@
+"""`DagNN`: the network, its parameters by name, structure that changes, and files."""

@@ -1,0 +1,277 @@
+"""`ParameterLayout`: which entry belongs to which edge or node, and how large weights start."""
+
+import warnings
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from typing import TypeGuard
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dagnn.errors import ConfigError, ConstantNodesWarning, GraphError
+from dagnn.graph import Dag
+from dagnn.graph.cached import lasting
+from dagnn.graph.edges import stable_order
+from dagnn.graph.names import sort_key
+from dagnn.kernels.activations import SECOND_MOMENT, check_activation
+
+
+class ParameterLayout:
+    """Places of nodes and slots of edges.
+
+    A node's *place* is its rank by (level, name). An edge's *slot* is its rank by (place of its
+    target, place of its source), so the weights into one node, and into one level, are neighbours.
+    A bias's slot is its rank by place.
+
+    Args:
+        dag: no edge twice, and no edge into an input.
+        bias: a bias for every node that is not an input; or for some nodes, bool ``[num_nodes]``.
+            Sources that are not inputs always have one: they have nothing else.
+        by_name: nodes sorted by name, if known from a Dag with the same names.
+
+    Raises:
+        GraphError: an edge is declared twice, or leads into an input.
+
+    Attributes:
+        node_at: int64 ``[num_nodes]``, the node (index in ``dag``) at each place.
+        by_name: int64 ``[num_nodes]``, the nodes sorted by name (by index where they have none).
+        place_of: int64 ``[num_nodes]``, the place of each node.
+        edges: int64 ``[num_edges, 2]``, by slot: places of source and target.
+        edge_at: int64 ``[num_edges]``, row of ``dag.edges`` of each slot.
+        has_bias: bool ``[num_nodes]``, by place.
+        num_biases: entries of the bias vector.
+        levels, in_degree: int64 ``[num_nodes]``, by place.
+        inputs, outputs: int64, places in the DAG's order of inputs and outputs.
+    """
+
+    def __init__(self, dag: Dag, bias: bool | Tensor, by_name: Tensor | None = None) -> None:
+        self.dag = dag
+        self.by_name = _by_name(dag) if by_name is None else by_name
+        self.node_at = self.by_name[_order(dag.levels[self.by_name], dag.num_nodes)]
+        self.place_of = torch.empty_like(self.node_at).scatter_(0, self.node_at, torch.arange(dag.num_nodes))
+        edges = self.place_of[dag.edges]
+        self._key = edges[:, 1] * dag.num_nodes + edges[:, 0]
+        self.edge_at = _order(self._key, dag.num_nodes**2)
+        self._key = self._key[self.edge_at]
+        self.edges = edges[self.edge_at]
+        self.levels = dag.levels[self.node_at]
+        self.in_degree = dag.in_degree[self.node_at]
+        self.inputs, self.outputs = self.place_of[dag.inputs], self.place_of[dag.outputs]
+        self._check()
+
+        chosen = bias[self.node_at] if isinstance(bias, Tensor) else torch.full((dag.num_nodes,), bias)
+        self.has_bias = chosen | (self.in_degree == 0)
+        self.has_bias[self.inputs] = False
+        self.num_biases = int(self.has_bias.sum())
+
+    def slot_of(self, u: Hashable, v: Hashable) -> int:
+        """Entry of ``edge_weight`` for the edge between the nodes called ``u`` and ``v``.
+
+        Raises:
+            GraphError: an unknown node, or no such edge.
+        """
+        source, target = (int(self.place_of[self.dag.index_of(name)]) for name in (u, v))
+        key = target * self.dag.num_nodes + source
+        slot = int(torch.searchsorted(self._key, key))
+        if slot == len(self._key) or int(self._key[slot]) != key:
+            reverse = source * self.dag.num_nodes + target
+            hint = f"; there is {v!r} -> {u!r}" if bool((self._key == reverse).any()) else ""
+            raise GraphError(f"there is no edge {u!r} -> {v!r}{hint}: give the source first, then the target.")
+        return slot
+
+    def slot_of_edge(self, edge: Hashable) -> int:
+        """The same for a pair of names."""
+        if not isinstance(edge, tuple | list) or len(edge) != 2:
+            raise GraphError(f"an edge is a pair of names (source, target), got {edge!r}.")
+        return self.slot_of(*edge)
+
+    def bias_slot_of(self, node: Hashable) -> int:
+        """Entry of ``bias`` for the node with this name.
+
+        Raises:
+            GraphError: an unknown node, or one without a bias.
+        """
+        place = int(self.place_of[self.dag.index_of(node)])
+        if not self.has_bias[place]:
+            why = "is an input" if place in self.inputs.tolist() else "was made without one"
+            raise GraphError(f"the node {node!r} has no bias: it {why}.")
+        return int(self.has_bias[:place].sum())
+
+    def slots_of(self, edges: Tensor) -> Tensor:
+        """Slots int64 ``[n]`` of edges that exist, int64 ``[n, 2]`` rows (source, target) as nodes of the Dag."""
+        ends = self.place_of[edges]
+        return torch.searchsorted(self._key, ends[:, 1] * self.dag.num_nodes + ends[:, 0])
+
+    def edge_names(self) -> list[tuple[Hashable, Hashable]]:
+        """(source name, target name) of every edge, by slot."""
+        names = [self.dag.name_of(node) for node in self.node_at.tolist()]
+        return [(names[u], names[v]) for u, v in self.edges.tolist()]
+
+    def bias_names(self) -> list[Hashable]:
+        """The name of the node of every bias, by slot."""
+        return [self.dag.name_of(node) for node in self.node_at[self.has_bias].tolist()]
+
+    def _check(self) -> None:
+        repeated = (self._key[1:] == self._key[:-1]).nonzero()
+        if len(repeated):
+            u, v = self._names_of_edge(int(repeated[0]))
+            raise GraphError(
+                f"the edge {u!r} -> {v!r} is declared twice, but a DagNN has one weight per edge: drop one."
+            )
+        is_input = torch.zeros(self.dag.num_nodes, dtype=torch.bool)
+        is_input[self.inputs] = True
+        entering = is_input[self.edges[:, 1]].nonzero()
+        if len(entering):
+            u, v = self._names_of_edge(int(entering[0]))
+            raise GraphError(
+                f"the input {v!r} has the incoming edge {u!r} -> {v!r}, but the value of an input is given, "
+                "not computed: drop the edge, or feed the input through a node of its own."
+            )
+        if len(self.outputs) == 0:
+            raise GraphError("the Dag has no outputs, so a network on it computes nothing: name outputs=[...].")
+
+    def _names_of_edge(self, slot: int) -> tuple[Hashable, Hashable]:
+        u, v = self.node_at[self.edges[slot]].tolist()
+        return self.dag.name_of(u), self.dag.name_of(v)
+
+
+def _order(keys: Tensor, bound: int) -> Tensor:
+    """Indices that sort ``keys``, each in ``0 .. bound - 1``; several times faster than PyTorch's sort."""
+    return torch.from_numpy(stable_order(keys.numpy(), bound))
+
+
+def _by_name(dag: Dag) -> Tensor:
+    """Nodes sorted by name, or by index where nodes have no names."""
+    if dag.names is None:
+        return torch.arange(dag.num_nodes)
+    keys = [sort_key(name) for name in dag.names]
+    return torch.tensor(sorted(range(dag.num_nodes), key=keys.__getitem__), dtype=torch.int64)
+
+
+def stable_text(name: Hashable) -> str:
+    """The name and its type in a text that is the same in every process."""
+    return repr(sort_key(name))
+
+
+def node_activations(dag: Dag, activation: object, output_activation: object) -> list[str]:
+    """The activation of every node, in node order; inputs have "identity".
+
+    An output that feeds other nodes is a hidden node that is also read: to read it must not change the function.
+
+    Raises:
+        ConfigError: an unknown activation, a list of another length, a dict without a hidden node.
+        GraphError: the dict names an unknown node, or one twice.
+    """
+    last = check_activation(output_activation, "output_activation")
+    inputs = set(dag.inputs.tolist())
+    final = set(dag.outputs[dag.out_degree[dag.outputs] == 0].tolist())
+    if isinstance(activation, Mapping) or _is_labelled(activation):
+        chosen = _from_mapping(dag, activation, inputs, dict.fromkeys(final, last))
+    elif isinstance(activation, str) or not _is_list(activation):
+        hidden = check_activation(activation, "activation", ", a list with one for every node, or a dict by node name")
+        chosen = [last if v in final else hidden for v in range(dag.num_nodes)]
+    else:
+        listed = list(activation)
+        if len(listed) != dag.num_nodes:
+            raise ConfigError(f"activation lists {len(listed)} names, expected one for each of {dag.num_nodes} nodes.")
+        chosen = [check_activation(name, f"activation[{v}]") for v, name in enumerate(listed)]
+    return ["identity" if v in inputs else name for v, name in enumerate(chosen)]
+
+
+def _is_labelled(given: object) -> TypeGuard[Mapping[Hashable, object]]:
+    """Whether it is a column of pandas, whose labels say what belongs to which node."""
+    return hasattr(given, "items") and hasattr(given, "index") and not callable(given.index)
+
+
+def _is_list(given: object) -> TypeGuard[Iterable[object]]:
+    """Whether it holds something for every node in an order: not a set, a text, or a container of modules."""
+    return isinstance(given, Iterable) and not isinstance(given, Set | str | bytes | nn.Module | Tensor)
+
+
+def _from_mapping(
+    dag: Dag, activation: Mapping[Hashable, object], inputs: set[int], name_at: dict[int, str]
+) -> list[str]:
+    name_at |= dict.fromkeys(inputs, "identity")
+    given = set[int]()
+    for node, name in activation.items():
+        index = dag.index_of(node)
+        if index in given:
+            raise GraphError(
+                f"activation has the node {dag.name_of(index)!r} twice, the second time as {node!r}: give it once."
+            )
+        given.add(index)
+        name_at[index] = check_activation(name, f"activation[{node!r}]")
+    missing = [dag.name_of(v) for v in range(dag.num_nodes) if v not in name_at]
+    if missing:
+        raise ConfigError(
+            f"activation is a dict without the hidden node {missing[0]!r} ({len(missing)} missing in all): "
+            "name every hidden node, or give one activation for all."
+        )
+    return [name_at[v] for v in range(dag.num_nodes)]
+
+
+def bias_mask(dag: Dag, bias: object) -> bool | Tensor:
+    """Whether all nodes have a bias, or none; or which do, bool ``[num_nodes]``.
+
+    Raises:
+        ConfigError: neither a truth value nor nodes.
+        GraphError: an unknown node, or one twice.
+    """
+    if isinstance(bias, bool | np.bool_):
+        return bool(bias)
+    if isinstance(bias, str | bytes | Mapping) or not isinstance(bias, Iterable):
+        raise ConfigError(f"bias must be True, False, or the nodes to give one, as a list of names, got {bias!r}.")
+    mask = torch.zeros(dag.num_nodes, dtype=torch.bool)
+    mask[torch.from_numpy(dag._nodes.indices_of(bias, "bias"))] = True
+    return mask
+
+
+def warn_of_constants(dag: Dag, bias: object) -> None:
+    """Warn of sources that are no inputs, unless ``bias`` names them: they are constants that the network learns."""
+    is_constant = dag.in_degree == 0
+    is_constant[dag.inputs] = False
+    if isinstance(bias, Tensor):
+        is_constant &= ~bias
+    constants = is_constant.nonzero().flatten().tolist()
+    if not constants:
+        return
+    shown = ", ".join(repr(dag.name_of(v)) for v in constants[:3])
+    more = f" and {len(constants) - 3} more" if len(constants) > 3 else ""
+    are = "is" if len(constants) == 1 else "are"
+    warnings.warn(
+        f"no edge leads to {shown}{more}, which {are} not among the inputs: the network learns a constant there, "
+        "random at the start. List measured nodes in Dag(inputs=...); drop the others with dag.without_dangling(), or "
+        "dag.remove(nodes=dag.dangling().unfed); or, if constants are what you want, name these nodes in bias=[...], "
+        "or ignore dagnn.ConstantNodesWarning.",
+        ConstantNodesWarning,
+        stacklevel=3,
+    )
+
+
+def initial_bounds(
+    layout: ParameterLayout, activations: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Largest absolute value at the start: of every weight ``[num_edges]``, of every bias ``[num_biases]``.
+
+    Float64, by slot. See `DagNN.reset_parameters` for the rule and its source.
+    """
+    with lasting():
+        moment = torch.tensor([SECOND_MOMENT[name] for name in activations], dtype=torch.float64)[layout.node_at]
+        source, target = layout.edges.unbind(1)
+        variance = 1 / (layout.in_degree[target] * moment[source])
+        is_source = (layout.in_degree == 0)[layout.has_bias]
+        # A uniform variable in +-b has the variance b^2 / 3.
+        return (3 * variance).sqrt().numpy(), (3**0.5 * is_source.double()).numpy()
+
+
+@torch.no_grad()
+def draw_uniform(parameter: Tensor, bound: NDArray[np.float64], generator: torch.Generator | None) -> None:
+    """Every entry uniformly within its bound, in place; also of a parameter that fully_shard has taken apart."""
+    largest = torch.from_numpy(bound).to(parameter.dtype).to(parameter.device)
+    if hasattr(parameter, "placements"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(parameter, DTensor)
+        largest = distribute_tensor(largest, parameter.device_mesh, parameter.placements)
+    parameter.uniform_(-1, 1, generator=generator).mul_(largest)

@@ -1,0 +1,54 @@
+"""Term graphs that are rewritten window by window: what a step may see, what it may answer, and the machine."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dagnn.rewriting.machine import Rewriter, RewritingMachine, Rewritten, RuleRewriter, Step, Steps
+from dagnn.rewriting.system import (
+    LEAVE,
+    Label,
+    Replacement,
+    ReplacementTokens,
+    Signature,
+    Window,
+    WindowTokens,
+    encode_replacement,
+    read_window,
+    window_nodes,
+)
+
+if TYPE_CHECKING:
+    from dagnn.rewriting.features import WindowFeatures as WindowFeatures
+    from dagnn.rewriting.network import GraphRewriter as GraphRewriter
+
+# Loaded on first use (PEP 562): rules and machines do not wait for torch.
+_MODULE_OF = {"GraphRewriter": "dagnn.rewriting.network", "WindowFeatures": "dagnn.rewriting.features"}
+
+__all__ = [
+    "LEAVE",
+    "GraphRewriter",
+    "Label",
+    "Replacement",
+    "ReplacementTokens",
+    "Rewriter",
+    "RewritingMachine",
+    "Rewritten",
+    "RuleRewriter",
+    "Signature",
+    "Step",
+    "Steps",
+    "Window",
+    "WindowFeatures",
+    "WindowTokens",
+    "encode_replacement",
+    "read_window",
+    "window_nodes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'dagnn.rewriting' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,250 @@
+"""What a network reads of a window and its replacement: numbers for sets of nodes, or graphs."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dagnn.errors import ConfigError
+from dagnn.graph import Dag
+from dagnn.nn.graph_transform_net import GraphTransformNet
+from dagnn.rewriting.system import (
+    LEAVE,
+    MAX_ARITY,
+    ReplacementTokens,
+    Signature,
+    Window,
+    WindowTokens,
+    read_window,
+    window_nodes,
+)
+
+ROOT_ADDRESS = 0
+
+
+class WindowFeatures:
+    """Turns windows into sets of features, and replacements into classes and back.
+
+    A feature says "at address a stands label s" or "at address a stands the node first seen at address b".
+    Only features that occur in `known` get a row of their own; any other is dropped, so a window may be asked
+    that holds something never seen in training.
+
+    Attributes:
+        num_rows: feature rows, row 0 being the padding.
+        num_classes: 1 (leave it) + labels + addresses: what a slot of the replacement may hold.
+        max_features: features a window may have; a longer window is cut.
+    """
+
+    def __init__(self, signature: Signature, known: Iterable[int] = (), *, max_features: int = 48) -> None:
+        self.signature = signature
+        self.max_features = max_features
+        # One level more than is within sight: hidden nodes have addresses too, to be copied by.
+        depth = max((label.window_depth or 0 for label in signature.labels), default=0) + 1
+        self.num_addresses: int = (MAX_ARITY ** (depth + 1) - 1) // (MAX_ARITY - 1)
+        self._num_shown = len(signature.shown)
+        self._num_raw = self.num_addresses * (self._num_shown + self.num_addresses)
+        self.known = sorted(set(known))
+        self._row_of = np.zeros(self._num_raw, np.int64)
+        self._row_of[self.known] = np.arange(1, len(self.known) + 1)
+
+    @classmethod
+    def from_windows(
+        cls, signature: Signature, windows: Iterable[WindowTokens], *, max_features: int = 48
+    ) -> "WindowFeatures":
+        """Features with a row for everything that occurs in `windows`."""
+        reader = cls(signature, max_features=max_features)
+        known: set[int] = set()
+        for window in windows:
+            known.update(reader._read(window)[0])
+        return cls(signature, known, max_features=max_features)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.known) + 1
+
+    @property
+    def num_classes(self) -> int:
+        return 1 + len(self.signature.labels) + self.num_addresses
+
+    def encode(self, windows: Sequence[WindowTokens]) -> Tensor:
+        """Feature rows of every window: int64 ``[len(windows), max_features]``, padded with 0."""
+        rows = np.zeros((len(windows), self.max_features), np.int64)
+        for i, window in enumerate(windows):
+            raw = self._read(window)[0][: self.max_features]
+            rows[i, : len(raw)] = self._row_of[raw]
+        return torch.from_numpy(rows)
+
+    def encode_targets(
+        self, windows: Sequence[WindowTokens], replacements: Sequence[ReplacementTokens], num_slots: int
+    ) -> Tensor:
+        """Class of every slot: int64 ``[len(windows), num_slots]``, -1 behind the end of a replacement.
+
+        Raises:
+            ConfigError: a replacement has more nodes than there are slots.
+        """
+        longest = max(map(len, replacements), default=0)
+        if longest > num_slots or num_slots < 1:
+            raise ConfigError(
+                f"num_slots = {num_slots}: the longest replacement has {longest} nodes, give as many slots."
+            )
+        num_labels = len(self.signature.labels)
+        targets = np.full((len(windows), num_slots), -1, np.int64)
+        for i, (window, replacement) in enumerate(zip(windows, replacements, strict=True)):
+            if replacement == LEAVE:
+                targets[i, 0] = 0
+                continue
+            addresses = self._read(window)[1]
+            targets[i, : len(replacement)] = [
+                1 + token if token < num_labels else 1 + num_labels + addresses[token - num_labels]
+                for token in replacement
+            ]
+        return torch.from_numpy(targets)
+
+    def decode(self, window: WindowTokens, classes: Sequence[int]) -> ReplacementTokens:
+        """The replacement that a sequence of classes spells; `LEAVE` where it spells none.
+
+        Reads as many slots as the labels' arities ask for.
+        """
+        num_labels = len(self.signature.labels)
+        index_of = {address: index for index, address in enumerate(self._read(window)[1])}
+        tokens: list[int] = []
+        missing = 1
+        for cls in classes:
+            if cls == 0:
+                return LEAVE
+            if cls <= num_labels:
+                tokens.append(cls - 1)
+                missing += self.signature.labels[cls - 1].arity - 1
+            else:
+                index = index_of.get(cls - 1 - num_labels)
+                if index is None:
+                    return LEAVE
+                tokens.append(num_labels + index)
+                missing -= 1
+            if missing == 0:
+                return tuple(tokens)
+        return LEAVE
+
+    def _read(self, window: WindowTokens) -> tuple[list[int], list[int]]:
+        """(raw features, address of every distinct node) of a window."""
+        shown, hidden = self.signature.shown, self.signature.hidden
+        num_shown, same_base = len(shown), self.num_addresses * len(shown)
+        limit = shown[window[0]].window_depth or 0
+        features: list[int] = []
+        addresses: list[int] = []
+        labelled: set[int] = set()
+        stack = [(ROOT_ADDRESS, 0)]
+        position = 0
+        while stack:
+            address, depth = stack.pop()
+            token = window[position]
+            position += 1
+            if token > hidden:
+                index = token - num_shown
+                features.append(same_base + address * self.num_addresses + addresses[index])
+                if depth > limit or index in labelled:
+                    continue
+                token = window[position]
+                position += 1
+            else:
+                index = len(addresses)
+                addresses.append(address)
+                if token == hidden:
+                    features.append(address * num_shown + hidden)
+                    continue
+            labelled.add(index)
+            features.append(address * num_shown + token)
+            _, _, arity, opaque, _ = shown[token]
+            below = limit + 1 if depth and opaque else depth + 1
+            for child in range(arity, 0, -1):
+                # Heap order with four children per node: child k of address a is 4 a + k + 1, the root is 0.
+                stack.append((MAX_ARITY * address + child, below))
+        return features, addresses
+
+
+# A node takes so many integers: its symbol, and its children by their number among the nodes.
+_COLUMNS = 1 + MAX_ARITY
+
+
+class WindowGraphs:
+    """Turns windows into graphs of symbols. A symbol says "a node first reached at address a that shows label s".
+
+    Attributes:
+        known: the symbols that have a number of their own, sorted; all others share the number 0.
+    """
+
+    def __init__(self, signature: Signature, known: Iterable[int] = ()) -> None:
+        self.signature = signature
+        self.known = sorted(set(known))
+        self._number_of = {symbol: number for number, symbol in enumerate(self.known, 1)}
+        self._shown_id = {shown.name: i for i, shown in enumerate(signature.shown)}
+
+    @classmethod
+    def from_windows(cls, signature: Signature, windows: Iterable[WindowTokens]) -> "WindowGraphs":
+        """Graphs with a number for every symbol that occurs in `windows`."""
+        reader = cls(signature)
+        known = {reader._symbol(node) for window in windows for node in window_nodes(read_window(window, signature))}
+        return cls(signature, known)
+
+    @property
+    def num_symbols(self) -> int:
+        return len(self.known) + 1
+
+    def encode(self, windows: Sequence[WindowTokens]) -> Tensor:
+        """The graphs in one tensor: int64 ``[len(windows), 5 * nodes]``, padded with 0.
+
+        Node after node, the root first: 1 + its symbol's number, then 1 + the place of each child.
+        """
+        rows = []
+        for window in windows:
+            row: list[int] = []
+            for node in window_nodes(read_window(window, self.signature)):
+                children = [1 + child.index for child in node.children]
+                row += [1 + self._number_of.get(self._symbol(node), 0), *children, *[0] * (MAX_ARITY - len(children))]
+            rows.append(row)
+        packed = np.zeros((len(rows), max(map(len, rows), default=_COLUMNS)), np.int64)
+        for i, row in enumerate(rows):
+            packed[i, : len(row)] = row
+        return torch.from_numpy(packed)
+
+    def _symbol(self, node: Window) -> int:
+        address = 0
+        for position in node.address:
+            address = MAX_ARITY * address + position + 1
+        return address * len(self.signature.shown) + self._shown_id[node.label]
+
+
+class GraphEncoder(nn.Module):
+    """A `GraphTransformNet` without its decoder, read out at every window's root.
+
+    Args:
+        num_symbols: of `WindowGraphs`.
+        dim: width of the node features.
+        width: of what is read out.
+
+    Shapes: int64 ``[batch, 5 * nodes]`` of `WindowGraphs.encode` -> ``[batch, width]``.
+    """
+
+    def __init__(self, num_symbols: int, dim: int, width: int) -> None:
+        super().__init__()
+        net = GraphTransformNet(num_symbols, 1, 1, dim, message_layers=1, sweeps=1, edge_types=MAX_ARITY)
+        net.decoder = None  # type: ignore[assignment]  # its slots are ours
+        self.net = net
+        self.readout = nn.Linear(dim, width)
+
+    def forward(self, packed: Tensor) -> Tensor:
+        used = packed[:, ::_COLUMNS] > 0
+        # The last column that some window uses may be in the middle of a node.
+        whole = nn.functional.pad(packed, (0, used.shape[1] * _COLUMNS - packed.shape[1]))
+        nodes = whole.view(len(packed), -1, _COLUMNS)
+        number = used.flatten().cumsum(0).view(used.shape) - 1
+        window, parent, operand = (nodes[..., 1:] > 0).nonzero().unbind(1)
+        child = nodes[window, parent, 1 + operand] - 1
+        # Sorted by parent, then operand: what a Dag keeps as the order of operands.
+        edges = torch.stack([number[window, child], number[window, parent]], 1)
+        features = self.net.encode(
+            nodes[..., 0][used] - 1, Dag(edges, num_nodes=int(used.sum()), edge_attributes={"position": operand})
+        )
+        read: Tensor = self.readout(features[number[:, 0]])
+        return read

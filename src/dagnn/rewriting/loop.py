@@ -1,0 +1,309 @@
+"""The compiled rewriting loop: innermost-first, one window at a time, until nothing is left to rewrite.
+
+The loop knows no rule. It looks every window up in a memo of replacements and stops where one is missing, so
+whoever knows the rules, an exact engine or a network, is asked once per distinct window.
+Legend: `t`, `u`, `v` are node numbers, `w` is a window number.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from dagnn.graph.cached import jitted
+from dagnn.rewriting.term_graph import NO_NODE, NODES_PER_STEP, build, make_node
+
+MAX_WINDOW = 128  # tokens: 21 nodes within sight, each written at most twice, and 64 hidden ones
+
+DONE, MISSING, STORE_FULL, MEMO_FULL, STACK_FULL, OUT_OF_STEPS = range(6)
+
+UNKNOWN = -1
+
+
+class Memo(NamedTuple):
+    """Windows by number, and what replaces them.
+
+    Attributes:
+        tokens: int16, all windows joined; window `w` is ``tokens[offset[w] : offset[w + 1]]``.
+        offset: int64 ``[capacity + 1]``.
+        slots: int32 hash table of window numbers.
+        times: int64 ``[capacity]``, how often each window was rewritten.
+        nodes: int64 ``[capacity]``, distinct nodes of each window.
+        replacement: int16, all replacements joined.
+        start, stop: int64 ``[capacity]``, the replacement's place; `UNKNOWN` start where it is missing.
+        size: int64 ``[2]``: windows, and replacement tokens in use.
+    """
+
+    tokens: np.ndarray
+    offset: np.ndarray
+    slots: np.ndarray
+    times: np.ndarray
+    nodes: np.ndarray
+    replacement: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    size: np.ndarray
+
+
+def new_memo(capacity: int) -> Memo:
+    """An empty memo; `capacity` is a power of two."""
+    return Memo(
+        np.empty(24 * capacity, np.int16),
+        np.zeros(capacity + 1, np.int64),
+        np.full(2 * capacity, NO_NODE, np.int32),
+        np.zeros(capacity, np.int64),
+        np.zeros(capacity, np.int64),
+        np.empty(16 * capacity, np.int16),
+        np.full(capacity, UNKNOWN, np.int64),
+        np.zeros(capacity, np.int64),
+        np.zeros(2, np.int64),
+    )
+
+
+def grown_memo(memo: Memo) -> Memo:
+    """A memo of twice the capacity with the same windows under the same numbers."""
+    windows, used = int(memo.size[0]), int(memo.size[1])
+    bigger = new_memo(2 * len(memo.times))
+    bigger.tokens[: memo.offset[windows]] = memo.tokens[: memo.offset[windows]]
+    bigger.offset[: windows + 1] = memo.offset[: windows + 1]
+    bigger.replacement[:used] = memo.replacement[:used]
+    for old, new in (
+        (memo.times, bigger.times),
+        (memo.nodes, bigger.nodes),
+        (memo.start, bigger.start),
+        (memo.stop, bigger.stop),
+    ):
+        new[:windows] = old[:windows]
+    bigger.size[:] = memo.size
+    _rehash_memo(bigger)
+    return bigger
+
+
+class Stack(NamedTuple):
+    """What is being rewritten: frames, innermost last.
+
+    Attributes:
+        term: int32, each frame's current node.
+        chain_start: int64, where the frame's part of `chain` begins.
+        chain: int32, the nodes that were rewritten on the way to `term`: all get its normal form.
+        top: int64 ``[2]``: frames and chain entries in use.
+    """
+
+    term: np.ndarray
+    chain_start: np.ndarray
+    chain: np.ndarray
+    top: np.ndarray
+
+
+def new_stack(capacity: int) -> Stack:
+    """An empty stack."""
+    return Stack(
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int64),
+        np.empty(4 * capacity, np.int32),
+        np.zeros(2, np.int64),
+    )
+
+
+class Log(NamedTuple):
+    """Steps in the order they were taken; of length 0 where nobody wants them.
+
+    Attributes:
+        window, before, after: int32 ``[capacity]``.
+        size: int64 ``[1]``.
+    """
+
+    window: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    size: np.ndarray
+
+
+def new_log(capacity: int) -> Log:
+    """An empty log."""
+    return Log(
+        np.empty(capacity, np.int32), np.empty(capacity, np.int32), np.empty(capacity, np.int32), np.zeros(1, np.int64)
+    )
+
+
+@jitted
+def _hash_tokens(tokens, start, stop):  # type: ignore[no-untyped-def]
+    h = np.uint64(stop - start)
+    for i in range(start, stop):
+        h = (h ^ np.uint64(tokens[i])) * np.uint64(0x9E3779B97F4A7C15)
+        h ^= h >> np.uint64(29)
+    return h ^ (h >> np.uint64(32))
+
+
+@jitted
+def _rehash_memo(memo):  # type: ignore[no-untyped-def]
+    mask = np.uint64(len(memo.slots) - 1)
+    for w in range(memo.size[0]):
+        slot = _hash_tokens(memo.tokens, memo.offset[w], memo.offset[w + 1]) & mask
+        while memo.slots[slot] != NO_NODE:
+            slot = (slot + np.uint64(1)) & mask
+        memo.slots[slot] = w
+
+
+@jitted
+def _write_window(store, tables, u, tokens, start, nodes, work):  # type: ignore[no-untyped-def]
+    """Appends the window of node `u` to `tokens`; returns (end of tokens, number of distinct nodes)."""
+    limit = tables.window_depth[store.label[u]]
+    num_shown = tables.hidden[0] + 1
+    labelled = work[2]
+    end = start
+    distinct = 0
+    work[0, 0] = u
+    work[1, 0] = 0
+    top = 1
+    while top > 0:
+        top -= 1
+        t = work[0, top]
+        depth = work[1, top]
+        place = -1
+        for i in range(distinct):
+            if nodes[i] == t:
+                place = i
+                break
+        if place >= 0:
+            tokens[end] = num_shown + place
+            end += 1
+            if depth > limit or labelled[place]:
+                continue
+        else:
+            place = distinct
+            nodes[place] = t
+            labelled[place] = 0
+            distinct += 1
+            if depth > limit:
+                tokens[end] = tables.hidden[0]
+                end += 1
+                continue
+        labelled[place] = 1
+        label = store.label[t]
+        tokens[end] = tables.shown_id[label, store.tag[t]]
+        end += 1
+        below = limit + 1 if depth > 0 and tables.opaque[label] else depth + 1
+        for k in range(tables.arity[label] - 1, -1, -1):
+            work[0, top] = store.child[t, k]
+            work[1, top] = below
+            top += 1
+    return end, distinct
+
+
+@jitted
+def _find_window(memo, end, num_nodes):  # type: ignore[no-untyped-def]
+    """The number of the window written behind the last one: an old one, or itself made permanent."""
+    w = memo.size[0]
+    start = memo.offset[w]
+    length = end - start
+    mask = np.uint64(len(memo.slots) - 1)
+    slot = _hash_tokens(memo.tokens, start, end) & mask
+    while True:
+        known = memo.slots[slot]
+        if known == NO_NODE:
+            break
+        first = memo.offset[known]
+        if memo.offset[known + 1] - first == length:
+            same = True
+            for i in range(length):
+                if memo.tokens[first + i] != memo.tokens[start + i]:
+                    same = False
+                    break
+            if same:
+                return np.int64(known)
+        slot = (slot + np.uint64(1)) & mask
+    memo.slots[slot] = w
+    memo.offset[w + 1] = end
+    memo.times[w] = 0
+    memo.nodes[w] = num_nodes
+    memo.start[w] = UNKNOWN
+    memo.size[0] = w + 1
+    return w
+
+
+@partial(jitted, nogil=True)
+def rewrite_loop(store, tables, memo, stack, log, budget):  # type: ignore[no-untyped-def]
+    """Rewrites what the stack holds until it is empty or something is missing.
+
+    Returns:
+        (status, window number for `MISSING`, steps taken in this call). Everything is left as it stands, so the call
+        may be repeated once the missing replacement is there or the full array was grown.
+    """
+    nodes = np.empty(MAX_WINDOW, np.int32)
+    work = np.empty((3, MAX_WINDOW + 4), np.int64)
+    scratch = np.empty(NODES_PER_STEP, np.int32)
+    steps = 0
+    while stack.top[0] > 0:
+        frame = stack.top[0] - 1
+        t = stack.term[frame]
+        known = store.normal_form[t]
+        if known != NO_NODE:
+            first = stack.chain_start[frame]
+            for i in range(first, stack.top[1]):
+                store.normal_form[stack.chain[i]] = known
+            stack.top[0] = frame
+            stack.top[1] = first
+            continue
+        if store.size[0] + NODES_PER_STEP > len(store.label):
+            return STORE_FULL, UNKNOWN, steps
+        if frame + 2 > len(stack.term) or stack.top[1] + 2 > len(stack.chain):
+            return STACK_FULL, UNKNOWN, steps
+
+        label = store.label[t]
+        arity = tables.arity[label]
+        ready = True
+        changed = False
+        for k in range(arity):
+            c = store.child[t, k]
+            n = store.normal_form[c]
+            if n == NO_NODE:
+                stack.term[frame + 1] = c
+                stack.chain_start[frame + 1] = stack.top[1]
+                stack.top[0] = frame + 2
+                ready = False
+                break
+            changed = changed or n != c
+        if not ready:
+            continue
+        u = t
+        if changed:
+            c0 = store.normal_form[store.child[t, 0]]
+            c1 = store.normal_form[store.child[t, 1]] if arity > 1 else NO_NODE
+            c2 = store.normal_form[store.child[t, 2]] if arity > 2 else NO_NODE
+            c3 = store.normal_form[store.child[t, 3]] if arity > 3 else NO_NODE
+            u = make_node(store, tables, label, c0, c1, c2, c3)
+            stack.chain[stack.top[1]] = t
+            stack.top[1] += 1
+            stack.term[frame] = u
+            if store.normal_form[u] != NO_NODE:
+                continue
+        if tables.window_depth[label] < 0:
+            store.normal_form[u] = u
+            continue
+
+        if steps >= budget:
+            return OUT_OF_STEPS, UNKNOWN, steps
+        start = memo.offset[memo.size[0]]
+        if memo.size[0] + 2 > len(memo.times) or start + MAX_WINDOW > len(memo.tokens):
+            return MEMO_FULL, UNKNOWN, steps
+        end, num_nodes = _write_window(store, tables, u, memo.tokens, start, nodes, work)
+        w = _find_window(memo, end, num_nodes)
+        if memo.start[w] == UNKNOWN:
+            return MISSING, w, steps
+        steps += 1
+        memo.times[w] += 1
+        if memo.start[w] == memo.stop[w]:
+            v = u
+            store.normal_form[u] = u
+        else:
+            v = build(store, tables, memo.replacement, memo.start[w], memo.stop[w], nodes, scratch)
+            stack.chain[stack.top[1]] = u
+            stack.top[1] += 1
+            stack.term[frame] = v
+        if log.size[0] < len(log.window):
+            log.window[log.size[0]] = w
+            log.before[log.size[0]] = u
+            log.after[log.size[0]] = v
+            log.size[0] += 1
+    return DONE, UNKNOWN, steps

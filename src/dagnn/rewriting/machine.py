@@ -1,0 +1,389 @@
+"""Rewrites term graphs to normal form, asking a `Rewriter` once for every distinct window."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, overload
+
+import numpy as np
+
+from dagnn.errors import GraphError
+from dagnn.rewriting import loop
+from dagnn.rewriting import term_graph as store
+from dagnn.rewriting.system import LEAVE, ReplacementTokens, Signature, WindowTokens
+
+LabelTokens = Sequence[int]
+
+_MAX_FRAMES = 1 << 20
+# Steps between two looks at the clock: a few milliseconds.
+_STEPS_AT_ONCE = 20_000
+
+
+class Rewriter(Protocol):
+    """Whoever knows what replaces a window: an exact engine or a trained network."""
+
+    def rewrite(self, windows: Sequence[WindowTokens]) -> Sequence[ReplacementTokens]:
+        """One replacement for each window; the empty tuple leaves it as it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """How rewriting one term ended.
+
+    Attributes:
+        tokens: preorder label ids of the normal form; None when the term did not reach one.
+        steps: rewrite steps taken, memoised sub-graphs not counted again.
+        stopped: empty, or why there is no normal form.
+    """
+
+    tokens: list[int] | None
+    steps: int
+    stopped: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rewrite step: what the window was, and the sub-terms before and after (preorder label ids)."""
+
+    window: WindowTokens
+    replacement: ReplacementTokens
+    before: list[int]
+    after: list[int]
+
+
+@dataclass
+class _Job:
+    """A term on its way to a normal form."""
+
+    root: int
+    steps: int = 0
+    saved: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    result: Rewritten | None = None
+    waits_for: int = field(default=-1)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What a run may use: steps of each term, and a moment of `time.monotonic` (None: any time)."""
+
+    budget: int
+    seconds: float | None
+    deadline: float
+
+    @classmethod
+    def of(cls, budget: int, seconds: float | None) -> "_Limits":
+        return cls(budget, seconds, math.inf if seconds is None else time.monotonic() + seconds)
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.seconds is not None and time.monotonic() >= self.deadline
+
+    @property
+    def told_time(self) -> str:
+        return f"no normal form within {self.seconds} seconds"
+
+
+class RewritingMachine:
+    """A term graph with the memo of everything that was ever asked about it.
+
+    Args:
+        signature: labels, arities and window depths.
+        rewriter: answers the windows that the memo does not hold.
+        eager: ask at once for each missing window (right for a rewriter that answers one as fast as many);
+            otherwise all terms go on as far as they can and are asked for together.
+        max_nodes: the graph is emptied between calls once it holds more nodes (the memo stays), and a term that
+            needs four times as many is given up; a node takes about 40 bytes.
+    """
+
+    def __init__(
+        self, signature: Signature, rewriter: Rewriter, *, eager: bool = False, max_nodes: int = 1 << 21
+    ) -> None:
+        self.signature = signature
+        self._rewriter = rewriter
+        self._eager = eager
+        self._max_nodes = max_nodes
+        self._tables = store.compiled_tables(signature.tables, len(signature.shown))
+        self._arity: list[int] = signature.tables.arity.tolist()
+        self._store = store.new_store(1 << 14)
+        self._memo = loop.new_memo(1 << 12)
+        self._stack = loop.new_stack(1 << 10)
+        self._no_log = loop.new_log(0)
+
+    # ---- rewriting -------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        terms: Sequence[LabelTokens],
+        *,
+        budget: int = 200_000,
+        rounds: int = 1_000,
+        seconds: float | None = None,
+    ) -> list[Rewritten]:
+        """Rewrites every term to its normal form.
+
+        Args:
+            terms: preorder label ids.
+            budget: rewrite steps for each term.
+            rounds: how often the rewriter may be asked when not eager.
+            seconds: for all terms together; those that are not done by then are given up.
+        """
+        if self._store.size[0] > self._max_nodes:
+            self.clear_graph()
+        limits = _Limits.of(budget, seconds)
+        jobs = [_Job(self._build(term)) for term in terms]
+        waiting = jobs
+        for _ in range(rounds):
+            for job in waiting:
+                self._advance(job, limits, self._no_log)
+            waiting = [job for job in waiting if job.result is None]
+            if not waiting:
+                break
+            self._learn(sorted({job.waits_for for job in waiting}))
+        for job in waiting:
+            job.result = Rewritten(None, job.steps, f"no normal form after {rounds} rounds of questions")
+        return [job.result for job in jobs if job.result is not None]
+
+    def absorb(self, terms: Sequence[LabelTokens], *, budget: int = 200_000) -> int:
+        """Rewrites all terms for the sake of the windows on their way; returns the steps taken.
+
+        The terms share one stack and their normal forms are not written out, which saves most of what `run` costs for
+        a short term.
+
+        Args:
+            terms: preorder label ids.
+            budget: rewrite steps for each term, on average.
+
+        Raises:
+            GraphError: the terms together need more than ``budget * len(terms)`` steps.
+        """
+        if not terms:
+            return 0
+        if self._store.size[0] > self._max_nodes:
+            self.clear_graph()
+        roots = np.array([self._build(term) for term in terms], np.int32)
+        job = _Job(root=int(roots[0]), saved=(roots, np.zeros(len(roots), np.int64), roots[:0]))
+        limits = _Limits.of(budget * len(terms), None)
+        while job.result is None:
+            self._advance(job, limits, self._no_log)
+            if job.result is None:
+                self._learn([job.waits_for])
+        if job.result.tokens is None:
+            raise GraphError(f"{len(terms)} terms together: {job.result.stopped}.")
+        return job.steps
+
+    def trace(
+        self, term: LabelTokens, *, budget: int = 200_000, max_tokens: int = 4096
+    ) -> tuple[Rewritten, list[Step]]:
+        """Rewrites one term from scratch and returns every step that changed something, in order.
+
+        `before` and `after` are empty where a sub-term is longer than `max_tokens`.
+        """
+        result, steps = self.recorded(term, budget=budget, max_tokens=max_tokens)
+        return result, [steps[i] for i in range(len(steps)) if steps.changed(i)]
+
+    def recorded(
+        self, term: LabelTokens, *, budget: int = 200_000, seconds: float | None = None, max_tokens: int = 4096
+    ) -> tuple[Rewritten, "Steps"]:
+        """Rewrites one term from scratch and returns all steps, those too that left their window as it was.
+
+        Args:
+            term: preorder label ids.
+            budget: rewrite steps.
+            seconds: the time after which the term is given up.
+            max_tokens: `Step.before` and `Step.after` are empty where a sub-term is longer.
+        """
+        self.clear_graph()
+        log = loop.new_log(budget)
+        limits = _Limits.of(budget, seconds)
+        job = _Job(self._build(term))
+        while job.result is None:
+            self._advance(job, limits, log)
+            if job.result is None:
+                self._learn([job.waits_for])
+        return job.result, Steps(self, log, max_tokens)
+
+    def clear_graph(self) -> None:
+        """Forgets all nodes; windows, their replacements and counts stay."""
+        self._store.slots.fill(store.NO_NODE)
+        self._store.size[0] = 0
+
+    # ---- the memo --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_windows(self) -> int:
+        """Distinct windows met so far."""
+        return int(self._memo.size[0])
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How often each window was rewritten: int64 ``[num_windows]``, a copy."""
+        counts: np.ndarray = self._memo.times[: self.num_windows].copy()
+        return counts
+
+    def window(self, number: int) -> WindowTokens:
+        """The window with this number, in the order they were met."""
+        first, last = self._memo.offset[number], self._memo.offset[number + 1]
+        return tuple(self._memo.tokens[first:last].tolist())
+
+    def replacement(self, number: int) -> ReplacementTokens | None:
+        """What replaces it; None when nobody has been asked yet."""
+        first, last = self._memo.start[number], self._memo.stop[number]
+        return None if first == loop.UNKNOWN else tuple(self._memo.replacement[first:last].tolist())
+
+    # ---- helpers ---------------------------------------------------------------------------------------------------
+
+    def _build(self, term: LabelTokens) -> int:
+        self._check_tree(term, "the term")
+        tokens = np.asarray(term, np.int64)
+        while self._store.size[0] + len(tokens) + store.NODES_PER_STEP > len(self._store.label):
+            self._store = store.grown(self._store)
+        scratch = np.empty(len(tokens) + 1, np.int32)
+        return int(store.build(self._store, self._tables, tokens, 0, len(tokens), scratch[:0], scratch))
+
+    def _check_tree(self, tokens: Sequence[int], what: str, *, num_pointers: int = 0) -> None:
+        """Refuses tokens that do not spell exactly one tree: the compiled loops would run past their arrays."""
+        arity = self._arity
+        missing = 1
+        for at, token in enumerate(tokens):
+            if not 0 <= token < len(arity) + num_pointers:
+                pointers = f" or a pointer below {len(arity) + num_pointers}" if num_pointers else ""
+                raise GraphError(f"token {at} of {what} is {token}, expected a label id below {len(arity)}{pointers}.")
+            if missing == 0:
+                raise GraphError(f"{what} ends before token {at}: it must be one tree in preorder.")
+            missing += (arity[token] if token < len(arity) else 0) - 1
+        if missing:
+            raise GraphError(f"{what} lacks {missing} more sub-trees: it must be one tree in preorder.")
+
+    def unfold(self, root: int, max_tokens: int) -> list[int] | None:
+        """The term below a node; None where it is longer."""
+        out = np.empty(max_tokens, np.int64)
+        count = store.unfold(self._store, self._tables, root, out)
+        return None if count < 0 else list(out[:count].tolist())
+
+    def _advance(self, job: _Job, limits: _Limits, log: loop.Log) -> None:
+        """Runs one job until it is done, or, when not eager, until it waits for a replacement."""
+        if limits.out_of_time:
+            job.result = Rewritten(None, job.steps, limits.told_time)
+            return
+        self._load(job)
+        while True:
+            left = min(limits.budget - job.steps, _STEPS_AT_ONCE)
+            status, window, steps = loop.rewrite_loop(self._store, self._tables, self._memo, self._stack, log, left)
+            job.steps += int(steps)
+            if status == loop.DONE:
+                tokens = self.unfold(int(self._store.normal_form[job.root]), 1 << 14)
+                stopped = "" if tokens is not None else "the normal form is too large to write out"
+                job.result = Rewritten(tokens, job.steps, stopped)
+                return
+            if status == loop.MISSING:
+                if not self._eager:
+                    job.waits_for = int(window)
+                    self._save(job)
+                    return
+                self._learn([int(window)])
+            elif status == loop.OUT_OF_STEPS and job.steps < limits.budget and not limits.out_of_time:
+                pass
+            elif status == loop.STORE_FULL and len(self._store.label) < 4 * self._max_nodes:
+                self._store = store.grown(self._store)
+            elif status == loop.MEMO_FULL:
+                self._memo = loop.grown_memo(self._memo)
+            elif status == loop.STACK_FULL and len(self._stack.term) < _MAX_FRAMES:
+                self._stack = _grown_stack(self._stack)
+            else:
+                why = "the graph grew without end"
+                if status == loop.OUT_OF_STEPS:
+                    why = f"no normal form within {limits.budget} steps"
+                    if job.steps < limits.budget:
+                        why = limits.told_time
+                job.result = Rewritten(None, job.steps, why)
+                return
+
+    def _load(self, job: _Job) -> None:
+        stack = self._stack
+        if job.saved is None:
+            stack.term[0], stack.chain_start[0] = job.root, 0
+            stack.top[:] = (1, 0)
+            return
+        term, chain_start, chain = job.saved
+        while len(stack.term) < len(term) + 2 or len(stack.chain) < len(chain) + 2:
+            self._stack = stack = _grown_stack(stack)
+        stack.term[: len(term)], stack.chain_start[: len(term)], stack.chain[: len(chain)] = term, chain_start, chain
+        stack.top[:] = (len(term), len(chain))
+
+    def _save(self, job: _Job) -> None:
+        frames, chained = self._stack.top
+        job.saved = (
+            self._stack.term[:frames].copy(),
+            self._stack.chain_start[:frames].copy(),
+            self._stack.chain[:chained].copy(),
+        )
+
+    def _learn(self, numbers: list[int]) -> None:
+        """Asks the rewriter for the windows with these numbers and stores what it says."""
+        unknown = [w for w in numbers if self._memo.start[w] == loop.UNKNOWN]
+        for w, tokens in zip(unknown, self._rewriter.rewrite([self.window(w) for w in unknown]), strict=True):
+            if tokens:
+                self._check_tree(tokens, "the replacement", num_pointers=int(self._memo.nodes[w]))
+            if len(tokens) > store.MAX_REPLACEMENT:
+                raise GraphError(
+                    f"the replacement has {len(tokens)} tokens, the most is {store.MAX_REPLACEMENT}: take two steps."
+                )
+            first = int(self._memo.size[1])
+            while first + len(tokens) > len(self._memo.replacement):
+                self._memo = loop.grown_memo(self._memo)
+            self._memo.replacement[first : first + len(tokens)] = tokens
+            self._memo.start[w], self._memo.stop[w] = first, first + len(tokens)
+            self._memo.size[1] = first + len(tokens)
+
+
+class Steps(Sequence[Step]):
+    """The steps of `RewritingMachine.recorded`, written out when they are asked for: until the graph is cleared."""
+
+    def __init__(self, machine: RewritingMachine, log: loop.Log, max_tokens: int) -> None:
+        self._machine = machine
+        self._log = log
+        self._max_tokens = max_tokens
+
+    def __len__(self) -> int:
+        return int(self._log.size[0])
+
+    @overload
+    def __getitem__(self, number: int) -> Step: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Step]: ...
+    def __getitem__(self, number: int | slice) -> Step | list[Step]:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        i = range(len(self))[number]
+        w = int(self._log.window[i])
+        before, after = (
+            self._machine.unfold(int(node[i]), self._max_tokens) or [] for node in (self._log.before, self._log.after)
+        )
+        return Step(self._machine.window(w), self._machine.replacement(w) or LEAVE, before, after)
+
+    def window(self, number: int) -> WindowTokens:
+        """What a step looked at, without its sub-terms."""
+        return self._machine.window(int(self._log.window[number]))
+
+    def changed(self, number: int) -> bool:
+        """Whether a step put something else there."""
+        return bool(self._log.before[number] != self._log.after[number])
+
+
+class RuleRewriter:
+    """A `Rewriter` from a function of one window."""
+
+    def __init__(self, rule: Callable[[WindowTokens], ReplacementTokens]) -> None:
+        self._rule = rule
+
+    def rewrite(self, windows: Sequence[WindowTokens]) -> list[ReplacementTokens]:
+        return [self._rule(window) for window in windows]
+
+
+def _grown_stack(old: loop.Stack) -> loop.Stack:
+    bigger = loop.new_stack(2 * len(old.term))
+    for before, after in zip(old, bigger, strict=True):
+        after[: len(before)] = before
+    return bigger

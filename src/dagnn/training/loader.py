@@ -1,0 +1,284 @@
+"""Where training gets its micro-batches: an endless series with a saved position, from any iterable."""
+
+import hashlib
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from dagnn.accumulation.items import tensors_in
+from dagnn.errors import CheckpointError, ConfigError, RunError
+from dagnn.training.rng import seed_everything, untouched_rng
+from dagnn.training.run.values import is_dense, tensor_bytes
+
+Index = TypeVar("Index")
+Batch = TypeVar("Batch")
+Batch_co = TypeVar("Batch_co", covariant=True)
+
+
+@runtime_checkable
+class BatchSource(Protocol[Batch_co]):
+    """An endless series of micro-batches. `dagnn.data.BatchIterator` is one (of item indices).
+
+    The series after `load_state_dict` must be the one after `state_dict`, bit for bit: that, and nothing else,
+    is what the trainer needs of it for an exact resume. The state must be JSON values.
+
+    With several processes each has its own source; ``next_batch`` gives this process's share of a micro-batch (it may
+    be empty), and the state is the same in all of them. A source with an attribute ``epoch`` (of the next batch, from
+    0) gets the mean loss of every epoch in the metrics; one with a method ``close`` is told when a training ends.
+    """
+
+    def next_batch(self) -> Batch_co: ...
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class MappedSource:
+    """A source whose batches go through a function, such as indices to tensors.
+
+    >>> from dagnn.data import BatchIterator
+    >>> source = MappedSource(BatchIterator([1, 1, 1], batch_size=2, seed=0), lambda indices: indices.tolist())
+    >>> sorted(source.next_batch() + source.next_batch())
+    [0, 1, 2]
+    """
+
+    def __init__(self, source: BatchSource[Any], function: Callable[[Any], Any]) -> None:
+        """``function`` must depend on the batch alone: it has no state that is saved."""
+        self._source = source
+        self._function = function
+
+    def next_batch(self) -> Any:
+        """The next batch of the source, through the function."""
+        return self._function(self._source.next_batch())
+
+    @property
+    def epoch(self) -> int | None:
+        """The source's; None where it has none."""
+        return getattr(self._source, "epoch", None)
+
+    def close(self) -> None:
+        """The source's, where it has one."""
+        getattr(self._source, "close", lambda: None)()
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The source's."""
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The source's."""
+        self._source.load_state_dict(state)
+
+
+_METHODS = ("next_batch", "state_dict", "load_state_dict")
+
+
+class IterableSource:
+    """The batches of an iterable, epoch after epoch; each is one micro-batch.
+
+    Its position is the epoch and the number of batches taken from it. A resume begins that epoch anew and passes over
+    those batches, so the epoch must come again as it was. For that, whatever the loading process draws for a batch
+    (the order of a shuffling DataLoader, augmentation) it draws from a seed made of the training's seed, the epoch and
+    the number of the batch; a generator of torch, NumPy or Python that belongs to the loader, its sampler, its batch
+    sampler or its dataset is seeded anew for every epoch, from the state that it was given with; and where one of them
+    has ``set_epoch``, it is called. No draw of a loader moves the generators of the training. What cannot be promised:
+    the draws of ``persistent_workers``, and an order that comes from elsewhere, such as the file system. A first batch
+    that differs after a resume is told in a warning.
+
+    Attributes:
+        epoch: of the next batch, from 0; None where the length of an epoch is not known before its end.
+    """
+
+    def __init__(self, batches: Iterable[Any], *, seed: int = 0, rank: int = 0) -> None:
+        """Nothing is loaded until a batch is asked for.
+
+        Args:
+            batches: is iterated once per epoch. An iterator that can be iterated only once serves until its end.
+            seed: of the training.
+            rank: of this process; the state is that of the first.
+        """
+        self._batches = batches
+        self._seed = seed
+        self._rank = rank
+        self._once = iter(batches) if isinstance(batches, Iterator) else None
+        self._taken = 0  # of an iterator that can be iterated once
+        self._parts = list(_parts_of(batches))
+        self._generators = [(each, _fingerprint(each)) for part in self._parts for each in _generators_in(part)]
+        self._length = _exact_length(batches)
+        self._epoch, self._position = 0, 0
+        self._iterator: Iterator[Any] | None = None
+        self._first: str | None = None  # digest of the first batch of the epoch
+
+    @property
+    def epoch(self) -> int | None:
+        return None if self._length is None else self._epoch
+
+    @property
+    def collate_fn(self) -> Any:
+        """What made the batches of a DataLoader of their examples: says whether a list in them holds parts or items."""
+        return getattr(self._batches, "collate_fn", None)
+
+    def next_batch(self) -> Any:
+        """The next batch; an epoch that ends is followed by the next one.
+
+        Raises:
+            RunError: there is no batch in an epoch, or an iterator that can be iterated once has ended.
+        """
+        if self._iterator is None:
+            self._begin()
+        try:
+            batch = self._drawn(self._position)
+        except StopIteration:
+            if self._once is not None or not self._position:
+                raise RunError(
+                    f"the source, {type(self._batches).__name__}, is at its end, but training goes on: give something "
+                    "that can be iterated again and has a batch, such as a DataLoader or a list."
+                ) from None
+            self._epoch, self._position, self._iterator = self._epoch + 1, 0, None
+            return self.next_batch()
+        self._position += 1
+        if self._position == self._length:
+            self._epoch, self._position, self._iterator, self._first = self._epoch + 1, 0, None, None
+        return batch
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Epoch and position, and what the loader is known by."""
+        return {"epoch": self._epoch, "position": self._position, "length": self._length, "first": self._first}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position: the next batch is loaded after those before it.
+
+        Raises:
+            CheckpointError: the loader has another number of batches.
+            RunError: an iterator that can be iterated once is past it.
+        """
+        if state["length"] != self._length:
+            raise CheckpointError(
+                f"the checkpoint's loader has {state['length']} batches in an epoch, this one has {self._length}: use "
+                "the same data and batch size."
+            )
+        if state == self.state_dict():
+            return
+        if self._once is not None and state["position"] < self._taken:
+            raise RunError(
+                f"the source, {type(self._batches).__name__}, can be iterated once and cannot go back: give something "
+                "that can be iterated again, such as a DataLoader or a list."
+            )
+        self._epoch, self._position, self._first = state["epoch"], state["position"], state["first"]
+        self._iterator = None
+
+    def close(self) -> None:
+        """End the workers of a loader; the next batch starts new ones."""
+        self._iterator = None
+
+    def _begin(self) -> None:
+        """Start the epoch at hand, and pass over the batches before the position."""
+        for part in self._parts:
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(self._epoch)
+        for generator, mark in self._generators:
+            _seed(generator, self._number(mark))
+        with untouched_rng():
+            seed_everything(self._number("epoch"))
+            self._iterator = iter(self._batches) if self._once is None else self._once
+        position, first = self._position, self._first
+        for number in range(self._taken, position):
+            try:
+                self._drawn(number)
+            except StopIteration:
+                raise CheckpointError(
+                    f"the checkpoint's loader had more than {position} batches in epoch {self._epoch}, this one has "
+                    f"{number}: use the same data and batch size."
+                ) from None
+        if position and self._first != first and self._rank == 0:
+            warnings.warn(
+                f"the first batch of epoch {self._epoch} is another than before the stop: the loader does not give the "
+                "same batches again, so this training will not equal one that was never stopped.",
+                stacklevel=4,
+            )
+
+    def _drawn(self, number: int) -> Any:
+        assert self._iterator is not None
+        with untouched_rng():
+            seed_everything(self._number(number))
+            batch = next(self._iterator)
+        self._taken += self._once is not None
+        if number == 0:
+            self._first = _digest(batch)
+        return batch
+
+    def _number(self, what: int | str) -> int:
+        """A seed for this purpose in this epoch."""
+        name = hashlib.sha256(json.dumps([self._seed, self._epoch, what]).encode()).digest()
+        return int.from_bytes(name[:4], "little")
+
+
+def as_source(given: BatchSource[Any] | Iterable[Any], *, seed: int, rank: int) -> BatchSource[Any]:
+    """What is a source, as it is; what can be iterated, as an `IterableSource`. Raises ConfigError for all else."""
+    if all(callable(getattr(given, name, None)) for name in _METHODS):
+        return given  # type: ignore[return-value]
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | torch.Tensor):
+        return IterableSource(given, seed=seed, rank=rank)
+    raise ConfigError(
+        f"source is a {type(given).__name__}: give a DataLoader, a list of batches or anything else that gives batches "
+        "when it is iterated, or an object with next_batch, state_dict and load_state_dict (BatchSource)."
+    )
+
+
+def _parts_of(batches: Any) -> Iterator[Any]:
+    """A loader, its samplers and its dataset; for other iterables, these alone."""
+    found = [batches]
+    for name in ("sampler", "batch_sampler", "dataset"):
+        found.append(getattr(batches, name, None))
+    found.append(getattr(found[2], "sampler", None))
+    for number, part in enumerate(found):
+        if part is not None and not any(part is each for each in found[:number]):
+            yield part
+
+
+def _generators_in(part: Any) -> Iterator[Any]:
+    for each in getattr(part, "__dict__", {}).values():
+        if isinstance(each, torch.Generator | np.random.Generator | random.Random):
+            yield each
+
+
+def _fingerprint(generator: Any) -> str:
+    """Of the state that the user gave it with: other seeds stay other orders."""
+    if isinstance(generator, torch.Generator):
+        state: Any = generator.get_state().tolist()
+    elif isinstance(generator, np.random.Generator):
+        state = generator.bit_generator.state
+    else:
+        state = generator.getstate()
+    return hashlib.sha256(repr(state).encode()).hexdigest()
+
+
+def _seed(generator: Any, seed: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    else:
+        generator.seed(seed)
+
+
+def _exact_length(batches: Any) -> int | None:
+    """Batches of every epoch, where they are certain."""
+    certain = isinstance(batches, list | tuple) or (
+        isinstance(batches, DataLoader) and not isinstance(batches.dataset, IterableDataset)
+    )
+    try:
+        return len(batches) if certain else None
+    except TypeError:  # a batch sampler without a length
+        return None
+
+
+def _digest(batch: Any) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors_in(batch):
+        digest.update(tensor_bytes(tensor) if is_dense(tensor) else str(tensor.shape).encode())
+    return digest.hexdigest()[:16]

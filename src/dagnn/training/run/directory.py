@@ -1,0 +1,254 @@
+"""A run on disk: one directory, used by one process at a time.
+
+runs/curriculum/
+    run.json         the run's id and the version that began it
+    config.toml      the resolved configuration; running it again gives the same bytes
+    metrics.jsonl    one row per optimizer step, evaluation, promotion
+    checkpoints/     step-00000500/, ...
+    lock             held while a process trains here
+"""
+
+import json
+import os
+import secrets
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from dagnn._version import __version__
+from dagnn.errors import RunError
+from dagnn.files import replace_file
+from dagnn.training.config import TrainingConfig
+from dagnn.training.run.checkpoint import json_bytes
+from dagnn.training.run.store import CheckpointStore
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock: two processes on one run are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from dagnn.training.processes import Processes
+
+_LOCK, _RUN, _CONFIG, _CHECKPOINTS = "lock", "run.json", "config.toml", "checkpoints"
+
+
+# Locks of this process. Those that it forks, such as workers that load data, must not keep a run locked after it died.
+_held: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+class RunDirectory:
+    """The places of a run's files, and the lock on them.
+
+    `create` begins a run, `open` goes on with one, `read` only looks. The first two hold the lock until `close`
+    (or the end of a ``with`` block); the system drops it when the process dies, however it dies.
+
+    A run holds no links: through those of a stranger's run, what is written into it would go over files elsewhere.
+
+    Attributes:
+        path: the directory.
+        run_id: random; every checkpoint of the run carries it.
+    """
+
+    def __init__(self, path: Path, run_id: str, lock: int | None) -> None:
+        """Use `create`, `open` or `read`."""
+        self.path = path
+        self.run_id = run_id
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: str | Path, config: TrainingConfig) -> Self:
+        """Begin a run in a new or empty directory, and store its configuration.
+
+        Raises:
+            RunError: the directory is not empty, another process is just taking it, or it cannot be written.
+        """
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _refuse_links(path)
+            lock = _locked(path)
+        except OSError as error:
+            raise RunError(f"cannot make the run directory {path}: {error.strerror or error}.") from error
+        try:
+            _refuse_used(path)
+            run = cls(path, secrets.token_hex(8), lock)
+            run.store_config(config)
+            # Last: a directory with run.json is a run.
+            replace_file(path / _RUN, json_bytes({"run": run.run_id, "dagnn": __version__}))
+        except OSError as error:
+            _let_go(lock)
+            raise RunError(f"cannot write the run directory {path}: {error.strerror or error}.") from error
+        except RunError:
+            _let_go(lock)
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Go on with the run in ``path``.
+
+        Raises:
+            RunError: there is no run, another process is using it, or it cannot be written.
+        """
+        path = Path(path)
+        run_id = _run_id(path)
+        try:
+            return cls(path, run_id, _locked(path))
+        except OSError as error:
+            raise RunError(f"cannot use the run directory {path}: {error.strerror or error}.") from error
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Look at the run in ``path`` without taking it; it may be training. Raises RunError: there is no run."""
+        return cls(Path(path), _run_id(Path(path)), None)
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / _CHECKPOINTS
+
+    def config(self) -> TrainingConfig:
+        """The stored configuration.
+
+        Raises:
+            ConfigError: it cannot be read or holds a wrong setting.
+        """
+        return TrainingConfig.resolve(self.path / _CONFIG, environment={})
+
+    def store_config(self, config: TrainingConfig) -> None:
+        """Replace the stored configuration, in one step. Raises RunError."""
+        path = self.path / _CONFIG
+        try:
+            replace_file(path, config.to_toml().encode())
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
+
+    def close(self) -> None:
+        """Let the lock go; a second time does nothing."""
+        if self._lock is not None:
+            _let_go(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_run(config: TrainingConfig, resume: bool, processes: "Processes") -> RunDirectory:
+    """The run in ``config.run_directory``, begun or gone on with by the first process, looked at by the others.
+
+    Raises:
+        RunError: as `RunDirectory.create` or `RunDirectory.open` in the first process; then in all of them.
+    """
+    path = config.run_directory
+    taken: list[RunDirectory] = []
+    processes.by_first(lambda: taken.append(RunDirectory.open(path) if resume else RunDirectory.create(path, config)))
+    return taken[0] if taken else RunDirectory.read(path)
+
+
+def open_checkpoints(run: RunDirectory, config: TrainingConfig) -> CheckpointStore:
+    """The checkpoints of a run, kept as its configuration says."""
+    return CheckpointStore(
+        run.checkpoints_path,
+        run.run_id,
+        keep_last=config.checkpoint.keep_last,
+        keep_best=config.checkpoint.keep_best,
+        mode=config.monitor_mode,
+    )
+
+
+def _run_id(path: Path) -> str:
+    _refuse_links(path)
+    try:
+        run: Any = json.loads((path / _RUN).read_bytes())
+        return str(run["run"])
+    except FileNotFoundError:
+        told = "name the directory of a trained run, or train one: dagnn train."
+        raise RunError(f"{path} holds no run: {path / _RUN} is missing; {told}") from None
+    except OSError as error:
+        raise RunError(f"cannot read {path / _RUN}: {error.strerror or error}.") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RunError(f"{path / _RUN} is damaged: {error}.") from error
+
+
+def _refuse_links(path: Path) -> None:
+    """A run from a stranger may lead elsewhere: what is written into it would go over a file of ours."""
+    for folder in (path, path / _CHECKPOINTS):
+        try:
+            with os.scandir(folder) as entries:
+                for each in entries:
+                    # Asked of the entry, not of the file: a running training renames and removes some.
+                    if not each.is_file(follow_symlinks=False) and not each.is_dir(follow_symlinks=False):
+                        raise RunError(
+                            f"{each.path} is a link or no plain file: a run holds files of its own (the run directory "
+                            "itself may be a link)."
+                        )
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunError(f"cannot read {folder}: {error.strerror or error}.") from error
+
+
+def _refuse_used(path: Path) -> None:
+    if (path / _RUN).exists():
+        raise RunError(f"{path} already holds a run: go on with --resume {path}, or choose another run_directory.")
+    # Without run.json, the rest of ours is a beginning that was killed: it may be begun again.
+    foreign = sorted(
+        each.name
+        for each in path.iterdir()
+        if each.name not in (_LOCK, _CONFIG, f".writing-{_CONFIG}", f".writing-{_RUN}")
+    )
+    if foreign:
+        raise RunError(f"{path} is not empty (it holds {foreign[0]}): choose another run_directory.")
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that holds the run's lock.
+
+    Raises:
+        RunError: another process holds it.
+        OSError: the lock file cannot be opened.
+    """
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    if fcntl is None:
+        _held.add(descriptor)
+        return descriptor
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RunError(
+            f"another process is using the run in {path}: wait for it, or choose another run_directory."
+        ) from None
+    except OSError:
+        os.close(descriptor)
+        raise
+    _held.add(descriptor)
+    return descriptor
+
+
+def _let_go(descriptor: int) -> None:
+    if descriptor in _held:  # else a child's, closed already
+        _held.discard(descriptor)
+        if fcntl is not None:
+            # Closing drops the lock only when every copy is closed, and a child that was forked this moment has one.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

@@ -1,0 +1,39 @@
+"""Flags for tyro: only what was typed comes back, whatever the order."""
+
+import pytest
+import tyro
+
+from dagnn.commands.train import given_flags, training_flags
+from dagnn.training.config import TrainingConfig, training_settings
+
+
+def parse(*arguments):
+    return given_flags(tyro.cli(training_flags(), args=arguments))
+
+
+def test_only_what_was_typed_is_given():
+    assert parse() == {}
+    assert parse("--optimizer.lr", "1e-4", "--curriculum.levels", "1", "2", "--max-steps=7") == {
+        "optimizer.lr": "1e-4",
+        "curriculum.levels": "1 2",
+        "max_steps": "7",
+    }
+
+
+def test_flags_resolve_to_a_configuration():
+    given = parse("--optimizer.betas", "0.5", "0.6", "--curriculum.order", "progressive", "--seed", "0")
+    config = TrainingConfig.resolve(environment={"DAGNN_SEED": "4"}, flags=given)
+    assert (config.optimizer.betas, config.curriculum.order, config.seed) == ((0.5, 0.6), "progressive", 0)
+
+
+def test_wrong_values_are_left_for_the_configuration_to_report_at_once():
+    assert parse("--batch-size", "zero", "--optimizer.lr", "nan") == {"batch_size": "zero", "optimizer.lr": "nan"}
+
+
+def test_help_tells_meaning_range_and_default(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help")
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for setting in training_settings().values():
+        assert setting.help in told
+    assert "base learning rate, before the schedule (a number above 0.0; default 0.001)" in told

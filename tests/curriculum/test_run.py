@@ -1,0 +1,199 @@
+"""The main job in small: it learns, it repeats itself to the byte, and Ctrl-C costs nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from small_curriculum import SMALL, config_of, last_bytes, rows_without_clock
+
+from dagnn.curriculum.evaluation import Evaluation
+from dagnn.curriculum.run import train
+from dagnn.errors import ConfigError, RunError
+from dagnn.rewriting.dataset import FILE_NAME, read_windows
+from dagnn.training.metrics import read_metrics
+from dagnn.training.run.checkpoint import read_checkpoint
+from dagnn.training.run.directory import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "small"
+    return path, train(config_of(path), note=lambda line: None)
+
+
+def test_loss_falls_and_weights_change(finished):
+    path, _ = finished
+    losses = [row["loss"] for row in read_metrics(path / "metrics.jsonl") if row["kind"] == "step"]
+    assert len(losses) == 24
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    first, last = (read_checkpoint(path / "checkpoints" / f"step-{step:08d}") for step in (15, 24))
+    changed = [
+        name for name, tensor in last.tensors["model"].items() if not torch.equal(tensor, first.tensors["model"][name])
+    ]
+    assert len(changed) == len(last.tensors["model"])
+
+
+def test_the_run_holds_its_evaluation_of_every_level(finished):
+    path, evaluation = finished
+    assert Evaluation.read(path) == evaluation
+    assert sorted(evaluation.levels) == [1, 2, 3, 4, 5, 6, 7]
+    assert all(result.expressions == 3 and len(result.examples) == 3 for result in evaluation.levels.values())
+    assert evaluation.step == 24
+    assert evaluation.parameters == sum(
+        tensor.numel() for tensor in read_checkpoint(path / "checkpoints/step-00000024").tensors["model"].values()
+    )
+
+
+@pytest.mark.fault("training_and_command", 9)
+def test_a_resume_of_a_complete_run_says_that_no_step_was_left(finished):
+    path, evaluation = finished
+    before, notes = rows_without_clock(path), []
+    assert train(config_of(path), resume=True, note=notes.append) == evaluation  # not asked again
+    assert notes == ["no step was left: the run ended at step 24; --max-steps with more goes on"]
+    assert rows_without_clock(path) == before
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(finished, tmp_path):
+    path, _ = finished
+    train(config_of(tmp_path / "same"), note=lambda line: None)
+    train(config_of(tmp_path / "other", seed=1), note=lambda line: None)
+    assert last_bytes(tmp_path / "same") == last_bytes(path)
+    assert rows_without_clock(tmp_path / "same") == rows_without_clock(path)
+    assert last_bytes(tmp_path / "other")["model.safetensors"] != last_bytes(path)["model.safetensors"]
+
+
+def test_accumulated_micro_batches_train_like_the_whole_batch(tmp_path):
+    """Sums in another order: equal to rounding, through every step."""
+    for count in (1, 4):
+        train(config_of(tmp_path / str(count), micro_batches=count, max_steps=8), note=lambda line: None)
+    whole, parts = (
+        [row["loss"] for row in read_metrics(tmp_path / count / "metrics.jsonl") if row["kind"] == "step"]
+        for count in ("1", "4")
+    )
+    assert len(whole) == 8
+    assert parts == pytest.approx(whole, rel=1e-4)
+    first, other = (
+        read_checkpoint(tmp_path / count / "checkpoints/step-00000008").tensors["model"] for count in ("1", "4")
+    )
+    for name, tensor in first.items():
+        torch.testing.assert_close(other[name], tensor, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("alignment", ["order", "searched"])
+def test_both_alignments_and_all_loss_terms_train(tmp_path, alignment):
+    changes = {"loss__alignment": alignment, "loss__beta": 0.5, "loss__gamma": 0.1, "max_steps": 8}
+    train(config_of(tmp_path / "run", **changes), note=lambda line: None)
+    losses = [row["loss"] for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["kind"] == "step"]
+    assert losses[-1] < losses[0]
+
+
+def test_a_progressive_run_opens_a_level_when_the_newest_is_learned(tmp_path):
+    config = config_of(
+        tmp_path / "run",
+        curriculum__order="progressive",
+        curriculum__levels=[1, 2],
+        curriculum__samples=[300],
+        curriculum__threshold=0.5,
+        curriculum__minimum_steps=50,
+        model__width=64,
+        batch_size=128,
+        ema_decay=0.9,
+        optimizer__lr=5e-3,
+        schedule__name="constant",
+        eval_every=50,
+        eval_samples=10,
+        max_steps=400,
+        checkpoint__save_every=0,
+    )
+    evaluation = train(config, note=lambda line: None)
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    (promoted,) = [row for row in rows if row["kind"] == "promotion"]
+    assert promoted["level"] == 2
+    asked = [row for row in rows if row["kind"] == "evaluation" and "accuracy/1" in row]
+    assert asked[0]["accuracy/1"] >= 0.5
+    assert asked[0]["step"] == promoted["step"]
+    levels = [row["level"] for row in rows if row["kind"] == "step"]
+    assert levels == [1] * promoted["step"] + [2] * (400 - promoted["step"])
+    assert evaluation.levels[2].samples_seen == 300
+
+
+def test_levels_that_never_opened_were_not_learned_from(tmp_path):
+    config = config_of(tmp_path / "run", curriculum__order="progressive", max_steps=6)
+    evaluation = train(config, note=lambda line: None)
+    assert [result.samples_seen for result in evaluation.levels.values()] == [30, 0, 0, 0, 0, 0, 0]
+
+
+def test_too_few_slots_are_refused_with_the_number_needed(tmp_path):
+    with pytest.raises(ConfigError, match=r"num_slots = 4: the longest replacement has \d+ nodes"):
+        train(config_of(tmp_path / "run", model__num_slots=4), note=lambda line: None)
+
+
+def command(path, *extra) -> list[str]:
+    flags = [
+        word
+        for key, value in SMALL.items()
+        for word in (f"--{key.replace('_', '-')}", *(map(str, value) if isinstance(value, list) else (str(value),)))
+    ]
+    return [sys.executable, "-m", "dagnn.cli", "train", "--run-directory", str(path), *flags, *extra]
+
+
+def test_ctrl_c_and_resume_give_the_bytes_of_never_stopping(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    steps = ["--max-steps", "800", "--eval-every", "400", "--checkpoint.save-every", "300"]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    whole = subprocess.run(command(tmp_path / "whole", *steps), **options, check=False)
+    assert whole.returncode == 0, whole.stderr
+
+    stopped = subprocess.Popen(command(tmp_path / "stopped", *steps), **options)
+    metrics = tmp_path / "stopped/metrics.jsonl"
+    while stopped.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < 30):
+        time.sleep(0.01)
+    stopped.send_signal(signal.SIGINT)
+    _, told = stopped.communicate()
+    assert stopped.returncode == 130, told
+    assert "Traceback" not in told
+    assert not (tmp_path / "stopped/evaluation.json").exists()
+
+    resumed = subprocess.run(
+        [sys.executable, "-m", "dagnn.cli", "train", "--resume", str(tmp_path / "stopped")], **options, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert last_bytes(tmp_path / "stopped") == last_bytes(tmp_path / "whole")
+    assert rows_without_clock(tmp_path / "stopped") == rows_without_clock(tmp_path / "whole")
+    levels = [json.loads((tmp_path / run / "evaluation.json").read_text())["levels"] for run in ("stopped", "whole")]
+    accuracies = [{level: result["accuracy"] for level, result in each.items()} for each in levels]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_a_used_run_directory_is_refused_and_left_alone(finished):
+    path, _ = finished
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(RunError, match=r"already holds a run: go on with --resume .*, or choose another"):
+        train(config_of(path), note=lambda line: None)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_windows_are_read_again_and_a_damaged_file_is_traced_again(finished):
+    path, _ = finished
+    kept = read_windows(path)
+    assert kept is not None
+    windows, cost = kept
+    assert len(windows) > 500
+    assert cost.seconds > 0
+    content = (path / FILE_NAME).read_bytes()
+    try:
+        (path / FILE_NAME).write_bytes(content[: len(content) // 2])
+        assert read_windows(path) is None
+        evaluation = train(RunDirectory.read(path).config(), resume=True, note=lambda line: None)
+        assert evaluation.step == 24
+        again = read_windows(path)
+        assert again is not None
+        assert again[0].windows == windows.windows
+        assert (again[0].counts == windows.counts).all()
+    finally:
+        (path / FILE_NAME).write_bytes(content)

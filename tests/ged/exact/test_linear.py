@@ -1,0 +1,86 @@
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from dagnn.ged import EditCosts
+from dagnn.ged.exact import relaxations as linear_module
+from dagnn.ged.exact.assignment import INFINITE
+from dagnn.ged.exact.bounds import ROOT, new_search
+from dagnn.ged.exact.problem import DELETIONS_PAY, map_cost, new_problem
+from dagnn.ged.exact.relaxations import linear_prices
+from dagnn.ged.exact.search import advance
+from dagnn.ged.exact.tables import build_tables
+from dagnn.ged.exact.watch import Watch
+from dagnn.ged.labelled import read_pair
+
+COSTS = [
+    EditCosts(),
+    EditCosts(node_substitution=5, edge_deletion=0.5),
+    EditCosts(edge_substitution=lambda a, b: abs(a - b) / 3, edge_insertion=lambda label: 1 + label),
+]
+
+
+def random_problem(oracle, seed, costs, nodes=5):
+    rng = random.Random(seed)
+    graphs = [oracle.random_dag(rng, size, labels=2) for size in (nodes - 1, nodes)]
+    for graph in graphs:
+        graph.edges = [(u, v, rng.randrange(3)) for u, v, _ in graph.edges]
+    options = {"directed": None, "node_label": "label", "edge_label": "label"}
+    tables = build_tables(read_pair(*map(oracle.to_networkx, graphs), **options), costs)
+    return new_problem(tables.tables, *tables.graphs)
+
+
+def maps(problem):
+    n1, n2 = problem.node.shape
+    for image in itertools.permutations(range(n2), n1):
+        yield np.array(image)
+    if problem.constants[DELETIONS_PAY]:
+        for image in itertools.permutations([*range(n2), *[-1] * n1], n1):
+            yield np.array(image)
+
+
+def left_over(problem, prices, u, v, w, x):
+    p, q = problem.left[u, w], problem.right[v, x]
+    saving = problem.pair[p, q] - problem.pair[p, 0] - problem.pair[0, q]
+    paid = prices.left[u, w, v] + prices.left[w, u, x] + prices.right[v, x, u] + prices.right[x, v, w]
+    return prices.constants[0] * saving + paid
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_prices_are_valid_for_every_map(oracle, seed, costs):
+    problem = random_problem(oracle, seed, costs)
+    prices = linear_prices(problem, Watch())
+    n1, n2 = problem.node.shape
+    assert min(prices.left.min(), prices.right.min()) >= 0
+    for (u, w), (v, x) in itertools.product(itertools.permutations(range(n1), 2), itertools.permutations(range(n2), 2)):
+        assert left_over(problem, prices, u, v, w, x) >= 0
+    for image in itertools.islice(maps(problem), 2000):
+        mapped = [(u, v) for u, v in enumerate(image.tolist()) if v >= 0]
+        if len({v for _, v in mapped}) < len(mapped):
+            continue
+        bound = prices.constants[1] + sum(prices.node[u, v] for u, v in mapped)
+        bound += sum(left_over(problem, prices, u, v, w, x) for (u, v), (w, x) in itertools.combinations(mapped, 2))
+        assert bound <= prices.constants[0] * map_cost(problem, image)
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_root_bound_is_below_the_distance_and_near_it(oracle, seed, costs):
+    problem = random_problem(oracle, seed, costs)
+    exact = min(map_cost(problem, image) for image in maps(problem))
+    prices = linear_prices(problem, Watch())
+    search = new_search(problem, prices, INFINITE, np.zeros(1, dtype=np.int64))
+    advance(problem, prices, search, 0, 0)
+    bound = search.numbers[ROOT] / prices.constants[0]
+    assert 0.9 * exact <= bound <= exact
+
+
+def test_large_programs_and_graphs_without_edges_are_left_to_branch_match(oracle, monkeypatch):
+    problem = random_problem(oracle, 0, EditCosts())
+    monkeypatch.setattr(linear_module, "MOST", 20)
+    assert linear_prices(problem, Watch()) is None
+    monkeypatch.undo()
+    assert linear_prices(problem._replace(left=np.zeros_like(problem.left)), Watch()) is None

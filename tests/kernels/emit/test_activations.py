@@ -1,0 +1,57 @@
+"""The activations as compiled, against PyTorch's in float64: value, slope, kinks and far ends."""
+
+import pytest
+import torch
+
+from dagnn.graph import Dag
+from dagnn.kernels import ACTIVATIONS, plan_network
+from dagnn.kernels.emit.functions import CODES, INPUT
+from dagnn.kernels.network import passes as compiled_network
+from dagnn.kernels.network.passes import Gradients
+
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 4e-15}
+
+
+def value_and_slope(name: str, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """From a network of one edge."""
+    dag = Dag([(0, 1)])
+    plan = plan_network(
+        dag.edges, dag.levels, dag.inputs, dag.outputs, torch.tensor([False, False]), ["identity", name]
+    )
+    one = torch.ones(1, dtype=z.dtype)
+    y, saved = compiled_network.forward(plan.compiled, z[:, None].contiguous(), one, one[:0])
+    into = Gradients(torch.empty_like(one), one[:0], accumulate=False)
+    slope = compiled_network.backward(plan.compiled, torch.ones_like(y), saved, one, one[:0], into, needs_x=True)
+    assert slope is not None
+    return y[:, 0], slope[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_value_and_slope(name, dtype):
+    z = torch.cat([torch.linspace(-30, 30, 6_001), torch.logspace(-12, 2, 50), -torch.logspace(-12, 2, 50)])
+    z = torch.cat([z, torch.tensor([0.0, 19.5, 20.5, 80.0, -80.0, 700.0, -700.0, 1e6, -1e6])]).to(dtype)
+    exact = z.double().requires_grad_()
+    y = ACTIVATIONS[name](exact)
+    (slope,) = torch.autograd.grad(y.sum(), exact)
+    for ours, theirs in zip(value_and_slope(name, z), (y.detach(), slope), strict=True):
+        error = (ours.double() - theirs).abs() / theirs.abs().clamp(min=1)
+        assert error.max() <= TOLERANCE[dtype], (z[error.argmax()], error.max())
+
+
+@pytest.mark.parametrize("name", ["tanh", "elu"])
+def test_small_values_keep_their_relative_precision(name):
+    z = torch.logspace(-300, -1, 300, dtype=torch.float64)
+    for x in (z, -z):
+        y, _ = value_and_slope(name, x)
+        torch.testing.assert_close(y, ACTIVATIONS[name](x), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_infinity_gives_what_pytorch_gives_or_its_limit(name):
+    y, _ = value_and_slope(name, torch.tensor([torch.inf, 1.0], dtype=torch.float64))
+    assert y[0] == ACTIVATIONS[name](torch.tensor(torch.inf, dtype=torch.float64))
+
+
+def test_every_activation_has_a_code_of_its_own():
+    assert len({INPUT, *CODES.values()}) == 1 + len(ACTIVATIONS)

@@ -1,0 +1,118 @@
+"""GraphRewriter with a graph network that reads the windows: the same interface, the same results."""
+
+import pytest
+import torch
+from decimal_addition import SIGNATURE, replacement_of, sum_tokens, value_of
+
+from dagnn.errors import ConfigError
+from dagnn.rewriting import RewritingMachine, RuleRewriter, read_window, window_nodes
+from dagnn.rewriting.features import WindowGraphs
+from dagnn.rewriting.network import GraphRewriter
+
+
+@pytest.fixture(scope="module")
+def windows():
+    machine = RewritingMachine(SIGNATURE, RuleRewriter(replacement_of), eager=True)
+    machine.run([sum_tokens([a, b]) for a in range(40) for b in (0, 7, 38, 95)])
+    return [machine.window(w) for w in range(machine.num_windows)]
+
+
+def rewriter(windows, **sizes) -> GraphRewriter:
+    sizes = {"width": 16, "blocks": 1, "num_slots": 8, "graph_dim": 8, **sizes}
+    return GraphRewriter.from_windows(SIGNATURE, windows, backbone="graph", **sizes)
+
+
+def test_a_packed_window_holds_its_nodes_and_their_children(windows):
+    graphs = WindowGraphs.from_windows(SIGNATURE, windows)
+    packed = graphs.encode(windows)
+    for window, row in zip(windows, packed.tolist(), strict=True):
+        nodes = window_nodes(read_window(window, SIGNATURE))
+        parts = [row[i : i + 5] for i in range(0, len(row), 5)]
+        assert [bool(part[0]) for part in parts] == [i < len(nodes) for i in range(len(parts))]
+        for node, (symbol, *children) in zip(nodes, parts, strict=False):
+            assert symbol > 1  # known
+            assert [child - 1 for child in children if child] == [child.index for child in node.children]
+
+
+def test_what_is_unknown_shares_one_symbol(windows):
+    few = WindowGraphs.from_windows(SIGNATURE, windows[:1])
+    assert WindowGraphs(SIGNATURE, few.known).encode(windows).tolist() == few.encode(windows).tolist()
+    symbols = set(few.encode(windows)[:, ::5].flatten().tolist())
+    assert 1 in symbols
+    assert max(symbols) <= few.num_symbols
+
+
+def test_a_window_is_read_alike_alone_and_among_others(windows):
+    net = rewriter(windows).double()
+    with torch.no_grad():
+        together = net(net.encode(windows))
+        alone = torch.cat([net(net.encode([window])) for window in windows[:20]])
+    torch.testing.assert_close(together[:20], alone)
+
+
+def test_operands_are_told_apart_and_shared_nodes_are_one(windows):
+    add, one, two, end = (SIGNATURE.id_of[name] for name in ("add", "d1", "d2", "end"))
+    hidden = SIGNATURE.hidden
+    forth, back = (add, one, hidden, two, hidden), (add, two, hidden, one, hidden)
+    shared, apart = (add, end, hidden + 2), (add, end, hidden)
+    net = rewriter([*windows, forth, back, shared, apart]).double()
+    with torch.no_grad():
+        for a, b in ((forth, back), (shared, apart)):
+            first, second = net(net.encode([a, b]))
+            assert (first - second).abs().max() > 1e-6
+
+
+def test_gradients_are_right_in_float64(windows):
+    torch.manual_seed(0)
+    few = windows[:5]
+    net = rewriter(few, width=6, graph_dim=4).double()
+    rows = net.encode(few)
+    targets = net.features.encode_targets(few, [replacement_of(w) for w in few], num_slots=4)
+    loss = net.loss(rows, targets)
+    loss.backward()
+    for name, parameter in net.named_parameters():
+        gradient = parameter.grad
+        if gradient is None or not gradient.abs().max():
+            continue
+        place = tuple(int(i) for i in torch.unravel_index(gradient.abs().argmax(), gradient.shape))
+        with torch.no_grad():
+            parameter[place] += 1e-5
+            above = net.loss(rows, targets)
+            parameter[place] -= 2e-5
+            below = net.loss(rows, targets)
+            parameter[place] += 1e-5
+        assert gradient[place].item() == pytest.approx((above - below).item() / 2e-5, rel=1e-4), name
+
+
+def test_it_learns_to_add(windows):
+    torch.manual_seed(0)
+    net = rewriter(windows, width=64, graph_dim=32)
+    optimizer = torch.optim.Adam(net.parameters(), 5e-3)
+    rows = net.encode(windows)
+    targets = net.features.encode_targets(windows, [replacement_of(w) for w in windows], net.num_slots)
+    for _ in range(120):
+        optimizer.zero_grad()
+        net.loss(rows, targets).backward()
+        optimizer.step()
+    assert net.rewrite(windows) == [replacement_of(window) for window in windows]
+    pairs = [(39, 95), (38, 38), (0, 7), (27, 38)]
+    assert [value_of(result.tokens) for result in net.solve([sum_tokens(pair) for pair in pairs])] == [134, 76, 7, 65]
+
+
+def test_a_warm_start_keeps_what_was_known(windows):
+    known, net = rewriter(windows[:30]), rewriter(windows, num_slots=12)
+    assert 0 < net.warm_start(known) < len(net.graphs.known)
+    rows = known.encode(windows[:30]), net.encode(windows[:30])
+    with torch.no_grad():
+        torch.testing.assert_close(net(rows[1], 8), known(rows[0], 8), rtol=1e-4, atol=1e-5)
+    for other in (
+        rewriter(windows, graph_dim=12),
+        GraphRewriter.from_windows(SIGNATURE, windows, width=16, blocks=1, num_slots=8),
+    ):
+        with pytest.raises(ConfigError, match="of the same backbone: it is "):
+            other.warm_start(known)
+
+
+def test_an_unknown_backbone_is_refused(windows):
+    with pytest.raises(ConfigError, match="backbone must be one of features, graph, got 'lstm'"):
+        GraphRewriter.from_windows(SIGNATURE, windows, backbone="lstm")
