@@ -48,8 +48,8 @@ GUARDS = [
     Guard(
         "files are on the disk before the manifest",
         "files.py",
-        "        os.fsync(descriptor)\n    finally:\n        os.close(descriptor)\n\n\ndef replace_file",
-        "    finally:\n        os.close(descriptor)\n\n\ndef replace_file",
+        "        os.fsync(descriptor)\n    finally:\n        os.close(descriptor)\n\n\ndef sync_directory",
+        "    finally:\n        os.close(descriptor)\n\n\ndef sync_directory",
         ORDER,
     ),
     Guard(

@@ -12,9 +12,10 @@ DagnnError
 ├── RunError (RuntimeError)         a run directory that cannot be used or written
 └── AccumulationError (RuntimeError) a window used out of order, or weights left undeclared
 
-And a warning of its own kind: ConstantNodesWarning, of nodes of a network that nothing feeds.
+Two warnings have a class of their own, so that you can filter them: AccumulationWarning and ConstantNodesWarning.
 """
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -68,17 +69,17 @@ class ConstantNodesWarning(UserWarning):
     """Nodes of a network have no edges into them and are no inputs: their values are learned, and depend on no data."""
 
 
-_HERE = str(Path(__file__).parent / "accumulation")
-
-
 class AccumulationWarning(UserWarning):
     """The loop runs, but its result may differ from the full batch, or not be what was meant."""
 
 
-def warn(message: str) -> None:
-    """Warn at the user's line: the first frame that is not in dagnn.accumulation."""
+_PACKAGE = str(Path(__file__).parent) + os.sep
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line: the innermost frame outside of dagnn."""
     level = 2
     # Python 3.12 has skip_file_prefixes for this; 3.11 counts frames by hand.
-    while (frame := sys._getframe(level - 1)).f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
+    while (frame := sys._getframe(level - 1)).f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
         level += 1
-    warnings.warn(message, AccumulationWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)

@@ -1,10 +1,55 @@
-"""Files that survive a crash: written, flushed to the disk, and moved into place in one step."""
+"""Files that survive a crash: written under a hidden name, flushed to the disk, and moved into place in one step."""
 
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write ``path`` so that a reader, or a crash, finds the old content or the new, never a part.
+
+    Raises:
+        OSError: the disk is full, there is no such folder, ...; ``path`` holds what it held before.
+    """
+    with replaced_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def replaced_file(target: Path) -> AbstractContextManager[Path]:
+    """As `replace_file`, for content that comes in pieces or from another library's writer.
+
+    The ``with`` block gets a hidden path and writes a file there. When the block ends, that file becomes ``target`` in
+    one step. After an error ``target`` is as it was, and the hidden file is gone.
+    """
+    return _moved_into_place(target, Path.replace)
+
+
+def new_file(target: Path) -> AbstractContextManager[Path]:
+    """As `replaced_file`, but an existing ``target`` is never overwritten: FileExistsError."""
+    # Not a rename: a link fails where the name is taken, even just now.
+    return _moved_into_place(target, os.link)
+
+
+@contextmanager
+def _moved_into_place(target: Path, move: Callable[[Path, Path], object]) -> Iterator[Path]:
+    # Every writer has a name of its own: two at once must not write into each other's file.
+    temporary = target.with_name(f".writing-{secrets.token_hex(4)}-{target.name}")
+    try:
+        yield temporary
+        with temporary.open("r+b") as file:  # not "rb": Windows flushes only files that were opened for writing
+            os.fsync(file.fileno())
+        move(temporary, target)
+        sync_directory(target.parent)
+    except OSError as error:
+        if error.filename == str(temporary):
+            error.filename, error.filename2 = str(target), None  # the name that the user gave
+        raise
+    finally:
+        with suppress(OSError):  # it would hide the error that led here
+            temporary.unlink(missing_ok=True)
 
 
 def write_new(path: Path, content: bytes) -> None:
@@ -17,35 +62,6 @@ def write_new(path: Path, content: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write ``path`` so that a reader, or a crash, meets the old content or the new, never a part."""
-    temporary = path.with_name(f".writing-{path.name}")
-    try:
-        write_new(temporary, content)
-        temporary.replace(path)
-        sync_directory(path.parent)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-@contextmanager
-def new_file(target: Path) -> Iterator[Path]:
-    """Inside, a hidden place to write; afterwards the file is ``target``, on the disk, and never in the place of an
-    old one. After an error there is neither. Raises OSError."""
-    temporary = target.with_name(f".writing-{os.getpid()}-{target.name}")
-    try:
-        yield temporary
-        with temporary.open("r+b") as file:  # Windows waits for what was opened to be written only
-            os.fsync(file.fileno())
-        # Not a rename: a link fails where the name is taken, even just now.
-        os.link(temporary, target)
-        sync_directory(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dagnn.accumulation.shares import SINGLE, Reduction
 from dagnn.accumulation.sums import Sums
-from dagnn.errors import AccumulationError, ConfigError, warn
+from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
 
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 
@@ -74,7 +74,8 @@ def warn_if_divided(loss: Tensor, micro_batches: int, reduction: Reduction) -> N
         warn(
             f"the loss was divided by {micro_batches}, the number of micro-batches in the window, before backward, "
             "which divides by the window's weight itself: pass the plain mean loss, or the gradient is "
-            f"{micro_batches} times too small."
+            f"{micro_batches} times too small.",
+            AccumulationWarning,
         )
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dagnn.errors import AccumulationError, ConfigError, warn
+from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
 
 T = TypeVar("T")
 
@@ -100,7 +100,8 @@ class Replicated(Ranks):
             if getattr(model, "_comm_hooks", None):
                 warn(
                     "the communication hook of DDP is not used inside windows: gradients are summed once per window, "
-                    "in full precision."
+                    "in full precision.",
+                    AccumulationWarning,
                 )
 
     def gather(self, value: T) -> list[T]:
@@ -289,7 +290,9 @@ def ranks_of(
     if dist.get_world_size() > 1:
         warn(
             f"torch.distributed has {dist.get_world_size()} processes, but the model is not wrapped: gradients are not "
-            "summed over them. Wrap it in DistributedDataParallel, or pass process_group=torch.distributed.group.WORLD."
+            "summed over them. Wrap it in DistributedDataParallel, or pass "
+            "process_group=torch.distributed.group.WORLD.",
+            AccumulationWarning,
         )
     return Alone()
 

@@ -16,7 +16,7 @@ from dagnn.accumulation.loss_scale import LossScale
 from dagnn.accumulation.ranks import Ranks
 from dagnn.accumulation.shares import Shares
 from dagnn.accumulation.sums import GradientSums, Sums
-from dagnn.errors import AccumulationError, ConfigError, warn
+from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
 
 
 class RandomState:
@@ -108,7 +108,8 @@ class BatchNorms:
             warn(
                 f"BatchNorm layers in training mode ({names}{more}) normalise each micro-batch by itself, so the "
                 "gradient is not that of the full batch: use GroupNorm or LayerNorm, put them in eval mode, or "
-                "accept it with batch_norm='ignore' ('defer' repairs the running statistics, not the gradient)."
+                "accept it with batch_norm='ignore' ('defer' repairs the running statistics, not the gradient).",
+                AccumulationWarning,
             )
         if self._mode == "defer":
             self._moments = {}

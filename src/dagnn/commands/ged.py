@@ -1,8 +1,6 @@
 """What `dagnn ged` does: compare the Dags of two files, tell the edits in words, and draw them."""
 
-import contextlib
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from dagnn.errors import ConfigError, GraphError
+from dagnn.files import replace_file
 from dagnn.ged.costs import EditCosts
 from dagnn.ged.distance import DEFAULT_BUDGET, GedResult, graph_edit_distance
 from dagnn.ged.labelled import read_pair
@@ -120,13 +119,9 @@ def _read(path: Path) -> Dag:
 
 def _write(path: Path, content: bytes) -> None:
     """Write the whole file or none of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_bytes(content)
-        part.replace(path)
+        replace_file(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from None  # the name that the user gave
 
 

@@ -1,14 +1,13 @@
 """Records of a dataset, one JSON line each: an input, its answer, where they belong; every line is checked."""
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagnn.errors import DataError
+from dagnn.files import replaced_file
 
 if TYPE_CHECKING:
     from dagnn.graph import Dag
@@ -173,27 +172,14 @@ def write_records(path: str | Path, records: Iterable[Record]) -> int:
     Raises:
         DataError: two records share an id, or the file cannot be written (no such folder, disk full).
     """
-    target = Path(path)
     try:
-        # A name of its own for every writer, so that two at once cannot write into each other's file.
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial")
-    except OSError as error:
-        raise DataError(f"cannot write the dataset {path}: {_reason(error)}.") from error
-
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            count = _write_lines(file.write, records)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp gives 0600; a dataset is shared like any file
-        temporary.replace(target)
-        _sync_folder(target.parent)
+        with replaced_file(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+            return _write_lines(file.write, records)
+    except FileNotFoundError as error:
+        reason = f"{_reason(error)}. Create the folder {Path(path).parent} first"
+        raise DataError(f"cannot write the dataset {path}: {reason}.") from error
     except OSError as error:
         raise DataError(f"cannot write the dataset {path}: {_reason(error)}; nothing was changed.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return count
 
 
 def _record(line: bytes, number: int, line_of_id: dict[str, int]) -> Record:
@@ -228,21 +214,6 @@ def _write_lines(write: Callable[[str], object], records: Iterable[Record]) -> i
         seen.add(record.id)
         write(record_to_line(record) + "\n")
     return len(seen)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the rename itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _reason(error: OSError) -> str:

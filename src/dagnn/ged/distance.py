@@ -2,14 +2,13 @@
 
 import math
 import operator
-import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from dagnn.errors import ConfigError
+from dagnn.errors import ConfigError, warn
 from dagnn.ged.costs import EditCosts, checked_costs, is_no_number
 from dagnn.ged.edit_path import Edit, edit_path
 from dagnn.ged.exact.solve import BOUND_STARTS, Outcome, as_float, find
@@ -51,11 +50,9 @@ class GedResult:
     def distance(self) -> float:
         """``upper``; warns if it is not proved to be the distance."""
         if not self.proved:
-            warnings.warn(
+            warn(
                 f"the graph edit distance is between {self.lower:g} and {self.upper:g}; using {self.upper:g}. "
-                "Raise budget to find it, or read lower and upper.",
-                UserWarning,
-                stacklevel=2,
+                "Raise budget to find it, or read lower and upper."
             )
         return self.upper
 

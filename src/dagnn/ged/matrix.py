@@ -2,7 +2,6 @@
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.errors import ConfigError, DtypeError, GraphError, warn
 from dagnn.ged.costs import EditCosts, checked_costs
 from dagnn.ged.distance import DEFAULT_BUDGET, checked_limits, graph_edit_distance
 from dagnn.ged.exact.solve import as_float, find
@@ -48,11 +47,9 @@ class GedMatrix:
     def distance(self) -> Tensor:
         """``upper``; warns if some entries are not proved to be distances."""
         if not self.proved.all():
-            warnings.warn(
+            warn(
                 f"{int((~self.proved).sum())} of {self.proved.numel()} distances are not proved; using upper bounds. "
-                "Raise budget or seconds to find them, or read lower and upper.",
-                UserWarning,
-                stacklevel=2,
+                "Raise budget or seconds to find them, or read lower and upper."
             )
         return self.upper
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import random
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -12,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from dagnn.accumulation.items import tensors_in
-from dagnn.errors import CheckpointError, ConfigError, RunError
+from dagnn.errors import CheckpointError, ConfigError, RunError, warn
 from dagnn.training.rng import seed_everything, untouched_rng
 from dagnn.training.run.values import is_dense, tensor_bytes
 
@@ -195,10 +194,9 @@ class IterableSource:
                     f"{number}: use the same data and batch size."
                 ) from None
         if position and self._first != first and self._rank == 0:
-            warnings.warn(
+            warn(
                 f"the first batch of epoch {self._epoch} is another than before the stop: the loader does not give the "
-                "same batches again, so this training will not equal one that was never stopped.",
-                stacklevel=4,
+                "same batches again, so this training will not equal one that was never stopped."
             )
 
     def _drawn(self, number: int) -> Any:

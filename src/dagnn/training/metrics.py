@@ -6,13 +6,12 @@ import io
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dagnn.errors import ConfigError, DataError, RunError
+from dagnn.errors import ConfigError, DataError, RunError, warn
 from dagnn.training.result import strict_json
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
@@ -40,7 +39,7 @@ class MetricsLog:
         except OSError as error:
             raise RunError(f"cannot open {path}: {error.strerror or error}.") from error
         if found < num_rows:
-            warnings.warn(f"{path} has {found} rows, the checkpoint was saved after {num_rows}.", stacklevel=2)
+            warn(f"{path} has {found} rows, the checkpoint was saved after {num_rows}.")
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Append one row.

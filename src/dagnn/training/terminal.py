@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dagnn.errors import RunError
+from dagnn.files import replaced_file
 
 
 def printable(text: str) -> str:
@@ -167,11 +168,10 @@ class StepProfiler:
         ended, self._profile = self._profile, None
         ended.stop()
         assert self._target is not None
-        temporary = self._target.with_name(f".writing-{self._target.name}")
         try:
-            # By rename: a trace of an earlier session stays whole until there is a new one.
-            ended.export_chrome_trace(str(temporary))
-            temporary.replace(self._target)
+            # A trace of an earlier session stays whole until there is a new one.
+            with replaced_file(self._target) as temporary:
+                ended.export_chrome_trace(str(temporary))
             self._note(f"profile in {self._target}: open it in https://ui.perfetto.dev or chrome://tracing")
         except (OSError, RuntimeError) as error:
             raise RunError(f"cannot write {self._target}: {getattr(error, 'strerror', None) or error}.") from error

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import CheckpointError, DagnnError, StateDictError
+from dagnn.errors import CheckpointError, DagnnError, StateDictError, warn
+from dagnn.files import replace_file
 from dagnn.graph import Dag
 from dagnn.graph.formats import json as json_format
 from dagnn.graph.names import sort_key
@@ -57,10 +56,9 @@ def check_record(record: object, layout: ParameterLayout, module: str) -> None:
         return  # no values, of the record or of the weights
     theirs = _read(record)
     if theirs is None:
-        warnings.warn(
+        warn(
             f"the state dict's {key!r}, which says which edges its weights belong to, has been averaged, converted or "
-            "damaged: the weights are loaded in their order, unchecked. Delete that key if this is what you want.",
-            stacklevel=2,
+            "damaged: the weights are loaded in their order, unchecked. Delete that key if this is what you want."
         )
         return
     mine = record_of(layout).numpy()[:-1]
@@ -171,7 +169,7 @@ class Document:
 
 
 def write(path: Path, net: "DagNN") -> None:
-    """Write ``net`` to ``path``: to a neighbour first, moved into place when it is safely on disk."""
+    """Write ``net`` to ``path``. After an error, or a crash, ``path`` holds what it held before."""
     document = json.dumps(
         {
             "format": FORMAT,
@@ -186,15 +184,7 @@ def write(path: Path, net: "DagNN") -> None:
     tensors = {name: value_of(net, name).detach().cpu().clone() for name in ("edge_weight", "bias")}
     content = safetensors.torch.save(tensors, {"dagnn": document, "sha256": _digest(document, tensors)})
 
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    replace_file(path, content)
 
 
 def read(path: Path) -> tuple[Document, dict[str, Tensor]]:

@@ -1,7 +1,6 @@
 """`DagNN`: any DAG as a network with one trainable weight per edge."""
 
 import math
-import warnings
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dagnn import kernels
-from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.errors import ConfigError, DtypeError, GraphError, warn
 from dagnn.graph import Dag
 from dagnn.graph.cached import lasting
 from dagnn.kernels.activations import check_activation
@@ -227,10 +226,9 @@ class DagNN(NamedParameters):
 
     def backward_and_update(self, grad_output: Tensor, lr: float) -> None:
         """Deprecated: `backward_accumulate`, then `step`, in one pass. In eval mode: nothing."""
-        warnings.warn(
+        warn(
             "backward_and_update is deprecated: call backward_accumulate(grad_output), then step(lr).",
             DeprecationWarning,
-            stacklevel=2,
         )
         if not self.training:
             return

@@ -1,6 +1,5 @@
 """`ParameterLayout`: which entry belongs to which edge or node, and how large weights start."""
 
-import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from typing import TypeGuard
 
@@ -9,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dagnn.errors import ConfigError, ConstantNodesWarning, GraphError
+from dagnn.errors import ConfigError, ConstantNodesWarning, GraphError, warn
 from dagnn.graph import Dag
 from dagnn.graph.cached import lasting
 from dagnn.graph.edges import stable_order
@@ -239,13 +238,12 @@ def warn_of_constants(dag: Dag, bias: object) -> None:
     shown = ", ".join(repr(dag.name_of(v)) for v in constants[:3])
     more = f" and {len(constants) - 3} more" if len(constants) > 3 else ""
     are = "is" if len(constants) == 1 else "are"
-    warnings.warn(
+    warn(
         f"no edge leads to {shown}{more}, which {are} not among the inputs: the network learns a constant there, "
         "random at the start. List measured nodes in Dag(inputs=...); drop the others with dag.without_dangling(), or "
         "dag.remove(nodes=dag.dangling().unfed); or, if constants are what you want, name these nodes in bias=[...], "
         "or ignore dagnn.ConstantNodesWarning.",
         ConstantNodesWarning,
-        stacklevel=3,
     )
 
 

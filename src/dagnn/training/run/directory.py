@@ -214,7 +214,8 @@ def _refuse_used(path: Path) -> None:
     foreign = sorted(
         each.name
         for each in path.iterdir()
-        if each.name not in (_LOCK, _CONFIG, f".writing-{_CONFIG}", f".writing-{_RUN}")
+        if each.name not in (_LOCK, _CONFIG)
+        and not (each.name.startswith(".writing-") and each.name.endswith((_CONFIG, _RUN)))
     )
     if foreign:
         raise RunError(f"{path} is not empty (it holds {foreign[0]}): choose another run_directory.")

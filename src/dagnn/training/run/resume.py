@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dagnn.errors import CheckpointError, ConfigError, DagnnError, RunError
+from dagnn.errors import CheckpointError, ConfigError, DagnnError, RunError, warn
 from dagnn.training.config import TrainingConfig
 from dagnn.training.loader import BatchSource
 from dagnn.training.optimizers import WeightAverage
@@ -147,10 +146,9 @@ def changes(
     if num_before != processes.size:
         rows.append(("processes", {"processes_before": num_before, "processes": processes.size}))
         if processes.is_first:
-            warnings.warn(
+            warn(
                 f"the number of processes was {num_before} and is {processes.size}: the training goes on with the same "
-                "batches and other random numbers; it equals one that kept the number to rounding, not to the bit.",
-                stacklevel=3,
+                "batches and other random numbers; it equals one that kept the number to rounding, not to the bit."
             )
     return rows
 

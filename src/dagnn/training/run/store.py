@@ -1,12 +1,11 @@
 """The checkpoints of one run: save, keep the last and the best, find the newest whole one."""
 
 import re
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dagnn.errors import CheckpointError, DagnnError, RunError
+from dagnn.errors import CheckpointError, DagnnError, RunError, warn
 from dagnn.files import remove_tree, sync_directory
 from dagnn.training.run.checkpoint import (
     Checkpoint,
@@ -127,7 +126,7 @@ class CheckpointStore:
             try:
                 return self.load(step)
             except DamagedCheckpointError as error:
-                warnings.warn(f"passing over checkpoint {step}: {error}", stacklevel=2)
+                warn(f"passing over checkpoint {step}: {error}")
         if steps:
             raise CheckpointError(f"none of the {len(steps)} checkpoints in {self.path} is whole.")
         return None
@@ -216,7 +215,7 @@ class CheckpointStore:
                 # Renamed first: a half-removed checkpoint must not be met as a damaged one.
                 path.rename(doomed)
             except OSError as error:
-                warnings.warn(f"cannot remove the old checkpoint {path}: {error.strerror or error}.", stacklevel=3)
+                warn(f"cannot remove the old checkpoint {path}: {error.strerror or error}.")
             remove_tree(doomed)
 
     def _what_is_left(self) -> str:
