@@ -12,7 +12,7 @@ from dagnn.ged.exact.solve import as_float
 from dagnn.ged.exact.tables import build_tables
 from dagnn.ged.labelled import label_key, read_graphs
 from dagnn.graph import Dag
-from dagnn.graph.cached import compiled, interpreted
+from dagnn.graph.cached import interpreted, jitted
 
 Ints = NDArray[np.int64]
 
@@ -101,7 +101,7 @@ def _distance(a: "_Tree", b: "_Tree", remove: NDArray[Any], insert: NDArray[Any]
     return int(trees[-1, -1])
 
 
-@compiled
+@jitted
 def _sweep(
     leftmost: Ints,
     other_leftmost: Ints,

@@ -11,7 +11,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 Made = TypeVar("Made")
-Fact = TypeVar("Fact", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def lasting() -> AbstractContextManager[None]:
@@ -59,38 +59,27 @@ def lasting_property(make: Callable[[Any], Made]) -> cached_property[Made]:
     return cached_property(made)
 
 
-def constant(fact: Fact) -> Fact:
+def constant(fact: Function) -> Function:
     """`torch.compile` and `torch.export` call this function and take what comes back for a constant."""
     # As torch.compiler.assume_constant_result, which imports all of torch.compile for it: more than a second.
     fact._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return fact
 
 
-def jitted(function: Callable[..., Any], *, nogil: bool = False) -> Any:
-    """``function`` as machine code, which numba keeps on disk where it may write.
+def jitted(function: Function) -> Function:
+    """``function`` as machine code, which numba compiles at the first call and runs without the GIL.
 
-    Where it may not, neither beside the source nor in the user's home or ``NUMBA_CACHE_DIR``, every process compiles
-    anew: a few seconds.
-
-    Args:
-        nogil: without the interpreter lock.
+    numba keeps the code on disk. Where it may write neither beside the source nor in the user's home or
+    ``NUMBA_CACHE_DIR``, every process compiles again, which takes a few seconds.
     """
     try:
-        return njit(cache=True, nogil=nogil)(function)
+        return cast(Function, njit(cache=True, nogil=True)(function))
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
-        return njit(nogil=nogil)(function)
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """``function`` as machine code, compiled on the first call, kept on disk if possible, run without the GIL."""
-    return cast(Function, jitted(function, nogil=True))
+        return cast(Function, njit(nogil=True)(function))
 
 
 def interpreted(function: Function) -> Function:
-    """The Python under a ``compiled`` function: slow, but it takes integers of any size, in arrays of objects."""
+    """The Python under a `jitted` function: slow, but it takes integers of any size, in arrays of objects."""
     return cast(Function, getattr(function, "py_func", function))

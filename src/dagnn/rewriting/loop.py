@@ -5,7 +5,6 @@ whoever knows the rules, an exact engine or a network, is asked once per distinc
 Legend: `t`, `u`, `v` are node numbers, `w` is a window number.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -222,7 +221,7 @@ def _find_window(memo, end, num_nodes):  # type: ignore[no-untyped-def]
     return w
 
 
-@partial(jitted, nogil=True)
+@jitted
 def rewrite_loop(store, tables, memo, stack, log, budget):  # type: ignore[no-untyped-def]
     """Rewrites what the stack holds until it is empty or something is missing.
 

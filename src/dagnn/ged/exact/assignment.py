@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dagnn.graph.cached import compiled
+from dagnn.graph.cached import jitted
 
 Ints = NDArray[np.int64]
 
@@ -23,7 +23,7 @@ def new_room(size: int) -> Ints:
     return np.zeros((6, size + 1), dtype=np.int64)
 
 
-@compiled
+@jitted
 def assign(cost: Ints, rows: int, columns: int, room: Ints, stop: Ints) -> int:
     """The least cost of giving every row a column of its own; prices and assignment stay in ``room``.
 
@@ -84,7 +84,7 @@ def assign(cost: Ints, rows: int, columns: int, room: Ints, stop: Ints) -> int:
     return total
 
 
-@compiled
+@jitted
 def _price_the_rest(cost: Ints, first: int, rows: int, columns: int, row_price: Ints, column_price: Ints) -> int:
     """Valid prices for the rows from ``first`` on, given those of the columns; returns the sum of all prices."""
     for row in range(first, rows + 1):

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dagnn.ged.exact.assignment import INFINITE, assign
 from dagnn.ged.exact.problem import DELETED, DELETIONS_PAY, UNIFORM, Prices, Problem
-from dagnn.graph.cached import compiled
+from dagnn.graph.cached import jitted
 
 Ints = NDArray[np.int64]
 
@@ -52,7 +52,7 @@ class Search(NamedTuple):
     stop: Ints
 
 
-@compiled
+@jitted
 def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Search:
     """A search that has not begun; distances above ``limit`` need not be found."""
     pairs_left, pairs_right, pair, directions = problem.left, problem.right, problem.pair, problem.directions
@@ -85,7 +85,7 @@ def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Sear
     )
 
 
-@compiled
+@jitted
 def move(problem: Problem, prices: Prices, search: Search, u: int, v: int, sign: np.int64) -> None:
     """Map u to v (n2 deletes u) and go one level down, with sign 1; undo just that with sign -1."""
     numbers, image, free, cost = search.numbers, search.left[IMAGE], search.right[FREE], search.depths[COST]
@@ -113,7 +113,7 @@ def move(problem: Problem, prices: Prices, search: Search, u: int, v: int, sign:
             free[v] = 1
 
 
-@compiled
+@jitted
 def _anchor(problem: Problem, search: Search, u: int, v: int, sign: np.int64) -> None:
     """The edges to u and v become anchored (sign 1), or open again (sign -1)."""
     left, right, pair, directions = problem.left, problem.right, problem.pair, problem.directions
@@ -143,7 +143,7 @@ def _anchor(problem: Problem, search: Search, u: int, v: int, sign: np.int64) ->
                 search.right_count[x, 1, directions[1, q]] -= sign
 
 
-@compiled
+@jitted
 def _anchor_prices(problem: Problem, prices: Prices, search: Search, u: int, v: int, sign: np.int64) -> None:
     """What the prices leave on the edges to u and v is charged (sign 1), or no longer charged (sign -1)."""
     left, right, pair, left_price, right_price = problem.left, problem.right, problem.pair, prices.left, prices.right
@@ -163,7 +163,7 @@ def _anchor_prices(problem: Problem, prices: Prices, search: Search, u: int, v: 
             anchored[w, x] += sign * rest
 
 
-@compiled
+@jitted
 def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
     """Lower bound of all completions of the current map; leaves the assignment in ``search``.
 
@@ -215,7 +215,7 @@ def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
     return total
 
 
-@compiled
+@jitted
 def _linear_bound(problem: Problem, prices: Prices, search: Search) -> int:
     """`_bound` by prices. A node that is deleted costs 0 here: its deletion is in the constant part."""
     node, order, free, anchored = prices.node, search.left[ORDER], search.right[FREE], search.anchored
@@ -234,7 +234,7 @@ def _linear_bound(problem: Problem, prices: Prices, search: Search) -> int:
     return total
 
 
-@compiled
+@jitted
 def _star_savings(left: Ints, right: Ints, pair: Ints, open_left: Ints, free: Ints, u: int, v: int, stop: Ints) -> int:
     """What the best matching of the open edges of u and v saves against deleting and inserting them all; negative."""
     rows, columns = 0, 0

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagnn.ged.exact.tables import GraphArrays, Tables
-from dagnn.graph.cached import compiled
+from dagnn.graph.cached import jitted
 
 Ints = NDArray[np.int64]
 
@@ -71,7 +71,7 @@ NO_PRICES = Prices(np.zeros((0, 0), dtype=np.int64), _CUBE, _CUBE, np.array([2, 
 """For the search by branch match, whose bounds are in halves of a unit."""
 
 
-@compiled
+@jitted
 def new_problem(tables: Tables, a: GraphArrays, b: GraphArrays) -> Problem:
     """The problem of turning ``a`` into ``b``; ``a`` must not have more nodes than ``b``."""
     substitute, delete_kind, insert_kind, pair = tables.substitute, tables.delete, tables.insert, tables.pair
@@ -95,7 +95,7 @@ def new_problem(tables: Tables, a: GraphArrays, b: GraphArrays) -> Problem:
     return Problem(node, delete, insert, a.pairs, right, pair, tables.directions, twin, constants)
 
 
-@compiled
+@jitted
 def _twins(kind: Ints, pairs: Ints) -> Ints:
     n = len(kind)
     twin = np.full(n, -1, np.int64)
@@ -118,7 +118,7 @@ def _twins(kind: Ints, pairs: Ints) -> Ints:
     return twin
 
 
-@compiled
+@jitted
 def map_cost(problem: Problem, image: Ints) -> int:
     """Cost of the edit path that ``image`` (int64 ``[n1]``) stands for."""
     # Fields are taken out of the tuple once: doing so in a loop costs more than the loop (5 times, measured).
@@ -138,7 +138,7 @@ def map_cost(problem: Problem, image: Ints) -> int:
     return cost
 
 
-@compiled
+@jitted
 def improve(problem: Problem, image: Ints, stop: Ints) -> int:
     """Change ``image`` in place while moving one node or swapping two makes it cheaper; returns its cost.
 
@@ -185,7 +185,7 @@ def improve(problem: Problem, image: Ints, stop: Ints) -> int:
     return map_cost(problem, image)
 
 
-@compiled
+@jitted
 def _share(
     node: Ints,
     delete: Ints,

@@ -13,7 +13,7 @@ from dagnn.ged.exact import highs
 from dagnn.ged.exact.assignment import ROW_OF, assign
 from dagnn.ged.exact.problem import ALL_EDGES, DELETIONS_PAY, Prices, Problem, improve
 from dagnn.ged.exact.watch import Watch
-from dagnn.graph.cached import compiled
+from dagnn.graph.cached import jitted
 
 Ints = NDArray[np.int64]
 
@@ -164,7 +164,7 @@ STEPS = 30
 RESOLUTION = 1 << 24  # gradients become integers for `assign`; they only choose a direction
 
 
-@compiled
+@jitted
 def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int, room: Ints, stop: Ints) -> int:
     """Improve ``best`` (int64 ``[n1]``, of cost ``upper``) in place; returns its cost.
 
@@ -204,7 +204,7 @@ def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int
     return upper
 
 
-@compiled
+@jitted
 def _frank_wolfe(problem: Problem, plan: Floats, image: Ints, room: Ints, stop: Ints) -> None:
     """Descend from ``plan``, which is overwritten, and write the map that it is rounded to into ``image``."""
     node, delete, insert, left, right, pair = problem[:6]
@@ -245,7 +245,7 @@ def _frank_wolfe(problem: Problem, plan: Floats, image: Ints, room: Ints, stop: 
     _cheapest(gradient, 1.0, scaled, image, room, stop)
 
 
-@compiled
+@jitted
 def _cheapest(cost: Floats, largest: float, scaled: Ints, image: Ints, room: Ints, stop: Ints) -> None:
     """Write the cheapest assignment of ``cost``, whose entries are at most ``largest``, into ``image``."""
     n1, n2 = cost.shape
@@ -259,7 +259,7 @@ def _cheapest(cost: Floats, largest: float, scaled: Ints, image: Ints, room: Int
             image[room[ROW_OF, j] - 1] = j - 1
 
 
-@compiled
+@jitted
 def _edge_gradient(
     left: Ints,
     right: Ints,
@@ -287,7 +287,7 @@ def _edge_gradient(
             gradient[u, v] = saved
 
 
-@compiled
+@jitted
 def _neighbours(pairs: Ints) -> Ints:
     """Row u: how many neighbours u has, then which: int64 ``[n, n + 1]``."""
     n = len(pairs)

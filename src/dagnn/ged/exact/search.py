@@ -36,12 +36,12 @@ from dagnn.ged.exact.bounds import (
 )
 from dagnn.ged.exact.problem import DELETIONS_PAY, UNIFORM, Prices, Problem, improve, map_cost
 from dagnn.ged.exact.relaxations import search_upper
-from dagnn.graph.cached import compiled
+from dagnn.graph.cached import jitted
 
 Ints = NDArray[np.int64]
 
 
-@compiled
+@jitted
 def advance(problem: Problem, prices: Prices, search: Search, starts: int, budget: int) -> bool:
     """Search until done or until ``budget`` nodes have been bounded in all; returns whether it is done.
 
@@ -98,14 +98,14 @@ def proved_lower(search: Search, done: bool) -> int:
     return -(-max(least, numbers[ROOT]) // parts)
 
 
-@compiled
+@jitted
 def _cut(numbers: Ints) -> int:
     """Nodes with a larger bound cannot lead to a better map that matters."""
     cut: int = min(numbers[UPPER] - 1, numbers[LIMIT]) * numbers[PARTS]
     return cut
 
 
-@compiled
+@jitted
 def _begin(problem: Problem, prices: Prices, search: Search, starts: int) -> None:
     """Bound the distance at the root, from both sides; a map that is there already, with its cost, is kept."""
     numbers, best = search.numbers, search.left[BEST]
@@ -129,7 +129,7 @@ def _begin(problem: Problem, prices: Prices, search: Search, starts: int) -> Non
             numbers[UPPER] = search_upper(problem, best, numbers[UPPER], first, last, search.room, search.stop)
 
 
-@compiled
+@jitted
 def _map_order(pairs: Ints, order: Ints) -> None:
     """Always the node with most edges to the nodes before it; among those, the one with most edges."""
     n = len(pairs)
@@ -150,7 +150,7 @@ def _map_order(pairs: Ints, order: Ints) -> None:
             known[u] += pairs[u, best] != 0
 
 
-@compiled
+@jitted
 def _count(pairs: Ints, directions: Ints, count: Ints) -> None:
     for u in range(len(pairs)):
         for w in range(len(pairs)):
@@ -158,7 +158,7 @@ def _count(pairs: Ints, directions: Ints, count: Ints) -> None:
             count[u, 1, directions[1, pairs[u, w]]] += 1
 
 
-@compiled
+@jitted
 def _enter(problem: Problem, prices: Prices, search: Search) -> None:
     """Bound the current node, offer the map that its assignment suggests, and list its children."""
     numbers, left, free, twin, full = search.numbers, search.left, search.right[FREE], problem.twin, search.full
@@ -191,7 +191,7 @@ def _enter(problem: Problem, prices: Prices, search: Search) -> None:
     search.depths[NUM_CHILDREN, depth] = count
 
 
-@compiled
+@jitted
 def _insert_child(child: Ints, bounds: Ints, count: int, v: int, bound: int, cut: int) -> int:
     """Add a child in the order of bounds, unless it cannot matter; returns the number of children."""
     if bound > cut:
@@ -204,7 +204,7 @@ def _insert_child(child: Ints, bounds: Ints, count: int, v: int, bound: int, cut
     return count + 1
 
 
-@compiled
+@jitted
 def _offer(problem: Problem, search: Search) -> None:
     """Complete the current map by the assignment of its bound, and keep it if it is the best so far."""
     if search.numbers[JUDGED] == 1:
