@@ -23,19 +23,23 @@ def run_check(target: str) -> int:
             ``check_equivalence``.
     """
     try:
-        report = _report(load_function(target)())
+        report = _report(_load_function(target)())
     except DagnnError as error:
-        print(f"dagnn check: {error}", file=sys.stderr)
-        return COULD_NOT_RUN
+        return _could_not_run(str(error))
+    except SystemExit as error:
+        # The file's own exit code must not pass for a verdict.
+        return _could_not_run(
+            f"{target} ended the program with SystemExit({error.code!r}): put what runs the script below "
+            "if __name__ == '__main__'."
+        )
     except Exception as error:
         text = str(error).strip().partition("\n")[0][:300]  # some of torch's run to hundreds of lines
-        print(f"dagnn check: {target} raised {type(error).__name__}: {text}", file=sys.stderr)
-        return COULD_NOT_RUN
+        return _could_not_run(f"{target} raised {type(error).__name__}: {text}")
     print(report)
     return EQUAL if report.equal else NOT_EQUAL
 
 
-def load_function(target: str) -> Callable[[], Any]:
+def _load_function(target: str) -> Callable[[], Any]:
     """The function that ``"path/to/file.py:function"`` names.
 
     Raises:
@@ -49,7 +53,7 @@ def load_function(target: str) -> Callable[[], Any]:
         raise ConfigError(f"there is no file {path}.")
     spec = importlib.util.spec_from_file_location(f"dagnn_check_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file.")
+        raise ConfigError(f"{path} is no Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses in the file look their module up
     sys.path.insert(0, str(file.parent.resolve()))  # as `python file.py` does
@@ -73,3 +77,8 @@ def _report(result: Any) -> Report:
         "the function must return a report, or a mapping with model, loss_fn and batch, and train_step if it is about "
         f"a loop; it returned {type(result).__name__}."
     )
+
+
+def _could_not_run(why: str) -> int:
+    print(f"dagnn check: {why}", file=sys.stderr)
+    return COULD_NOT_RUN

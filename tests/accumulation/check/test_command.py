@@ -93,6 +93,16 @@ def test_could_not_run_is_2_with_one_line(run, function, message):
     assert message in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("body", ["raise SystemExit(7)", "def f():\n    raise SystemExit(7)"])
+def test_file_that_ends_the_program_is_2(body, tmp_path, capsys):
+    file = tmp_path / "b.py"
+    file.write_text(body)
+    assert run_check(f"{file}:f") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert "b.py:f ended the program with SystemExit(7): put what runs the script below if __name__" in err
+
+
 def test_missing_file_is_2(capsys):
     assert run_check("nowhere.py:f") == 2
     assert "there is no file nowhere.py" in capsys.readouterr().err
