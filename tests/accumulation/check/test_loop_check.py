@@ -59,6 +59,45 @@ def test_causes_of_the_model_are_found_beside_those_of_the_loop(subject):
     assert [str(cause.kind) for cause in report.causes] == ["BatchNorm", "not scaled"]
 
 
+def test_buffer_that_passes_change_does_not_hide_a_cause_of_the_loop(subject):
+    class RunningScale(nn.Linear):
+        def __init__(self):
+            super().__init__(5, 2)
+            self.register_buffer("size", torch.ones(()))
+
+        def forward(self, x):
+            output = super().forward(x / self.size.clone())
+            self.size.mul_(0.9).add_(0.1 * x.detach().abs().mean())
+            return output
+
+    report = check_loop(not_scaled, RunningScale(), subject[1], loss_fn=loss_fn)
+    assert [str(cause.kind) for cause in report.causes] == ["in-place buffer", "not scaled"]
+
+
+def test_loss_times_zero_is_another_loss(subject):
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(5, 2), nn.Linear(5, 2)
+
+    def parts(model, batch):
+        return mse_loss(model.left(batch[0]), batch[1]), mse_loss(model.right(batch[0]), batch[1])
+
+    def train_step(model, optimizer, micro_batches):
+        for i, batch in enumerate(micro_batches):
+            left, right = parts(model, batch)
+            window = micro_batches[i - i % 4 : i - i % 4 + 4]
+            ((left + 0 * right) * len(batch[0]) / sum(len(x) for x, _ in window)).backward()
+            if (i + 1) % 4 == 0 or i + 1 == len(micro_batches):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    report = check_loop(train_step, TwoHeads(), subject[1], loss_fn=lambda model, batch: sum(parts(model, batch)))
+    (cause,) = report.causes
+    assert cause.kind == "another loss"
+    assert cause.explanation.startswith("backward passes give right.weight, right.bias a gradient of 0")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

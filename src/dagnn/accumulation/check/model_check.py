@@ -82,7 +82,8 @@ def _check(subject: Subject, splits: list[list[int]], weight: WeightFn | None) -
 def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
     """Causes that lie in the model's state, and notes. Leaves ``subject`` without them.
 
-    Afterwards every item draws the same random numbers, and BatchNorm and buffers are in eval mode where need be.
+    Afterwards every item draws the same random numbers, BatchNorm layers are in eval mode, and where a forward pass
+    reads a buffer that an earlier one wrote, a recorded loop gets the buffers back after each backward pass.
     """
     causes: list[Cause] = []
     notes: list[str] = []
@@ -114,7 +115,8 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
 
     first = subject.gradient()
     seed_python(0)
-    if relative_error(subject.next_gradient(subject.batch), first) > subject.tolerance:
+    subject.stateful = relative_error(subject.next_gradient(subject.batch), first) > subject.tolerance
+    if subject.stateful:
         causes.append(
             cause(
                 Kind.BUFFER,

@@ -243,6 +243,7 @@ class _Watch:
         self._patches = Patches(loss_scale, on_schedule=lambda: self._note_line("schedule"))
         self._recording = Recording()
         self._moved = False
+        self._buffers_moved = False  # a backward pass ran since the buffers had the values of the start
 
     def __enter__(self) -> None:
         with ExitStack() as stack:
@@ -296,6 +297,7 @@ class _Watch:
         if index == self._reseeds:
             seed_python(0)
         self._incoming[index] = wide.clone() if sum_ is None else sum_ + wide  # .grad may be changed in place
+        self._buffers_moved = self._subject.stateful
         self._note_line("backward")
         rate = self._rate()
         if rate is not None and self._rate_at_backward is not None and rate != self._rate_at_backward:
@@ -360,6 +362,9 @@ class _Watch:
             p.data.copy_(value)
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        if self._buffers_moved:  # not in the backward pass itself, which may still read them
+            self._subject.restore_buffers()
+            self._buffers_moved = False
         for p, value in self._values.get(id(module), ()):
             if not torch.equal(p.data, value):
                 p.data.copy_(value)

@@ -36,6 +36,7 @@ class Subject:
         avoided: dtypes that the loss or the loop casts to, and that were kept in float64.
         draws: torch was asked for random numbers while dtypes were watched.
         still: random numbers are the same for each item, see :class:`Arithmetic`.
+        stateful: a forward pass reads what an earlier one wrote into a buffer.
         attentive: dtypes are watched. That takes half of the time, so it is off once nothing was found.
         names, parameters: those that require a gradient.
     """
@@ -47,7 +48,7 @@ class Subject:
         self.own_dtype = next((p.dtype for p in tensors if p.is_floating_point()), torch.float32)
         self._original = (model, loss_fn, batch)
         self._loss_fn, self._wide, self.still, self._noise = loss_fn, wide, False, 0.0
-        self.attentive, self.draws = True, False
+        self.attentive, self.draws, self.stateful = True, False, False
         self.avoided: set[torch.dtype] = set()
         self.model, self.batch, self.narrowest = _copy(model), batch, torch.float64
         if wide:
@@ -85,7 +86,7 @@ class Subject:
     def in_own_precision(self) -> "Subject":
         """The same model and batch as they were given."""
         other = Subject(*self._original, wide=False)
-        other.still, other.attentive = self.still, False
+        other.still, other.stateful, other.attentive = self.still, self.stateful, False
         return other
 
     @contextmanager
@@ -140,7 +141,7 @@ class Subject:
     def reset(self, seed: int = 0) -> None:
         """Back to the state at the start: parameters, buffers, gradients, random numbers."""
         self.restore_parameters()
-        self._start.restore_buffers()
+        self.restore_buffers()
         self.model.zero_grad()
         seed_torch(seed)
         seed_python(seed)
@@ -153,6 +154,10 @@ class Subject:
                 parameter.data.copy_(value)
                 moved = True
         return moved
+
+    def restore_buffers(self) -> None:
+        """Give all buffers their values from the start."""
+        self._start.restore_buffers()
 
     def batch_norm_layers(self) -> list[tuple[str, nn.Module]]:
         """BatchNorm layers in training mode."""

@@ -1,6 +1,7 @@
 """Causes of wrong steps, also of those that no weights of micro-batches explain."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -118,18 +119,24 @@ def _by_scale(loop: Loop, examined: Examined, alive: list[int], *, k: int, size:
 
 
 def silent_causes(subject: Subject, found: list[Examined]) -> list[Cause]:
-    """Parameters that the loss uses, but that never get a gradient in the loop."""
-    silent = [
-        subject.names[examined.held[place]]
-        for examined in found
-        if any(_nonzero(gradient) for step in [*examined.steps, examined.left] for gradient in step)
-        for place in range(len(examined.held))
-        if _is_silent(examined, place)
-    ]
-    if not silent:
-        return []
-    names = ", ".join(silent[:5])
-    return [cause(Kind.UNUSED_PARAMETER, f"the loop gives no gradient to {names}; the full batch does.")]
+    """Parameters that the loss uses, but that never get a gradient in the loop, or one of zeros."""
+    unused: list[str] = []
+    zero: list[str] = []
+    for examined in found:
+        if any(_nonzero(gradient) for step in [*examined.steps, examined.left] for gradient in step):
+            for place in filter(partial(_is_silent, examined), range(len(examined.held))):
+                came = [gradients[place] for gradients in [*examined.incoming, examined.incoming_left]]
+                # Backward passes that reach a parameter, and give it zeros, took a part of the loss times 0.
+                reached = any(g is not None for g in came) and not any(map(_nonzero, came))
+                (zero if reached else unused).append(subject.names[examined.held[place]])
+    causes = []
+    if unused:
+        text = f"the loop gives no gradient to {', '.join(unused[:5])}; the full batch does."
+        causes.append(cause(Kind.UNUSED_PARAMETER, text))
+    if zero:
+        text = f"backward passes give {', '.join(zero[:5])} a gradient of 0; that of the full batch is not 0."
+        causes.append(cause(Kind.OTHER_LOSS, text))
+    return causes
 
 
 def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> list[Cause]:
