@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
 
 from dagnn.errors import GraphError
-from dagnn.graph.cached import lasting
+from dagnn.graph.cached import ordinary_tensors
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ def align(cost: AlignmentCost, *, steps: int = 8, start: Tensor | None = None, h
     PLoS ONE 2015.
     """
     parts = [_numbers_of(part) for part in vars(cost).values()]
-    with lasting():  # past the transforms of torch.func, to which what is computed on plain numbers would belong too
+    with (
+        ordinary_tensors()
+    ):  # past the transforms of torch.func, to which what is computed on plain numbers would belong too
         return _searched(AlignmentCost(*(part.to("cpu", torch.float64) for part in parts)), start, hysteresis, steps)
 
 

@@ -12,7 +12,7 @@ from dagnn.ged.exact.solve import as_float
 from dagnn.ged.exact.tables import build_tables
 from dagnn.ged.labelled import label_key, read_graphs
 from dagnn.graph import Dag
-from dagnn.graph.cached import interpreted, jitted
+from dagnn.graph.cached import jitted
 
 Ints = NDArray[np.int64]
 
@@ -78,7 +78,7 @@ def _distance(a: "_Tree", b: "_Tree", remove: NDArray[Any], insert: NDArray[Any]
     if not len(remove) or not len(insert):
         return int(remove.sum() + insert.sum())
     exact = remove.dtype == object
-    sweep = interpreted(_sweep) if exact else _sweep
+    sweep = getattr(_sweep, "py_func", _sweep) if exact else _sweep
     trees = np.zeros(change.shape, dtype=change.dtype)
     forests = np.zeros((len(remove) + 1, len(insert) + 1), dtype=change.dtype)
     place, pairs = 0, len(a.keyroots) * len(b.keyroots)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph.attributes import Attributes
-from dagnn.graph.cached import lasting_property
+from dagnn.graph.cached import cached_tensor_property
 from dagnn.graph.concatenation import check_alike, join, join_attributes, parts_of
 from dagnn.graph.dag import Dag
 from dagnn.graph.edges import Csr
@@ -269,27 +269,27 @@ class DagBatch:
     def device(self) -> torch.device:
         return self.edges.device
 
-    @lasting_property
+    @cached_tensor_property
     def in_degree(self) -> Tensor:
         """int64 ``[num_nodes]``: edges into each node."""
         return torch.bincount(self.edges[:, 1], minlength=self.num_nodes)
 
-    @lasting_property
+    @cached_tensor_property
     def out_degree(self) -> Tensor:
         """int64 ``[num_nodes]``: edges out of each node."""
         return torch.bincount(self.edges[:, 0], minlength=self.num_nodes)
 
-    @lasting_property
+    @cached_tensor_property
     def csr_by_target(self) -> Csr:
         """The edges into each node; ``edge_ids`` is 0, 1, 2, ..., since `edges` are in this order."""
         return Csr(_offsets(self.in_degree), torch.arange(self.num_edges, device=self.device))
 
-    @lasting_property
+    @cached_tensor_property
     def csr_by_source(self) -> Csr:
         """The edges out of each node, by (source, target)."""
         return Csr(_offsets(self.out_degree), self.edges[:, 0].argsort(stable=True))
 
-    @lasting_property
+    @cached_tensor_property
     def order(self) -> Tensor:
         """int64 ``[num_nodes]``: all nodes in topological order, by (level, node): a level of all graphs is a slice."""
         return self.levels.argsort(stable=True)

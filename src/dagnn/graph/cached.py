@@ -1,26 +1,26 @@
-"""What is computed once and kept: tensors that outlive the call that made them, and functions that numba compiles."""
+"""What is computed once and kept: tensors that outlive the call that made them, and machine code of numba."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from numba import njit
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
+Parameters = ParamSpec("Parameters")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def lasting() -> AbstractContextManager[None]:
-    """Code whose tensors outlive the call, such as the plan of a graph.
+def ordinary_tensors() -> AbstractContextManager[None]:
+    """A ``with`` block whose new tensors are ordinary ones, whatever mode the caller is in.
 
-    What inference mode makes could never be trained with or written to; what is made within a transform of
-    ``torch.func`` or under somebody's dispatch mode belongs to it, and is no tensor any more when that ends. A default
-    device is such a mode too: plans are made on the CPU. What
-    ``torch.jit.trace`` sees becomes a part of its program.
+    Use it for what outlives the call, such as the plan of a graph. An inference tensor can never be trained with or
+    written to. A tensor made inside a transform of ``torch.func`` or under a dispatch mode is invalid when that ends.
+    ``torch.jit.trace`` would record the computation as a part of its program. A default device is such a mode too, so
+    new tensors are on the CPU.
     """
     is_ordinary = (
         not torch.is_inference_mode_enabled()
@@ -29,11 +29,11 @@ def lasting() -> AbstractContextManager[None]:
         and not torch._C._len_torch_function_stack()
         and torch._C._get_tracing_state() is None
     )
-    return nullcontext() if is_ordinary else _outside()
+    return nullcontext() if is_ordinary else _without_modes()
 
 
 @contextmanager
-def _outside() -> Iterator[None]:
+def _without_modes() -> Iterator[None]:
     tracing = torch._C._get_tracing_state()
     with (
         torch.inference_mode(False),
@@ -48,38 +48,35 @@ def _outside() -> Iterator[None]:
             torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
 
 
-def lasting_property(make: Callable[[Any], Made]) -> cached_property[Made]:
-    """A ``cached_property`` whose tensors are `lasting`."""
+def cached_tensor_property(compute: Callable[[Any], Value]) -> cached_property[Value]:
+    """A ``cached_property`` that computes its value within `ordinary_tensors`."""
 
-    def made(owner: Any) -> Made:
-        with lasting():
-            return make(owner)
+    def computed(owner: Any) -> Value:
+        with ordinary_tensors():
+            return compute(owner)
 
-    made.__doc__ = make.__doc__
-    return cached_property(made)
-
-
-def constant(fact: Function) -> Function:
-    """`torch.compile` and `torch.export` call this function and take what comes back for a constant."""
-    # As torch.compiler.assume_constant_result, which imports all of torch.compile for it: more than a second.
-    fact._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return fact
+    computed.__doc__ = compute.__doc__
+    return cached_property(computed)
 
 
-def jitted(function: Function) -> Function:
-    """``function`` as machine code, which numba compiles at the first call and runs without the GIL.
+def constant(function: Function) -> Function:
+    """Marks a function that `torch.compile` and `torch.export` call while they trace; its result is a constant."""
+    # As torch.compiler.assume_constant_result does, which would import all of torch.compile: more than a second.
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
-    numba keeps the code on disk. Where it may write neither beside the source nor in the user's home or
-    ``NUMBA_CACHE_DIR``, every process compiles again, which takes a few seconds.
+
+def jitted(function: Callable[Parameters, Value]) -> Callable[Parameters, Value]:
+    """The function as machine code that runs without the interpreter lock; numba compiles it on the first call.
+
+    numba keeps the code on disk. Where it can write neither beside the source nor in the user's home or
+    ``NUMBA_CACHE_DIR``, every process compiles again: a few seconds.
     """
+    from numba import njit  # here: it takes most of a second, and a graph does not need it
+
     try:
-        return cast(Function, njit(cache=True, nogil=True)(function))
+        return njit(cache=True, nogil=True)(function)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
-        return cast(Function, njit(nogil=True)(function))
-
-
-def interpreted(function: Function) -> Function:
-    """The Python under a `jitted` function: slow, but it takes integers of any size, in arrays of objects."""
-    return cast(Function, getattr(function, "py_func", function))
+        return njit(nogil=True)(function)

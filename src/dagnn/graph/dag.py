@@ -11,7 +11,7 @@ from torch import Tensor
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import parts
 from dagnn.graph.attributes import Attributes, checked_attributes, take
-from dagnn.graph.cached import lasting_property
+from dagnn.graph.cached import cached_tensor_property
 from dagnn.graph.content import Content, canonical_order
 from dagnn.graph.edges import Csr, check_no_self_loop, grouped, offsets_of, stable_order
 from dagnn.graph.formats import json as json_format
@@ -338,34 +338,34 @@ class Dag(Content):
         """int64 ``[2, num_edges]``: `edges` in the layout of PyTorch Geometric."""
         return self.edges.T
 
-    @lasting_property
+    @cached_tensor_property
     def heights(self) -> Tensor:
         """int64 ``[num_nodes]``: the number of edges on the longest path that starts at the node; sinks have 0."""
         source = np.ascontiguousarray(self.edges.numpy()[:, 0])
         return torch.from_numpy(peel(self.csr_by_target.offsets.numpy(), source, self.out_degree.numpy()))
 
-    @lasting_property
+    @cached_tensor_property
     def order(self) -> Tensor:
         """int64 ``[num_nodes]``: the nodes in topological order, by (level, node)."""
         return torch.from_numpy(stable_order(self.levels.numpy(), self.num_nodes))
 
-    @lasting_property
+    @cached_tensor_property
     def in_degree(self) -> Tensor:
         """int64 ``[num_nodes]``: edges into each node."""
         return self.csr_by_target.offsets.diff()
 
-    @lasting_property
+    @cached_tensor_property
     def out_degree(self) -> Tensor:
         """int64 ``[num_nodes]``: edges out of each node."""
         return self.csr_by_source.offsets.diff()
 
-    @lasting_property
+    @cached_tensor_property
     def csr_by_target(self) -> Csr:
         """The edges into each node; ``edge_ids`` is 0, 1, 2, ..., since `edges` are in this order."""
         counts = np.bincount(self.edges.numpy()[:, 1], minlength=self.num_nodes)
         return Csr(torch.from_numpy(offsets_of(counts)), torch.arange(self.num_edges))
 
-    @lasting_property
+    @cached_tensor_property
     def csr_by_source(self) -> Csr:
         """The edges out of each node, by (source, target)."""
         return grouped(np.ascontiguousarray(self.edges.numpy()[:, 0]), self.num_nodes)

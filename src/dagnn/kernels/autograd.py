@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
-from dagnn.graph.cached import lasting
+from dagnn.graph.cached import ordinary_tensors
 from dagnn.kernels.emit import workers
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _take(length: int, dtype: torch.dtype) -> Tensor:
 
 
 def _new(length: int, dtype: torch.dtype) -> Tensor:
-    with lasting():
+    with ordinary_tensors():
         return torch.empty(length, dtype=dtype, device="cpu")
 
 

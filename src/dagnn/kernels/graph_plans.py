@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag, DagBatch
-from dagnn.graph.cached import constant, lasting
+from dagnn.graph.cached import constant, ordinary_tensors
 from dagnn.kernels.levels import LevelPlan, plan_levels
 from dagnn.kernels.sweep.plan import SweepPlan, plan_sweep
 
@@ -223,7 +223,7 @@ def _remembered(graph: Graph, key: Any, make: Callable[[], Any]) -> Any:
         _facts[identity] = entry
     facts = entry[1]
     if key not in facts:
-        with lasting():
+        with ordinary_tensors():
             facts[key] = make()
     return facts[key]
 

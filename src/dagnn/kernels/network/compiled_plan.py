@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.graph.cached import lasting
+from dagnn.graph.cached import ordinary_tensors
 from dagnn.graph.edges import offsets_of, stable_order
 from dagnn.graph.levels import peel
 from dagnn.kernels.emit.functions import CODES, INPUT, KEEPS_SLOPE
@@ -299,7 +299,7 @@ class CompiledPlan:
         kept = self._kept.pop((use, dtype), None)  # one step: two threads never get the same
         if kept is not None and kept.numel() >= length:
             return kept
-        with lasting():
+        with ordinary_tensors():
             return torch.empty(length, dtype=dtype, device="cpu")
 
     def give_back(self, use: str, memory: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import GraphError
-from dagnn.graph.cached import constant, lasting_property
+from dagnn.graph.cached import cached_tensor_property, constant
 from dagnn.kernels.levels import NetworkLevels, plan_network_levels
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ class NetworkPlan:
     def num_biases(self) -> int:
         return int(self.has_bias.sum())
 
-    @lasting_property
+    @cached_tensor_property
     def bias_slot(self) -> Tensor:
         """int64 ``[num_nodes]``, entry of the bias vector, or its length for no bias."""
         return torch.where(self.has_bias, self.has_bias.cumsum(0) - 1, self.num_biases)
 
-    @lasting_property
+    @cached_tensor_property
     def levels(self) -> NetworkLevels:
         """For the reference path, on `device`."""
         return plan_network_levels(
@@ -79,7 +79,7 @@ class NetworkPlan:
         """`levels`, for `torch.compile` and `torch.export`, which cannot follow how they are worked out."""
         return self.levels
 
-    @lasting_property
+    @cached_tensor_property
     def compiled(self) -> "CompiledPlan":
         """For the compiled path."""
         from dagnn.kernels.network.compiled_plan import CompiledPlan  # here: it needs llvmlite

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from dagnn.errors import GraphError
-from dagnn.graph.cached import lasting_property
+from dagnn.graph.cached import cached_tensor_property
 from dagnn.graph.edges import offsets_of, stable_order
 
 Ints = NDArray[np.int64]
@@ -81,7 +81,7 @@ class SweepPlan:
         """1 more than the highest operator."""
         return int(self.classes[:, 4].max(initial=-1)) + 1
 
-    @lasting_property
+    @cached_tensor_property
     def node_index(self) -> torch.Tensor:
         """``nodes`` as int64."""
         return torch.from_numpy(self.nodes.astype(np.int64))

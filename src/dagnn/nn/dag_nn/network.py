@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dagnn import kernels
 from dagnn.errors import ConfigError, DtypeError, GraphError, warn
 from dagnn.graph import Dag
-from dagnn.graph.cached import lasting
+from dagnn.graph.cached import ordinary_tensors
 from dagnn.kernels.activations import check_activation
 from dagnn.nn.checks import check_dag
 from dagnn.nn.dag_nn import edit as dag_nn_edit
@@ -97,7 +97,7 @@ class DagNN(NamedParameters):
         if dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
         self.dag = dag
-        with lasting():  # the structure is on the CPU, with values, whatever device the weights are made on
+        with ordinary_tensors():  # the structure is on the CPU, with values, whatever device the weights are made on
             self.activations = node_activations(dag, activation, output_activation)
             self.bias_nodes = bias_mask(dag, bias)
             self._layout = ParameterLayout(dag, self.bias_nodes)
@@ -330,7 +330,7 @@ class DagNN(NamedParameters):
     def _changed(self, dag: Dag, activations: list[str]) -> StructureChange:
         """Take another Dag, whose first nodes are those of the old one."""
         old = self._layout
-        with lasting():
+        with ordinary_tensors():
             # A bias never goes: a source that gets its first edge keeps what it held.
             has_bias = torch.full((dag.num_nodes,), self.bias_nodes is True)
             has_bias[old.node_at[old.has_bias]] = True

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dagnn.errors import ConfigError, ConstantNodesWarning, GraphError, warn
 from dagnn.graph import Dag
-from dagnn.graph.cached import lasting
+from dagnn.graph.cached import ordinary_tensors
 from dagnn.graph.edges import stable_order
 from dagnn.graph.names import sort_key
 from dagnn.kernels.activations import SECOND_MOMENT, check_activation
@@ -254,7 +254,7 @@ def initial_bounds(
 
     Float64, by slot. See `DagNN.reset_parameters` for the rule and its source.
     """
-    with lasting():
+    with ordinary_tensors():
         moment = torch.tensor([SECOND_MOMENT[name] for name in activations], dtype=torch.float64)[layout.node_at]
         source, target = layout.edges.unbind(1)
         variance = 1 / (layout.in_degree[target] * moment[source])
