@@ -35,7 +35,7 @@ class Ours:
     def __init__(self, directory: Path, seed: int) -> None:
         run = RunDirectory.read(directory)
         checkpoint = CheckpointStore(run.checkpoints_path, run.run_id).latest()
-        traced = read_windows(run.path)
+        traced = read_windows(run.path, SIGNATURE)
         assert checkpoint is not None and traced is not None
         self.model: GraphRewriter = model_of(checkpoint)
         self._directory, self._seed = directory, seed
@@ -120,7 +120,7 @@ def train_ours(
 
 def steps_within(first: Trained, directory: Path, cpu_seconds: float) -> int:
     """Steps in all for which this CPU time is enough, after the first few have shown what one costs."""
-    traced = read_windows(directory)
+    traced = read_windows(directory, SIGNATURE)
     assert traced is not None
     traces = traced[1].cpu_seconds
     per_step = (first.cpu_seconds - traces) / first.steps

@@ -16,6 +16,7 @@ from dagnn.curriculum import to_text
 from dagnn.curriculum.evaluate import model_of, opened_run, trained_windows
 from dagnn.curriculum.expression import FUNCTIONS, Expr, check
 from dagnn.curriculum.levels import level_of
+from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.solving import solve_with
 from dagnn.errors import ExpressionError
 from dagnn.rewriting.dataset import read_windows
@@ -109,7 +110,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
 
     directory, config, checkpoint = opened_run(given.run)
-    traced = read_windows(directory.path)
+    traced = read_windows(directory.path, SIGNATURE)
     if traced is None:
         print(f"{given.run} has no windows of this version: train it again.", file=sys.stderr)
         return 2

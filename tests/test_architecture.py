@@ -26,7 +26,7 @@ ARROWS = {
     "nn": {"kernels", "graph"},
     "data": {"graph"},
     "training": {"data", "accumulation"},
-    "rewriting": {"curriculum", "training", "data", "ged", "nn", "kernels", "graph"},
+    "rewriting": {"data", "ged", "nn", "kernels", "graph"},
     "curriculum": {"rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
     "commands": {"curriculum", "rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
     "__main__": {"cli"},

@@ -12,6 +12,7 @@ import torch
 from small_curriculum import SMALL, config_of, last_bytes, rows_without_clock
 
 from dagnn.curriculum.evaluation import Evaluation
+from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import train
 from dagnn.errors import ConfigError, RunError
 from dagnn.rewriting.dataset import FILE_NAME, read_windows
@@ -180,7 +181,7 @@ def test_a_used_run_directory_is_refused_and_left_alone(finished):
 
 def test_windows_are_read_again_and_a_damaged_file_is_traced_again(finished):
     path, _ = finished
-    kept = read_windows(path)
+    kept = read_windows(path, SIGNATURE)
     assert kept is not None
     windows, cost = kept
     assert len(windows) > 500
@@ -188,10 +189,10 @@ def test_windows_are_read_again_and_a_damaged_file_is_traced_again(finished):
     content = (path / FILE_NAME).read_bytes()
     try:
         (path / FILE_NAME).write_bytes(content[: len(content) // 2])
-        assert read_windows(path) is None
+        assert read_windows(path, SIGNATURE) is None
         evaluation = train(RunDirectory.read(path).config(), resume=True, note=lambda line: None)
         assert evaluation.step == 24
-        again = read_windows(path)
+        again = read_windows(path, SIGNATURE)
         assert again is not None
         assert again[0].windows == windows.windows
         assert (again[0].counts == windows.counts).all()

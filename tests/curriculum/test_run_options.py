@@ -13,11 +13,11 @@ from dagnn.curriculum.evaluation import Evaluation
 from dagnn.curriculum.report import results_table
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import search_lr, train
-from dagnn.curriculum.traces import KINDS, is_held_out, kind_of
+from dagnn.curriculum.traces import KINDS, kind_of
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, ConfigError, RunError
-from dagnn.rewriting import dataset as window_source
-from dagnn.rewriting.dataset import WindowSource, mistakes_of, read_windows
+from dagnn.rewriting import dataset
+from dagnn.rewriting.dataset import WindowLoader, is_held_out, mistakes_of, read_windows
 
 LEVEL_1 = {
     "curriculum__levels": [1],
@@ -92,7 +92,7 @@ def test_training_ends_with_the_last_wrong_window(tmp_path):
 def test_held_out_windows_are_asked_at_the_end_by_kind(tmp_path):
     config = config_of(tmp_path / "run", max_steps=8, curriculum__held_out_windows=0.1)
     found = train(config, note=quiet)
-    windows = read_windows(tmp_path / "run")[0].windows
+    windows = read_windows(tmp_path / "run", SIGNATURE)[0].windows
     expected = Counter(kind_of(window) for window in windows if is_held_out(window, 0.1))
     assert {kind: count.total for kind, count in found.windows.held_out.items()} == expected
     assert all(0 <= count.right <= count.total for count in found.windows.held_out.values())
@@ -202,13 +202,13 @@ def test_own_runs_never_learn_from_a_window_that_is_held_out(tmp_path, monkeypat
             drawn.append(super().next_batch())
             return drawn[-1]
 
-    class Listening(WindowSource):
+    class Recording(WindowLoader):
         def learn_from(self, mistakes):
             met.extend(mistakes)
             return super().learn_from(mistakes)
 
-    monkeypatch.setattr(window_source, "BatchIterator", Watched)
-    monkeypatch.setattr(curriculum_run, "WindowSource", Listening)
+    monkeypatch.setattr(dataset, "BatchIterator", Watched)
+    monkeypatch.setattr(curriculum_run, "WindowLoader", Recording)
     changes = {**LEVEL_1, "max_steps": 240, "eval_every": 60, "curriculum__own_runs": 8}
     train(config_of(tmp_path / "run", **changes, curriculum__held_out_windows=0.2), note=quiet)
 
@@ -217,7 +217,7 @@ def test_own_runs_never_learn_from_a_window_that_is_held_out(tmp_path, monkeypat
     assert learned
     assert not any(is_held_out(mistake.window, 0.2) for mistake in learned)
     # Those that were met for the first time stand behind the traced ones.
-    traced = read_windows(tmp_path / "run")[0].windows
+    traced = read_windows(tmp_path / "run", SIGNATURE)[0].windows
     items = set(np.concatenate(drawn).tolist())
     assert max(items) >= len(traced)
     assert not any(is_held_out(traced[item], 0.2) for item in items if item < len(traced))

@@ -22,7 +22,7 @@ SHARED = {1: 1_200, 4: 3, 7: 20}  # more than one chunk of 500 on level 1, so th
 
 
 def digest(found):
-    text = repr((found.windows, found.replacements, found.counts.tolist(), found.levels))
+    text = repr((found.windows, found.replacements, found.counts.tolist(), found.stages))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -43,7 +43,7 @@ def test_another_process_with_another_hash_seed_finds_the_same(alone):
         "import hashlib\n"
         "from dagnn.curriculum.traces import collect_windows\n"
         f"found = collect_windows({SHARED}, seed=3)\n"
-        "text = repr((found.windows, found.replacements, found.counts.tolist(), found.levels))\n"
+        "text = repr((found.windows, found.replacements, found.counts.tolist(), found.stages))\n"
         "print(hashlib.sha256(text.encode()).hexdigest())\n"
     )
     done = subprocess.run(
@@ -68,10 +68,10 @@ def test_replacements_are_those_of_the_rules(alone):
     assert RuleEngine().rewrite(alone.windows) == alone.replacements
 
 
-def test_the_first_level_is_the_lowest_with_a_count(alone):
-    assert alone.levels == (1, 4, 7)
-    for level, counts in zip(alone.first_level.tolist(), alone.counts.tolist(), strict=True):
-        column = alone.levels.index(level)
+def test_the_first_stage_is_the_lowest_with_a_count(alone):
+    assert alone.stages == (1, 4, 7)
+    for level, counts in zip(alone.first_stage.tolist(), alone.counts.tolist(), strict=True):
+        column = alone.stages.index(level)
         assert counts[column] > 0
         assert not any(counts[:column])
 

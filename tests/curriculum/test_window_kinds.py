@@ -8,7 +8,8 @@ import pytest
 from dagnn.curriculum.engine import RuleEngine
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.numbers import LABELS, RULES
-from dagnn.curriculum.traces import CONSTANTS, DIGITS, KINDS, PRODUCTS, SYMBOLIC, collect_windows, is_held_out, kind_of
+from dagnn.curriculum.traces import CONSTANTS, DIGITS, KINDS, PRODUCTS, SYMBOLIC, collect_windows, kind_of
+from dagnn.rewriting.dataset import is_held_out
 from dagnn.rewriting.features import WindowFeatures
 
 

@@ -8,11 +8,10 @@ import torch
 
 from dagnn.curriculum.engine import RuleEngine
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.traces import collect_windows, is_held_out
+from dagnn.curriculum.traces import collect_windows
 from dagnn.errors import CheckpointError
 from dagnn.rewriting import GraphRewriter
-from dagnn.rewriting.dataset import Mistake, WindowSource, mistakes_of
-from dagnn.training.config import TrainingConfig
+from dagnn.rewriting.dataset import Mistake, WindowLoader, is_held_out, mistakes_of
 
 
 @pytest.fixture(scope="module")
@@ -31,70 +30,66 @@ def unseen(windows):
     ]
 
 
-def source_of(windows, **flags) -> WindowSource:
-    flags = {key.replace("__", "."): value for key, value in flags.items()}
-    given = {"batch_size": 64, "micro_batches": 1, "curriculum.levels": [1, 2], **flags}
-    config = TrainingConfig.resolve(environment={}, flags=given)
+def loader_of(windows, **options) -> WindowLoader:
     torch.manual_seed(0)
     model = GraphRewriter.from_windows(SIGNATURE, windows.windows, width=16, blocks=1)
-    source = WindowSource(windows, model, config)
-    source.open_levels((1, 2))
-    return source
+    loader = WindowLoader(windows, model, batch_size=64, seed=0, stage_weights={1: 1.0, 2: 1.0}, **options)
+    loader.open_stages((1, 2))
+    return loader
 
 
-def drawn(source: WindowSource, batches: int) -> Counter:
+def drawn(loader: WindowLoader, batches: int) -> Counter:
     """How often each row was drawn."""
-    rows = [tuple(row) for _ in range(batches) for row in source.next_batch().rows.tolist()]
+    rows = [tuple(row) for _ in range(batches) for row in loader.next_batch().rows.tolist()]
     return Counter(rows)
 
 
-def row_of(source: WindowSource, item: int) -> tuple[int, ...]:
-    return tuple(source.rows[item].tolist())
+def row_of(loader: WindowLoader, item: int) -> tuple[int, ...]:
+    return tuple(loader.rows[item].tolist())
 
 
 def test_a_window_that_went_wrong_is_drawn_more_often(windows):
     item = int(windows.counts.sum(1).argmin())
-    mistake = Mistake(int(windows.first_level[item]), windows.windows[item], windows.replacements[item])
-    before, source = drawn(source_of(windows), 60), source_of(windows)
+    mistake = Mistake(int(windows.first_stage[item]), windows.windows[item], windows.replacements[item])
+    before, loader = drawn(loader_of(windows), 60), loader_of(windows)
     for _ in range(6):
-        assert source.learn_from([mistake]) == 0
-    after = drawn(source, 60)
-    assert after[row_of(source, item)] > 20 * max(1, before[row_of(source, item)])
-    assert len(source.rows) == len(windows)
+        assert loader.learn_from([mistake]) == 0
+    after = drawn(loader, 60)
+    assert after[row_of(loader, item)] > 20 * max(1, before[row_of(loader, item)])
+    assert len(loader.rows) == len(windows)
 
 
 def test_a_window_met_for_the_first_time_is_learned(windows, unseen):
     unseen = unseen[:30]
-    source = source_of(windows)
-    count = len(source.rows)
-    assert source.learn_from(unseen) == len(unseen) == 30
-    assert len(source.rows) == len(source.targets) == count + len(unseen)
-    features, slots = source._model.features, source._model.num_slots
+    loader = loader_of(windows)
+    count = len(loader.rows)
+    assert loader.learn_from(unseen) == len(unseen) == 30
+    assert len(loader.rows) == len(loader.targets) == count + len(unseen)
+    features, slots = loader._model.features, loader._model.num_slots
     targets = features.encode_targets([m.window for m in unseen], [m.replacement for m in unseen], slots)
-    assert torch.equal(source.targets[count:, 0], targets)
-    assert source.windows_of((2,)).tolist()[-1] == count + len(unseen) - 1
-    often = drawn(source, 100)
-    assert all(often[row_of(source, count + i)] for i in range(len(unseen)))
+    assert torch.equal(loader.targets[count:, 0], targets)
+    assert loader.windows_of((2,)).tolist()[-1] == count + len(unseen) - 1
+    often = drawn(loader, 100)
+    assert all(often[row_of(loader, count + i)] for i in range(len(unseen)))
 
 
-@pytest.mark.parametrize("alignment", ["order", "searched"])
-def test_what_was_learned_comes_back_with_the_state(windows, unseen, alignment):
-    flags = {"loss__alignment": alignment}
-    source = source_of(windows, **flags)
+@pytest.mark.parametrize("unordered", [(), ("+", "*")])
+def test_what_was_learned_comes_back_with_the_state(windows, unseen, unordered):
+    loader = loader_of(windows, unordered=unordered)
     known = Mistake(1, windows.windows[0], windows.replacements[0])
     for lesson in ([known, unseen[0]], [unseen[1], unseen[0]], [known]):
-        source.learn_from(lesson)
-        drawn(source, 3)
-    state = source.state_dict()
+        loader.learn_from(lesson)
+        drawn(loader, 3)
+    state = loader.state_dict()
 
-    fresh, other = source_of(windows, **flags), source_of(windows, **flags)
+    fresh, other = loader_of(windows, unordered=unordered), loader_of(windows, unordered=unordered)
     other.learn_from(unseen[5:9])
-    shorter = source_of(windows, **flags)
+    shorter = loader_of(windows, unordered=unordered)
     shorter.learn_from([known, unseen[0]])
     for resumed in (fresh, other, shorter):
         resumed.load_state_dict(state)
         assert resumed.state_dict() == state
-    expected = [source.next_batch() for _ in range(30)]
+    expected = [loader.next_batch() for _ in range(30)]
     for resumed in (fresh, other, shorter):
         for batch in expected:
             rows, targets = resumed.next_batch()
@@ -102,45 +97,45 @@ def test_what_was_learned_comes_back_with_the_state(windows, unseen, alignment):
             assert torch.equal(targets, batch.targets)
 
 
-def test_a_source_that_learned_nothing_has_the_state_of_its_batches(windows):
-    source = source_of(windows)
-    source.learn_from([])
-    drawn(source, 2)
-    assert sorted(source.state_dict()) == ["order", "position"]
-    assert mistakes_of(source.state_dict()) == []
+def test_a_loader_that_learned_nothing_has_the_state_of_its_batches(windows):
+    loader = loader_of(windows)
+    loader.learn_from([])
+    drawn(loader, 2)
+    assert sorted(loader.state_dict()) == ["order", "position"]
+    assert mistakes_of(loader.state_dict()) == []
     with pytest.raises(CheckpointError, match="holds no windows"):
         mistakes_of({"mistakes": [[1, 2]]})
 
 
 def test_draws_begin_anew_after_a_lesson(windows):
-    source, taught = source_of(windows), source_of(windows)
+    loader, taught = loader_of(windows), loader_of(windows)
     taught.learn_from([Mistake(1, windows.windows[0], windows.replacements[0])])
-    batches = [each.next_batch().rows.tolist() for each in (source, taught)]
+    batches = [each.next_batch().rows.tolist() for each in (loader, taught)]
     assert batches[0] != batches[1]
 
 
 def test_windows_that_are_held_out_are_never_drawn(windows):
-    source = source_of(windows, curriculum__held_out_windows=0.2)
+    loader = loader_of(windows, held_out=0.2)
     held_out = [i for i, window in enumerate(windows.windows) if is_held_out(window, 0.2)]
     assert len(held_out) > 100
-    assert not set(held_out) & set(source.windows_of((1, 2)).tolist())
+    assert not set(held_out) & set(loader.windows_of((1, 2)).tolist())
     # By what is drawn, not by rows: two windows may differ only in a feature that the network does not know.
-    items = np.concatenate([source._opened().next_batch() for _ in range(100)])
+    items = np.concatenate([loader._opened().next_batch() for _ in range(100)])
     assert not set(held_out) & set(items.tolist())
     mistake = Mistake(1, windows.windows[held_out[0]], windows.replacements[held_out[0]])
-    source.learn_from([mistake] * 5)
-    assert source.state_dict().keys() == {"order", "position"}
+    loader.learn_from([mistake] * 5)
+    assert loader.state_dict().keys() == {"order", "position"}
 
 
 def test_wrong_windows_are_those_that_the_network_gets_wrong(windows):
-    source = source_of(windows, curriculum__held_out_windows=0.2)
-    model = source._model.eval()
+    loader = loader_of(windows, held_out=0.2)
+    model = loader._model.eval()
     with torch.no_grad():
-        wrong = {mistake.window for mistake in source.wrong_windows(model, (1,))}
-    for item in source.windows_of((1,)).tolist():
+        wrong = {mistake.window for mistake in loader.wrong_windows(model, (1,))}
+    for item in loader.windows_of((1,)).tolist():
         right = model.rewrite([windows.windows[item]])[0] == windows.replacements[item]
         # A replacement that spells nothing leaves the window, and is wrong all the same.
         assert right or windows.windows[item] in wrong
     assert RuleEngine().rewrite(sorted(wrong)) == [
-        mistake.replacement for mistake in sorted(source.wrong_windows(model, (1,)), key=lambda each: each.window)
+        mistake.replacement for mistake in sorted(loader.wrong_windows(model, (1,)), key=lambda each: each.window)
     ]

@@ -8,7 +8,9 @@ from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import collect_windows
 from dagnn.errors import ConfigError
 from dagnn.rewriting import GraphRewriter
-from dagnn.rewriting.dataset import WindowBatch, replacement_graphs, window_objective
+from dagnn.rewriting.dataset import WindowBatch
+from dagnn.rewriting.network import replacement_objective
+from dagnn.rewriting.objective import replacement_graphs
 from dagnn.training.config import LossConfig, TrainingConfig
 
 
@@ -49,14 +51,14 @@ def test_the_ged_objective_is_its_three_likelihoods(windows):
         pairs = exists[:, :, None] & exists[:, None] & ~torch.eye(exists.shape[1], dtype=torch.bool)
         edge = F.binary_cross_entropy_with_logits(edges, target.adjacency.double(), reduction="none")
         expected = 0.7 * node / size + 0.4 * (edge * pairs).sum((1, 2)) / (size - 1).clamp(min=1)
-        found = window_objective(LossConfig(objective="ged", alpha=0.7, beta=0.4))(net, batch)
+        found = replacement_objective("ged", alpha=0.7, beta=0.4)(net, *batch)
     torch.testing.assert_close(found, expected.mean())
 
 
 def test_the_edit_objective_is_the_networks_loss(windows):
     net = network(windows)
     batch = batch_of(net, windows)
-    found = window_objective(LossConfig(alpha=0.7, beta=0.4, gamma=0.1))(net, batch)
+    found = replacement_objective("edit", alpha=0.7, beta=0.4, gamma=0.1)(net, *batch)
     assert torch.equal(found, net.loss(batch.rows, batch.targets, alpha=0.7, beta=0.4, gamma=0.1))
 
 
@@ -64,18 +66,18 @@ def test_the_edit_objective_is_the_networks_loss(windows):
 def test_an_empty_batch_costs_nothing(windows, objective):
     net = network(windows)
     batch = batch_of(net, windows)
-    cost = window_objective(LossConfig(objective=objective))(net, WindowBatch(batch.rows[:0], batch.targets[:0]))
+    cost = replacement_objective(objective)(net, batch.rows[:0], batch.targets[:0])
     cost.backward()
     assert cost == 0
 
 
 def test_windows_are_learned_by_the_ged_objective(windows):
     net = network(windows)
-    batch, objective = batch_of(net, windows, 60), window_objective(LossConfig(objective="ged"))
+    batch, objective = batch_of(net, windows, 60), replacement_objective("ged")
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     for _ in range(150):
         optimizer.zero_grad()
-        objective(net, batch).backward()
+        objective(net, *batch).backward()
         optimizer.step()
     assert net.rewrite(windows.windows[:60]) == windows.replacements[:60]
 

@@ -11,10 +11,10 @@ from dagnn.curriculum.engine import RuleEngine, from_term, to_term
 from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, WindowCounts
 from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.traces import KINDS, WindowSet, is_held_out, kind_of
+from dagnn.curriculum.traces import KINDS, kind_of
 from dagnn.errors import CheckpointError, ConfigError
 from dagnn.rewriting import GraphRewriter
-from dagnn.rewriting.dataset import Cost, mistakes_of, read_windows
+from dagnn.rewriting.dataset import Cost, WindowSet, is_held_out, mistakes_of, read_windows
 from dagnn.rewriting.features import WindowFeatures, WindowGraphs
 from dagnn.rewriting.machine import RewritingMachine, Rewritten
 from dagnn.rewriting.system import ReplacementTokens, Signature, WindowTokens
@@ -79,7 +79,7 @@ def evaluate(
         examples = with_engine_misses(examples, samples)
         seen = config.curriculum.samples_of(level) if level in opened else 0
         results[level] = LevelResult.of(examples, samples_seen=seen, seconds=seconds)
-    traced = read_windows(directory.path)
+    traced = read_windows(directory.path, SIGNATURE)
     counts = None
     if traced is not None:
         share = config.curriculum.held_out_windows

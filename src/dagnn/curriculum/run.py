@@ -20,19 +20,23 @@ from dagnn.curriculum.evaluate import (
     samples_of,
 )
 from dagnn.curriculum.evaluation import Evaluation
+from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.traces import WindowSet, collect_windows, is_held_out
+from dagnn.curriculum.rules.algebra import COMMUTATIVE
+from dagnn.curriculum.traces import collect_windows
 from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.rewriting import GraphRewriter, RewritingMachine, WindowTokens
 from dagnn.rewriting.dataset import (
     Cost,
     Mistake,
     WindowBatch,
-    WindowSource,
+    WindowLoader,
+    WindowSet,
+    is_held_out,
     read_windows,
-    window_objective,
     write_windows,
 )
+from dagnn.rewriting.network import replacement_objective
 from dagnn.training.config import TrainingConfig
 from dagnn.training.evaluation import Tally
 from dagnn.training.lr_finder import LrCurve
@@ -42,6 +46,8 @@ from dagnn.training.rng import seed_everything
 from dagnn.training.run.directory import RunDirectory, open_checkpoints, open_run
 from dagnn.training.trainer import Trainer
 
+# Of each batch, in the progressive order: half from the newest level, half from all earlier ones.
+_NEWEST_SHARE = 0.5
 # An expression takes tens to thousands of right steps. While more windows than this are wrong, none comes out
 # right, and a network that knows so little may never stop writing.
 _WRONG_WINDOWS_AT_MOST = 0.03
@@ -123,28 +129,48 @@ def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) 
     if config.warm_start and not open_checkpoints(run, config).steps():
         model.warm_start(_first_network(config))
     processes = Processes()
-    source = WindowSource(windows, model, config, rank=processes.rank, num_ranks=processes.size)
-    objective = window_objective(config.loss)
+    loader = window_loader(windows, model, config, processes)
+    loss = config.loss
+    objective = replacement_objective(loss.objective, alpha=loss.alpha, beta=loss.beta, gamma=loss.gamma)
 
     def batch_loss(network: nn.Module, batch: WindowBatch) -> Tensor:
         assert isinstance(network, GraphRewriter)
-        return objective(network, batch)
+        return objective(network, batch.rows, batch.targets)
 
     def evaluate_network(network: nn.Module, step: int) -> Mapping[str, Any]:
         assert isinstance(network, GraphRewriter)
-        return _progress_of(network, source, config, promotion, step, processes)
+        return _progress_of(network, loader, config, promotion, step, processes)
 
     promotion = LevelPromotion.from_config(config.curriculum)
     return Trainer(
         model,
         batch_loss,
-        source,
+        loader,
         config,
         run=run,
         evaluate=evaluate_network,
         promotion=promotion,
-        on_promotion=source.open_levels,
+        on_promotion=loader.open_stages,
         description=description_of(model),
+    )
+
+
+def window_loader(
+    windows: WindowSet, model: GraphRewriter, config: TrainingConfig, processes: Processes
+) -> WindowLoader:
+    """The batches of a curriculum run: levels are the stages, with their weights from the configuration."""
+    curriculum = config.curriculum
+    return WindowLoader(
+        windows,
+        model,
+        batch_size=config.micro_batch_size,
+        seed=config.seed,
+        stage_weights={level: curriculum.weight_of(level) for level in LEVELS},
+        newest_share=_NEWEST_SHARE if curriculum.order == "progressive" else None,
+        held_out=curriculum.held_out_windows,
+        unordered=COMMUTATIVE if config.loss.alignment == "searched" else (),
+        rank=processes.rank,
+        num_ranks=processes.size,
     )
 
 
@@ -206,14 +232,14 @@ def _windows(
     processes.by_first(lambda: traced.append(_traced(run, config, note)))
     if traced:
         return traced[0]
-    kept = read_windows(run.path)
+    kept = read_windows(run.path, SIGNATURE)
     if kept is None:
         raise RunError(f"{run.path} has no windows: all processes must see the directory of the run.")
     return kept[0]
 
 
 def _traced(run: RunDirectory, config: TrainingConfig, note: Callable[[str], object]) -> WindowSet:
-    kept = read_windows(run.path)
+    kept = read_windows(run.path, SIGNATURE)
     if kept is not None:
         return kept[0]
     samples = {level: config.curriculum.samples_of(level) for level in config.curriculum.levels}
@@ -222,7 +248,7 @@ def _traced(run: RunDirectory, config: TrainingConfig, note: Callable[[str], obj
     start, cpu_start = time.perf_counter(), _cpu_seconds()
     windows = collect_windows(samples, seed=config.seed, preset=config.curriculum.preset, processes=processes)
     cost = Cost(time.perf_counter() - start, _cpu_seconds() - cpu_start)
-    write_windows(run.path, windows, cost)
+    write_windows(run.path, windows, cost, SIGNATURE)
     note(f"{len(windows):,} distinct windows in {cost.seconds:.0f} s")
     return windows
 
@@ -239,7 +265,7 @@ def _cpu_seconds() -> float:
 
 def _progress_of(
     model: GraphRewriter,
-    source: WindowSource,
+    loader: WindowLoader,
     config: TrainingConfig,
     promotion: LevelPromotion,
     step: int,
@@ -253,8 +279,8 @@ def _progress_of(
     the expressions.
     """
     levels = promotion.active
-    wrong_windows = source.wrong_windows(model, levels)
-    wrong = len(wrong_windows) / max(1, len(source.windows_of(levels)))
+    wrong_windows = loader.wrong_windows(model, levels)
+    wrong = len(wrong_windows) / max(1, len(loader.windows_of(levels)))
     finished = config.early_stopping.when_right and not wrong and levels == promotion.levels
     if wrong > _WRONG_WINDOWS_AT_MOST:
         return {"windows_wrong": wrong, "accuracy": Tally.of([0.0])}
@@ -266,7 +292,7 @@ def _progress_of(
         accuracy[level] = Tally.of(float(example.right) for example in examples)
     met = _mistakes_of(model, config, levels, step) if config.curriculum.own_runs and not finished else []
     mistakes = [*({each.window: each for each in (*wrong_windows, *met)}).values()]
-    learned = {"mistakes": len(mistakes), "mistakes_new": 0 if finished else source.learn_from(mistakes)}
+    learned = {"mistakes": len(mistakes), "mistakes_new": 0 if finished else loader.learn_from(mistakes)}
     # Every level asks as many expressions, so that the mean over all of them is the mean of the levels' means.
     return {
         "windows_wrong": wrong,

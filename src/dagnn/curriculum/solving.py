@@ -185,7 +185,7 @@ def solve(
         raise ConfigError(f"seconds must be above 0, got {seconds}.")
     expression = _read(text)
     directory, config, checkpoint = opened_run(run)
-    traced = read_windows(directory.path)
+    traced = read_windows(directory.path, SIGNATURE)
     held_out = config.curriculum.held_out_windows
     return solve_with(
         model_of(checkpoint),

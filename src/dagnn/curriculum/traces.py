@@ -6,12 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from hashlib import blake2b
 from multiprocessing import get_context
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dagnn.curriculum.engine import RuleEngine, to_term
 from dagnn.curriculum.expression import FUNCTIONS, Expr
@@ -21,6 +18,7 @@ from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.elementary import constant_terms
 from dagnn.curriculum.rules.numbers import RULES
 from dagnn.errors import ConfigError
+from dagnn.rewriting.dataset import WindowSet
 from dagnn.rewriting.machine import LabelTokens, RewritingMachine
 from dagnn.rewriting.system import ReplacementTokens, WindowTokens, encode_replacement
 
@@ -28,16 +26,7 @@ from dagnn.rewriting.system import ReplacementTokens, WindowTokens, encode_repla
 SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS = "symbolic", "digits", "digit products", "functions"
 KINDS = (SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS)
 
-_KIND_OF_SUBJECT = {
-    "numbers": DIGITS,
-    "digits": DIGITS,
-    "division": DIGITS,
-    "rationals": DIGITS,
-    "elementary": CONSTANTS,
-    "fixed_point": CONSTANTS,
-    "rounding": CONSTANTS,
-}
-_PARTS = 1 << 32
+_KIND_OF_SUBJECT = {"numbers": DIGITS, "rationals": DIGITS, "elementary": CONSTANTS}
 
 
 def kind_of(window: WindowTokens) -> str:
@@ -52,41 +41,10 @@ def kind_of(window: WindowTokens) -> str:
     return _KIND_OF_SUBJECT.get(RULES[label].__module__.rpartition(".")[2], SYMBOLIC)
 
 
-def is_held_out(window: WindowTokens, share: float) -> bool:
-    """Whether the window is among this share of all windows, 0 .. 1: a pure function of both."""
-    digest = blake2b(np.array(window, "<i2").tobytes(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") < share * _PARTS
-
-
 # Samples traced before the shared stack is unwound; enough to make the cost of one call small.
 _CHUNK = 500
 # How often each drilled term counts beside the drawn samples.
 _DRILL_COUNT = 25
-
-
-@dataclass(frozen=True)
-class WindowSet:
-    """Distinct windows, in an order that depends on nothing but which windows they are.
-
-    Attributes:
-        windows, replacements: as tokens, see `dagnn.rewriting.system`.
-        counts: int64 ``[num_windows, num_levels]``, how often each window came at each level.
-        levels: the level of every column of `counts`.
-    """
-
-    windows: list[WindowTokens]
-    replacements: list[ReplacementTokens]
-    counts: NDArray[np.int64]
-    levels: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    @property
-    def first_level(self) -> NDArray[np.int64]:
-        """The lowest level at which each window came: int64 ``[num_windows]``."""
-        lowest: NDArray[np.int64] = np.array(self.levels, np.int64)[(self.counts > 0).argmax(1)]
-        return lowest
 
 
 def collect_windows(

@@ -1,8 +1,13 @@
-"""The training set of a rewriter: windows on disk, batches of them drawn by weight, and what a batch costs."""
+"""The training set of a rewriter: neighbourhoods with their replacements, on disk and as batches drawn by weight.
+
+Neighbourhoods belong to numbered *stages*, such as the levels of a curriculum: a stage has a weight, and training
+may open one stage after another.
+"""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,25 +20,51 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dagnn._version import __version__
-from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.rules.algebra import COMMUTATIVE
-from dagnn.curriculum.traces import WindowSet, is_held_out
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, RunError
 from dagnn.files import replace_file
-from dagnn.ged import GedLoss
-from dagnn.ged.targets import GraphTargets
-from dagnn.rewriting import ReplacementTokens, WindowTokens
 from dagnn.rewriting.network import GraphRewriter
-from dagnn.rewriting.objective import parent_slots, target_orders
-from dagnn.training.config import LossConfig, TrainingConfig
+from dagnn.rewriting.objective import target_orders
+from dagnn.rewriting.system import ReplacementTokens, Signature, WindowTokens
 
-# A window counts by the root of how often it came. Cut at 60 the few very frequent windows of derivatives drowned
-# among 110,000 rare ones, and level 5 stayed below 70 % (research prototype); the root alone is balanced.
+FILE_NAME = "windows.safetensors"
+
+# A window counts by the root of how often it came. Cut at 60, the few very frequent ones drowned among 110,000 rare
+# ones, and one stage of seven stayed below 70 % (research prototype); the root alone is balanced.
 _LARGEST_COUNT = 10_000
-# Of each batch, in the progressive order: half from the newest level, half from all earlier ones.
-_NEWEST_SHARE = 0.5
 _WINDOWS_AT_ONCE = 4096
+_PARTS = 1 << 32
+
+
+@dataclass(frozen=True)
+class WindowSet:
+    """Distinct windows, in an order that depends on nothing but which windows they are.
+
+    Attributes:
+        windows, replacements: as tokens, see `dagnn.rewriting.system`.
+        counts: int64 ``[num_windows, num_stages]``, how often each window came at each stage.
+        stages: the stage of every column of `counts`.
+    """
+
+    windows: list[WindowTokens]
+    replacements: list[ReplacementTokens]
+    counts: NDArray[np.int64]
+    stages: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @property
+    def first_stage(self) -> NDArray[np.int64]:
+        """The lowest stage at which each window came: int64 ``[num_windows]``."""
+        lowest: NDArray[np.int64] = np.array(self.stages, np.int64)[(self.counts > 0).argmax(1)]
+        return lowest
+
+
+def is_held_out(window: WindowTokens, share: float) -> bool:
+    """Whether the window is among this share of all windows, 0 .. 1: a pure function of both."""
+    digest = blake2b(np.array(window, "<i2").tobytes(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") < share * _PARTS
 
 
 class WindowBatch(NamedTuple):
@@ -49,68 +80,84 @@ class WindowBatch(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A window that the network rewrote otherwise than the engine.
+    """A window that the network rewrote wrongly.
 
     Attributes:
-        level: of the expression where it was met.
-        replacement: the engine's.
+        stage: of the term where it was met.
+        replacement: the right one.
     """
 
-    level: int
+    stage: int
     window: WindowTokens
     replacement: ReplacementTokens
 
 
-class WindowSource:
+class WindowLoader:
     """An endless series of window batches.
 
-    Its state is one integer and the open levels, and what it was taught by `learn_from`.
+    Its state is one integer, the open stages, and the mistakes given to `learn_from`.
 
     Attributes:
         rows, targets: every window, encoded; `WindowBatch` of the whole set.
     """
 
     def __init__(
-        self, windows: WindowSet, model: GraphRewriter, config: TrainingConfig, *, rank: int = 0, num_ranks: int = 1
+        self,
+        windows: WindowSet,
+        model: GraphRewriter,
+        *,
+        batch_size: int,
+        seed: int,
+        stage_weights: Mapping[int, float],
+        newest_share: float | None = None,
+        held_out: float = 0.0,
+        unordered: Collection[str] = (),
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
-        """Encodes all windows; nothing is drawn until `open_levels` was called.
+        """Encodes all windows; draws nothing until `open_stages` is called.
 
         Args:
-            windows: of all levels of the run. Those that ``config.curriculum.held_out_windows`` keeps from training
-                are never drawn.
+            windows: of all stages of the run.
             model: whose features and slots they are encoded for.
-            config: batch size, seed, level weights and order.
+            batch_size: windows of a batch, of all processes together.
+            seed: of the draws.
+            stage_weights: stage -> weight of its windows, before normalising; every stage has one.
+            newest_share: share of each batch that the last of several open stages gets; None: what its weight says.
+            held_out: share of all distinct windows that is never drawn, see `is_held_out`.
+            unordered: labels whose two operands may be exchanged in a replacement: every order is a target.
             rank, num_ranks: of every batch, this process's share of as many.
         """
         self._model = model
-        self._config = config
+        self._batch_size, self._seed = batch_size, seed
+        self._stage_weights, self._newest_share, self._held_out = stage_weights, newest_share, held_out
+        self._unordered = [model.signature.id_of[name] for name in unordered]
         self._rank, self._num_ranks = rank, num_ranks
         self.rows, self.targets = self._encoded(windows.windows, windows.replacements)
-        share = config.curriculum.held_out_windows
-        self._is_trained = np.array([not is_held_out(window, share) for window in windows.windows])
-        self._level_of_item = windows.first_level
-        self._first_weights = self._level_weights(self._level_of_item) * self._is_trained
+        self._is_trained = np.array([not is_held_out(window, held_out) for window in windows.windows])
+        self._stage_of_item = windows.first_stage
+        self._first_weights = self._weights_of(self._stage_of_item) * self._is_trained
         self._first_weights *= np.sqrt(np.minimum(windows.counts.sum(1), _LARGEST_COUNT))
         self._windows, self._replacements = windows.windows, windows.replacements
         self._item_of = {window: item for item, window in enumerate(windows.windows)}
         self._mistakes: list[Mistake] = []
         self._weights = self._first_weights
-        self._levels: tuple[int, ...] = ()
+        self._stages: tuple[int, ...] = ()
         self._batches: BatchIterator | None = None
 
-    def open_levels(self, levels: Sequence[int]) -> None:
-        """Draws from these levels from now on, from the beginning of their own series."""
-        self._levels = tuple(levels)
-        closed = {int(level): 0.0 for level in np.unique(self._level_of_item) if level not in levels}
+    def open_stages(self, stages: Sequence[int]) -> None:
+        """Draws from these stages from now on, from the beginning of their own series."""
+        self._stages = tuple(stages)
+        closed = {int(stage): 0.0 for stage in np.unique(self._stage_of_item) if stage not in stages}
         newest = {}
-        if self._config.curriculum.order == "progressive" and len(levels) > 1:
-            newest = {levels[-1]: _NEWEST_SHARE}
-        # What was learned since begins a series of its own too: the draws so far must not come again.
+        if self._newest_share is not None and len(stages) > 1:
+            newest = {stages[-1]: self._newest_share}
+        # New mistakes begin a series of their own too: the draws so far must not come again.
         lessons = (len(self._mistakes),) if self._mistakes else ()
         self._batches = BatchIterator(
-            self._level_of_item,
-            batch_size=self._config.micro_batch_size,
-            seed=(self._config.seed, len(levels), *lessons),
+            self._stage_of_item,
+            batch_size=self._batch_size,
+            seed=(self._seed, len(stages), *lessons),
             item_weights=self._weights,
             level_shares={**closed, **newest},
             rank=self._rank,
@@ -123,34 +170,34 @@ class WindowSource:
         A window that is held out stays so. A mistake made again counts again.
         """
         before = len(self._item_of)
-        taken = [each for each in mistakes if self._may_learn(each)]
+        taken = [each for each in mistakes if not is_held_out(each.window, self._held_out)]
         if taken:
             self._take(taken)
-            self.open_levels(self._levels)
+            self.open_stages(self._stages)
         return len(self._item_of) - before
 
-    def windows_of(self, levels: Sequence[int]) -> Tensor:
-        """Items to be trained on that come first at one of these levels: int64 ``[n]``."""
-        return torch.from_numpy(np.flatnonzero(np.isin(self._level_of_item, levels) & self._is_trained))
+    def windows_of(self, stages: Sequence[int]) -> Tensor:
+        """Items to be trained on that come first at one of these stages: int64 ``[n]``."""
+        return torch.from_numpy(np.flatnonzero(np.isin(self._stage_of_item, stages) & self._is_trained))
 
-    def wrong_windows(self, model: GraphRewriter, levels: Sequence[int]) -> list[Mistake]:
+    def wrong_windows(self, model: GraphRewriter, stages: Sequence[int]) -> list[Mistake]:
         """The traced windows of `windows_of` whose replacement is not exactly right; call it in eval mode."""
         wrong: list[int] = []
-        for items in torch.split(self.windows_of(levels), _WINDOWS_AT_ONCE):
+        for items in torch.split(self.windows_of(stages), _WINDOWS_AT_ONCE):
             targets = self.targets[items]
             num_slots = int((targets >= 0).any(0).any(0).sum())
             targets = targets[..., :num_slots]
             predicted = model(self.rows[items], num_slots).argmax(-1)[:, None]
             right_orders = ((predicted == targets) | (targets < 0)).all(2)
             wrong += items[~right_orders.any(1)].tolist()
-        return [Mistake(int(self._level_of_item[i]), self._windows[i], self._replacements[i]) for i in wrong]
+        return [Mistake(int(self._stage_of_item[i]), self._windows[i], self._replacements[i]) for i in wrong]
 
     def next_batch(self) -> WindowBatch:
         items = torch.from_numpy(self._opened().next_batch())
         return WindowBatch(self.rows[items], self.targets[items])
 
     def state_dict(self) -> Mapping[str, Any]:
-        mistakes = [[level, list(window), list(replacement)] for level, window, replacement in self._mistakes]
+        mistakes = [[stage, list(window), list(replacement)] for stage, window, replacement in self._mistakes]
         return {**self._opened().state_dict(), **({"mistakes": mistakes} if mistakes else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -159,32 +206,29 @@ class WindowSource:
             if mistakes[: len(self._mistakes)] != self._mistakes:
                 self._forget()
             self._take(mistakes[len(self._mistakes) :])
-            self.open_levels(self._levels)
+            self.open_stages(self._stages)
         self._opened().load_state_dict(state)
 
-    def _may_learn(self, mistake: Mistake) -> bool:
-        return not is_held_out(mistake.window, self._config.curriculum.held_out_windows)
-
     def _take(self, mistakes: Sequence[Mistake]) -> None:
-        # The first that names a window gives its level, whether they come one by one or, in a resume, all together.
+        # The first that names a window gives its stage, whether they come one by one or, in a resume, all together.
         first = {each.window: each for each in reversed(mistakes) if each.window not in self._item_of}
         new = [each for each in mistakes if first.get(each.window) is each]
         if new:
             rows, targets = self._encoded([each.window for each in new], [each.replacement for each in new])
             self.rows = _stacked(self.rows, rows, lambda part: torch.zeros_like(part[:, :1]))
             self.targets = _stacked(self.targets, targets, lambda part: part[:, :1])
-            levels = np.array([each.level for each in new], np.int64)
+            stages = np.array([each.stage for each in new], np.int64)
             self._windows = [*self._windows, *(each.window for each in new)]
             self._replacements = [*self._replacements, *(each.replacement for each in new)]
             self._item_of |= {each.window: len(self._item_of) + i for i, each in enumerate(new)}
-            self._level_of_item = np.append(self._level_of_item, levels)
+            self._stage_of_item = np.append(self._stage_of_item, stages)
             self._is_trained = np.append(self._is_trained, np.ones(len(new), bool))
             self._weights = np.append(self._weights, np.zeros(len(new)))
         self._weights = self._weights.copy()
         for each in mistakes:
             # Half as much again and that of nine sights more: a rare window is seen soon, a frequent one not too often.
             item = self._item_of[each.window]
-            self._weights[item] = 1.5 * self._weights[item] + 3 * self._level_weights(self._level_of_item[item])
+            self._weights[item] = 1.5 * self._weights[item] + 3 * self._weights_of(self._stage_of_item[item])
         self._mistakes = [*self._mistakes, *mistakes]
 
     def _forget(self) -> None:
@@ -192,11 +236,11 @@ class WindowSource:
         self._windows, self._replacements = self._windows[:count], self._replacements[:count]
         self._item_of = {window: item for window, item in self._item_of.items() if item < count}
         self.rows, self.targets = self.rows[:count], self.targets[:count]
-        self._level_of_item, self._is_trained = self._level_of_item[:count], self._is_trained[:count]
+        self._stage_of_item, self._is_trained = self._stage_of_item[:count], self._is_trained[:count]
         self._weights, self._mistakes = self._first_weights, []
 
-    def _level_weights(self, levels: Any) -> Any:
-        return np.vectorize(self._config.curriculum.weight_of, otypes=[float])(levels)
+    def _weights_of(self, stages: Any) -> Any:
+        return np.vectorize(self._stage_weights.__getitem__, otypes=[float])(stages)
 
     def _encoded(
         self, windows: Sequence[WindowTokens], replacements: Sequence[ReplacementTokens]
@@ -207,26 +251,23 @@ class WindowSource:
         columns = (rows > 0).any(0).nonzero().flatten().tolist()
         rows = rows[:, : max(columns, default=0) + 1].contiguous()
         targets = model.features.encode_targets(windows, replacements, model.num_slots)
-        if self._config.loss.alignment == "searched":
-            unordered = [model.signature.id_of[name] for name in COMMUTATIVE]
-            return rows, target_orders(targets, model.arity, unordered)
-        return rows, targets[:, None]
+        return rows, target_orders(targets, model.arity, self._unordered) if self._unordered else targets[:, None]
 
     def _opened(self) -> BatchIterator:
-        assert self._batches is not None, "open_levels was not called"
+        assert self._batches is not None, "open_stages was not called"
         return self._batches
 
 
 def mistakes_of(state: Mapping[str, Any]) -> list[Mistake]:
-    """The mistakes that a saved `WindowSource` had learned from.
+    """The mistakes that a saved `WindowLoader` had learned from.
 
     Raises:
         CheckpointError: it holds something else.
     """
     try:
         return [
-            Mistake(int(level), tuple(map(int, window)), tuple(map(int, replacement)))
-            for level, window, replacement in state.get("mistakes", [])
+            Mistake(int(stage), tuple(map(int, window)), tuple(map(int, replacement)))
+            for stage, window, replacement in state.get("mistakes", [])
         ]
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"the saved data order holds no windows: {error}.") from error
@@ -236,9 +277,6 @@ def _stacked(above: Tensor, below: Tensor, filling: Callable[[Tensor], Tensor]) 
     """Both as one tensor; the narrower of them filled up in dimension 1."""
     width = max(above.shape[1], below.shape[1])
     return torch.cat([torch.cat([part, *[filling(part)] * (width - part.shape[1])], 1) for part in (above, below)])
-
-
-FILE_NAME = "windows.safetensors"
 
 
 @dataclass(frozen=True)
@@ -254,93 +292,63 @@ class Cost:
     cpu_seconds: float
 
 
-def write_windows(directory: Path, windows: WindowSet, cost: Cost) -> None:
-    """Keeps the windows in a run's directory, replacing what was there in one step. Raises RunError."""
-    tokens, offsets = _joined(windows.windows)
-    replacements, replacement_offsets = _joined(windows.replacements)
+def write_windows(directory: Path, windows: WindowSet, cost: Cost, signature: Signature) -> None:
+    """Writes the windows of a signature into a run's directory, in one step in the place of what was there.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    tokens, offsets = _flat(windows.windows)
+    replacements, replacement_offsets = _flat(windows.replacements)
     arrays: dict[str, NDArray[Any]] = {
         "counts": windows.counts,
-        "levels": np.array(windows.levels, np.int64),
+        "levels": np.array(windows.stages, np.int64),
         "windows": tokens,
         "window_offsets": offsets,
         "replacements": replacements,
         "replacement_offsets": replacement_offsets,
     }
-    told = {"cost": json.dumps([cost.seconds, cost.cpu_seconds]), "labels": _labels()}
+    metadata = {"cost": json.dumps([cost.seconds, cost.cpu_seconds]), "labels": _labels(signature)}
     path = directory / FILE_NAME
     try:
-        replace_file(path, safetensors.numpy.save(arrays, metadata=told))
+        replace_file(path, safetensors.numpy.save(arrays, metadata=metadata))
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
 
 
-def read_windows(directory: Path) -> tuple[WindowSet, Cost] | None:
-    """The windows of a run; None when there are none, or none that this version can use."""
+def read_windows(directory: Path, signature: Signature) -> tuple[WindowSet, Cost] | None:
+    """The windows of a run; None when there are none, or none of this signature that this version can use."""
     path = directory / FILE_NAME
     try:
         with safe_open(path, "numpy") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        if told.get("labels") != _labels():
+        if metadata.get("labels") != _labels(signature):
             return None
-        seconds, cpu_seconds = json.loads(told["cost"])
+        seconds, cpu_seconds = json.loads(metadata["cost"])
         windows = WindowSet(
-            _parted(arrays["windows"], arrays["window_offsets"]),
-            _parted(arrays["replacements"], arrays["replacement_offsets"]),
+            _split(arrays["windows"], arrays["window_offsets"]),
+            _split(arrays["replacements"], arrays["replacement_offsets"]),
             arrays["counts"],
             tuple(arrays["levels"].tolist()),
         )
     except (OSError, SafetensorError, KeyError, ValueError):
-        # Windows are a pure function of the configuration: collecting them again gives the same ones.
+        # Windows are a pure function of the settings: collecting them again gives the same ones.
         return None
     return windows, Cost(seconds, cpu_seconds)
 
 
-def _labels() -> str:
-    """What the tokens mean, and the version whose rules made them: of another one they are traced anew."""
-    shown = " ".join(f"{each.name}/{each.arity}/{each.window_depth}" for each in SIGNATURE.shown)
+def _labels(signature: Signature) -> str:
+    """What the tokens mean, and the version whose rules made them: another version collects them again."""
+    shown = " ".join(f"{each.name}/{each.arity}/{each.window_depth}" for each in signature.shown)
     return f"{__version__} {shown}"
 
 
-def _joined(sequences: list[tuple[int, ...]]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+def _flat(sequences: list[tuple[int, ...]]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     offsets = np.cumsum([0, *map(len, sequences)], dtype=np.int64)
     return np.fromiter((token for sequence in sequences for token in sequence), np.int16, int(offsets[-1])), offsets
 
 
-def _parted(tokens: NDArray[np.int16], offsets: NDArray[np.int64]) -> list[tuple[int, ...]]:
+def _split(tokens: NDArray[np.int16], offsets: NDArray[np.int64]) -> list[tuple[int, ...]]:
     flat, ends = tokens.tolist(), offsets.tolist()
     return [tuple(flat[first:last]) for first, last in pairwise(ends)]
-
-
-def window_objective(config: LossConfig) -> Callable[[GraphRewriter, WindowBatch], Tensor]:
-    """The objective of these settings: mean over a batch, 0 for an empty one."""
-    alpha, beta, gamma = config.alpha, config.beta, config.gamma
-    if config.objective == "edit":
-        return lambda network, batch: network.loss(batch.rows, batch.targets, alpha=alpha, beta=beta, gamma=gamma)
-
-    # Slots are read in preorder, so slot i stands for node i of the target.
-    ged_loss = GedLoss(alpha, beta, gamma, alignment="order")
-
-    def objective(network: GraphRewriter, batch: WindowBatch) -> Tensor:
-        if not len(batch.rows):
-            return network.loss(batch.rows, batch.targets)
-        target = replacement_graphs(batch.targets[:, 0], network.arity)
-        cost: Tensor = ged_loss(*network.predict_graphs(batch.rows, target.exists.shape[1]), target)
-        return cost
-
-    return objective
-
-
-def replacement_graphs(targets: Tensor, arity: Tensor) -> GraphTargets:
-    """Replacements as graphs: a node for every slot in use, an edge from every operand to its operator.
-
-    Args:
-        targets: int64 ``[batch, slots]``, -1 behind the end of a replacement (see `WindowFeatures`).
-        arity: int64 ``[labels]``.
-    """
-    targets = targets[:, : int((targets >= 0).any(0).sum())]
-    parent = parent_slots(targets, arity)
-    adjacency = torch.zeros(*targets.shape, targets.shape[1], dtype=torch.bool, device=targets.device)
-    window, operand = (parent >= 0).nonzero().unbind(1)
-    adjacency[window, operand, parent[window, operand]] = True
-    return GraphTargets(targets >= 0, adjacency, targets.clamp(min=0))

@@ -1,7 +1,7 @@
 """GraphRewriter: a network that learns one step of a graph-rewriting system, a window in, its replacement out."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dagnn.errors import ConfigError
+from dagnn.ged import GedLoss
 from dagnn.nn.heads import SlotLogits
 from dagnn.nn.learnable import LearnableModule, before_call
 from dagnn.rewriting.features import GraphEncoder, WindowFeatures, WindowGraphs
 from dagnn.rewriting.machine import LabelTokens, RewritingMachine, Rewritten
-from dagnn.rewriting.objective import cheapest_order, edit_cost
+from dagnn.rewriting.objective import cheapest_order, edit_cost, replacement_graphs
 from dagnn.rewriting.system import ReplacementTokens, Signature, WindowTokens
 
 # Share of the identity in the slot activation. Plain GELU left 61 of 64 units of a slot without gradient for a rare
@@ -297,3 +298,28 @@ class GraphRewriter(LearnableModule):
         slots = F.linear(hidden, self.slots.weight[:units], self.slots.bias[:units])
         # Not by len(rows), which torch.export would take for a constant.
         return (F.gelu(slots) + _LEAK * slots).view(slots.shape[0], num_slots, self.slot_width)
+
+
+def replacement_objective(
+    objective: str = "edit", *, alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.0
+) -> Callable[[GraphRewriter, Tensor, Tensor], Tensor]:
+    """The objective ``(network, rows, targets) -> loss`` of these settings: mean over a batch, 0 for an empty one.
+
+    Args:
+        objective: "edit", `GraphRewriter.loss`; or "ged", `dagnn.ged.GedLoss` over `GraphRewriter.predict_graphs`.
+        alpha, beta, gamma: weights of its terms.
+    """
+    if objective == "edit":
+        return lambda network, rows, targets: network.loss(rows, targets, alpha=alpha, beta=beta, gamma=gamma)
+
+    # Slots are read in preorder, so slot i is node i of the target.
+    ged_loss = GedLoss(alpha, beta, gamma, alignment="order")
+
+    def graph_objective(network: GraphRewriter, rows: Tensor, targets: Tensor) -> Tensor:
+        if not len(rows):
+            return network.loss(rows, targets)
+        target = replacement_graphs(targets[:, 0], network.arity)
+        cost: Tensor = ged_loss(*network.predict_graphs(rows, target.exists.shape[1]), target)
+        return cost
+
+    return graph_objective

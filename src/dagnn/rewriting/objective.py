@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dagnn.ged.targets import GraphTargets
+
 
 def edit_cost(
     cost: Tensor, targets: Tensor, arity: Tensor, *, alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.0
@@ -65,6 +67,21 @@ def parent_slots(targets: Tensor, arity: Tensor) -> Tensor:
             missing[rows[found], last[found]] -= 1
         missing[:, slot] = asks[:, slot] * used
     return parent
+
+
+def replacement_graphs(targets: Tensor, arity: Tensor) -> GraphTargets:
+    """Replacements as graphs: a node for every slot in use, an edge from every operand to its operator.
+
+    Args:
+        targets: int64 ``[batch, slots]``, -1 behind the end of a replacement (see `WindowFeatures`).
+        arity: int64 ``[labels]``.
+    """
+    targets = targets[:, : int((targets >= 0).any(0).sum())]
+    parent = parent_slots(targets, arity)
+    adjacency = torch.zeros(*targets.shape, targets.shape[1], dtype=torch.bool, device=targets.device)
+    window, operand = (parent >= 0).nonzero().unbind(1)
+    adjacency[window, operand, parent[window, operand]] = True
+    return GraphTargets(targets >= 0, adjacency, targets.clamp(min=0))
 
 
 # Three exchangeable pairs. Longer replacements than that keep the order of the operands that come last.
