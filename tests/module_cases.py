@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import dagnn.nn as dnn
 from dagnn.graph import Dag, DagBatch
+from dagnn.rewriting import GraphRewriter
 
 GRAPHS = DagBatch.from_dags(
     [
@@ -130,7 +131,7 @@ CASES = [
     ),
     Case(
         "GraphRewriter",
-        lambda: dnn.GraphRewriter.from_windows(
+        lambda: GraphRewriter.from_windows(
             decimal_addition.SIGNATURE, WINDOWS, width=5, blocks=1, slot_width=3, num_slots=2
         ),
         lambda net: net(net.features.encode(WINDOWS)),
@@ -138,7 +139,7 @@ CASES = [
     ),
     Case(
         "GraphRewriter graph",
-        lambda: dnn.GraphRewriter.from_windows(
+        lambda: GraphRewriter.from_windows(
             decimal_addition.SIGNATURE,
             WINDOWS,
             width=5,

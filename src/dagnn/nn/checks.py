@@ -28,26 +28,33 @@ def check_dag(dag: object) -> None:
 
 
 def check_tensor(argument: str, x: object) -> None:
-    """Raise DtypeError unless ``x`` is a dense tensor."""
+    """Raise DtypeError unless ``x`` is a tensor."""
     if not isinstance(x, Tensor):
         raise DtypeError(f"{argument} must be a tensor, got a {type(x).__name__}: convert it with torch.as_tensor.")
+
+
+def check_dtype(argument: str, x: Tensor, like: torch.dtype) -> None:
+    """Raise DtypeError unless ``x`` is dense and of the dtype ``like``; under autocast any floating dtype passes."""
     if x.layout is not torch.strided:
-        raise DtypeError(f"{argument} must be dense, got a tensor with the layout {x.layout}: use x.to_dense().")
+        raise DtypeError(
+            f"{argument} must be dense, got a tensor with the layout {x.layout}: convert it with {argument}.to_dense()."
+        )
+    if x.dtype != like and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        raise DtypeError(
+            f"{argument} must be {like}, the dtype of the parameters, got {x.dtype}: "
+            f"convert it with {argument}.to({like}), or the module with .to(...)."
+        )
 
 
 def check_rows(argument: str, x: Tensor, rows: int, width: int, like: torch.dtype) -> None:
     """Raise unless ``x`` is ``[rows, width]`` and of the dtype ``like``.
 
     Raises:
-        DtypeError: another dtype (under autocast any floating dtype passes), or no dense tensor.
+        DtypeError: no tensor, or as `check_dtype`.
         GraphError: another shape.
     """
     check_tensor(argument, x)
-    if x.dtype != like and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
-        raise DtypeError(
-            f"{argument} must be {like}, the dtype of the parameters, got {x.dtype}: "
-            f"convert it with .to({like}), or the module."
-        )
+    check_dtype(argument, x, like)
     if x.shape != (rows, width):
         raise GraphError(
             f"{argument} must have the shape [num_nodes, features] = [{rows}, {width}], got {list(x.shape)}."

@@ -69,7 +69,7 @@ def test_pruned_is_the_network_with_those_weights_zero(dag, fraction, bias):
 def test_a_nan_weight_is_not_small():
     net = network()
     with torch.no_grad():
-        net.edge_weight[net._layout.slot_of("x", "b")] = math.nan
+        net.edge_weight[net._layout.index_of("x", "b")] = math.nan
     net.prune(threshold=0.3)
     assert math.isnan(net.weight_of("x", "b"))
 
@@ -89,7 +89,7 @@ def test_a_prune_that_disconnects_an_output_says_so_and_changes_nothing():
 def test_an_output_that_no_input_reached_before_may_stay_so():
     net = DagNN(Dag([("x", "y"), ("s", "z")], inputs=["x"], outputs=["y", "z"]))
     with torch.no_grad():
-        net.edge_weight[net._layout.slot_of("s", "z")] = 1e-6
+        net.edge_weight[net._layout.index_of("s", "z")] = 1e-6
     net.prune(threshold=1e-3)
     assert net._layout.edge_names() == [("x", "y")]
 
@@ -235,7 +235,7 @@ def test_the_state_of_surviving_edges_is_kept(name):
     train(twin, other, 4)
     change = net.prune(fraction=0.4)
     change.carry_over(optimizer)
-    removed = [twin._layout.slot_of(*edge) for edge in twin._layout.edge_names() if edge not in weights(net)]
+    removed = [twin._layout.index_of(*edge) for edge in twin._layout.edge_names() if edge not in weights(net)]
     assert len(removed) == 2
     for _ in range(5):
         with torch.no_grad():

@@ -43,13 +43,13 @@ def test_gradients_by_name_are_finite_differences(dag, seed):
 
     loss().backward()
     for (u, v), grad in net.edge_grads().items():
-        slot, eps = net._layout.slot_of(u, v), 1e-6
+        index, eps = net._layout.index_of(u, v), 1e-6
         with torch.no_grad():
-            net.edge_weight[slot] += eps
+            net.edge_weight[index] += eps
             above = loss().item()
-            net.edge_weight[slot] -= 2 * eps
+            net.edge_weight[index] -= 2 * eps
             below = loss().item()
-            net.edge_weight[slot] += eps
+            net.edge_weight[index] += eps
         assert grad == pytest.approx((above - below) / (2 * eps), rel=1e-5, abs=1e-7)
         assert net.grad_of(u, v) == net.get_edge_grad(u, v) == grad
 

@@ -200,7 +200,7 @@ def test_autocast_runs_in_the_dtype_of_the_parameters():
 def test_nan_weights_are_propagated_to_their_targets_only():
     net = DagNN(Dag([("x", "a"), ("x", "b")]))
     with torch.no_grad():
-        net.edge_weight[net._layout.slot_of("x", "a")] = math.nan
+        net.edge_weight[net._layout.index_of("x", "a")] = math.nan
     y = net(torch.ones(1))
     assert y.isnan().tolist() == [True, False]
 

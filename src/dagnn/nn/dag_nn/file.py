@@ -1,11 +1,24 @@
-"""A `DagNN` on disk: a safetensors file with its topology, and state dicts that refuse another topology."""
+"""What a `DagNN` writes down about its structure: its own file, and the record in its state dict.
+
+**The file** is a safetensors file. Its header has two texts: ``dagnn``, a JSON document with ``format``, ``version``,
+``dag`` (the text of `Dag.to_json`), ``activations`` (one per node) and ``bias`` (true, false, or the indices of the
+nodes that have one); and ``sha256``, the hex digest of that document and of every tensor's name, dtype, shape and
+bytes. Any safetensors reader opens it. Reading it never unpickles or imports anything.
+
+**The record** is the extra state in a state dict. A vector of weights has no names in it: of two networks with as many
+edges, each would silently take the weights of the other. The record is one int32 tensor
+``[num_edges + num_biases + 1, 2]``. A row is an edge, as the codes of its source and its target; or a bias, as -1 and
+the code of its node; the last row is a checksum of the others. The code of an int below 2^30 is that int; the code of
+another name is 2^30 or more, from a hash. The record is a CPU tensor whose shape follows from the structure, so it
+goes wherever a state dict goes. It is no buffer, because averages over buffers and conversions would change it.
+"""
 
 import hashlib
 import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -16,22 +29,133 @@ from torch import Tensor
 from dagnn.errors import CheckpointError, DagnnError, StateDictError, warn
 from dagnn.files import replace_file
 from dagnn.graph import Dag
+from dagnn.graph.cached import ordinary_tensors
 from dagnn.graph.formats import json as json_format
 from dagnn.graph.names import sort_key
-from dagnn.nn.dag_nn.parameters import ParameterLayout, stable_text
-from dagnn.nn.learnable import value_of
+from dagnn.nn.dag_nn.parameters import ParameterLayout, bias_mask
 
-if TYPE_CHECKING:
-    from dagnn.nn.dag_nn.network import DagNN
-
-
+_FORMAT, _VERSION = "dagnn.DagNN", 1
 _BIAS = -1
 _SMALL = 1 << 30
 _SHOWN = 3
 
 
+@dataclass(frozen=True, eq=False)
+class Document:
+    """The JSON document of a file, checked.
+
+    Attributes:
+        activations: one per node, in node order.
+        bias: whether all nodes have one, or none; or which do, bool ``[num_nodes]``.
+    """
+
+    dag: Dag
+    activations: list[str]
+    bias: bool | Tensor
+
+    @property
+    def has_bias(self) -> Tensor:
+        """bool ``[num_nodes]``: the nodes with a bias, sources that are no inputs included."""
+        has_bias = (self.dag.in_degree == 0) | self.bias
+        has_bias[self.dag.inputs] = False
+        return has_bias
+
+
+def write(path: Path, document: Document, tensors: dict[str, Tensor]) -> None:
+    """Write a network to ``path``, completely or not at all.
+
+    Raises:
+        GraphError: the Dag has names or attributes that JSON cannot hold.
+        OSError: the file cannot be written; what was there before stays.
+    """
+    text = json.dumps(
+        {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "dag": document.dag.to_json(),
+            "activations": document.activations,
+            "bias": document.bias if isinstance(document.bias, bool) else document.bias.nonzero().flatten().tolist(),
+        }
+    )
+    # Clones, because NumPy borrows their memory for the hash, and PyTorch never resizes borrowed memory again, which
+    # fully_shard must do.
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    replace_file(path, safetensors.torch.save(tensors, {"dagnn": text, "sha256": _digest(text, tensors)}))
+
+
+def read(path: Path) -> tuple[Document, dict[str, Tensor]]:
+    """The checked document of ``path``, and its tensors by name.
+
+    Raises:
+        CheckpointError: no file, or one that is truncated, altered, foreign or newer.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        tensors = safetensors.torch.load(content)
+        metadata = header["__metadata__"]
+        document, digest = metadata["dagnn"], metadata["sha256"]
+    except Exception as error:  # a broken file can make the parsers raise anything
+        raise CheckpointError(
+            f"{path} is not a network that DagNN.save wrote, or it is damaged ({type(error).__name__}): "
+            "restore it from a copy."
+        ) from error
+    if _digest(document, tensors) != digest:
+        raise CheckpointError(f"{path} is damaged: its content does not match its sha256. Restore it from a copy.")
+    return _parse(path, json.loads(document)), tensors
+
+
+def _parse(path: Path, document: dict[str, Any]) -> Document:
+    if document.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{path} holds a {document.get('format')!r}, expected a {_FORMAT!r}: give a file that DagNN.save wrote."
+        )
+    if document.get("version") != _VERSION:
+        raise CheckpointError(
+            f"{path} has version {document.get('version')!r}, this dagnn reads version {_VERSION}: update dagnn."
+        )
+    try:
+        arguments, bias = json_format.arguments_from(document["dag"]), document["bias"]
+        dag = Dag(**arguments)
+        with ordinary_tensors():  # on the CPU, whatever the default device
+            mask = bias_mask(dag, bias if isinstance(bias, bool) else [dag.name_of(node) for node in bias])
+        activations = list(document["activations"])
+    except (DagnnError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{path} holds no valid network: {error}") from error
+    _check_order(path, arguments["names"] or (), dag)
+    return Document(dag, activations, mask)
+
+
+def _check_order(path: Path, written: Sequence[Hashable], dag: Dag) -> None:
+    """Raise CheckpointError if names sort in another order than when they were written.
+
+    Earlier versions sorted floats as text, 10.0 before 2.0.
+    """
+    if set(map(type, written)) <= {int, str}:
+        return
+    before, now = list(map(sort_key, written)), list(map(sort_key, dag.names or ()))
+    if sorted(range(len(now)), key=before.__getitem__) != sorted(range(len(now)), key=now.__getitem__):
+        raise CheckpointError(
+            f"{path} is of an earlier version, which sorted floats as text: its weights would change places. Load it "
+            "with the version that wrote it, and save it with names that are str or int."
+        )
+
+
+def _digest(document: str, tensors: dict[str, Tensor]) -> str:
+    """Hex sha256 over the document and every tensor, in the order of their names."""
+    sha256 = hashlib.sha256(document.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        sha256.update(f"\n{name} {value.dtype} {list(value.shape)}\n".encode())
+        sha256.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
+
+
 def record_of(layout: ParameterLayout) -> Tensor:
-    """The edges and biases of a layout, by slot: see above."""
+    """The record of a layout, as the module's docstring describes it: edges first, then biases, in their order."""
     codes = _codes(layout)
     biased = codes[layout.has_bias.numpy()]
     edges = codes[layout.edges.numpy()].reshape(-1, 2)
@@ -40,20 +164,20 @@ def record_of(layout: ParameterLayout) -> Tensor:
 
 
 def check_record(record: object, layout: ParameterLayout, module: str) -> None:
-    """Raise if a state dict with this record belongs to another structure than the one of ``layout``.
+    """Check that a state dict with this record belongs to the structure of ``layout``.
 
-    A record that arithmetic has changed (the mean of two state dicts, a conversion to 16 bits) only makes a warning.
+    A record that arithmetic has changed (the mean of two state dicts, a conversion to 16 bits) only causes a warning.
 
     Args:
-        record: what `record_of` gave once.
-        module: the name of the network inside the model that loads; "" for itself.
+        record: what `record_of` returned when the state dict was made.
+        module: the name of the network inside the model that loads; "" if it is that model.
 
     Raises:
-        StateDictError: another structure; the message names edges and biases of the one and not of the other.
+        StateDictError: another structure; the message names edges and biases that only one of the two has.
     """
     key = f"{module}._extra_state" if module else "_extra_state"
     if isinstance(record, Tensor) and record.is_meta:
-        return  # no values, of the record or of the weights
+        return  # neither the record nor the weights have values
     theirs = _read(record)
     if theirs is None:
         warn(
@@ -66,15 +190,15 @@ def check_record(record: object, layout: ParameterLayout, module: str) -> None:
         return
     name_of = _names(layout)
     only_theirs, only_mine = _difference(theirs, mine), _difference(mine, theirs)
-    told = [
+    differences = [
         f"only {who} has {_some(rows, name_of)}"
         for who, rows in (("the state dict", only_theirs), ("this network", only_mine))
         if len(rows)
     ] or ["they come in another order"]
     raise StateDictError(
         f"the state dict{f' of {module!r}' if module else ''} is of another structure than this network: "
-        f"{'; '.join(told)}. Load it into a network on the same Dag (DagNN.save and DagNN.load keep both together), "
-        f"or delete {key!r} from it to load the weights in their order, whatever they belonged to."
+        f"{'; '.join(differences)}. Load it into a network on the same Dag (DagNN.save and DagNN.load keep both "
+        f"together), or delete {key!r} from it to load the weights in their order, whatever they belonged to."
     )
 
 
@@ -87,10 +211,11 @@ def _codes(layout: ParameterLayout) -> NDArray[np.int32]:
     return np.array([_code(layout.dag.name_of(node)) for node in nodes.tolist()], dtype=np.int32)
 
 
-def _code(name: object) -> int:
+def _code(name: Hashable) -> int:
     if type(name) is int and 0 <= name < _SMALL:
         return name
-    digest = hashlib.blake2b(stable_text(name).encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    # repr of the sort key names the type too, and is the same in every process, as hash() is not.
+    digest = hashlib.blake2b(repr(sort_key(name)).encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return _SMALL | int.from_bytes(digest, "little") & _SMALL - 1
 
 
@@ -101,10 +226,10 @@ def _checksum(rows: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _read(record: object) -> NDArray[np.int32] | None:
-    """The rows of a record; None if it is none."""
+    """The rows of a record without its checksum; None if it is damaged or no record."""
     if not isinstance(record, Tensor) or record.dim() != 2 or record.shape[1] != 2 or not len(record):
         return None
-    values = record.detach().cpu().double().numpy()  # exact for int32, and as it was saved where that was float64
+    values = record.detach().cpu().double().numpy()  # exact for int32, also after a detour over float64
     rows = values.astype(np.int32) if (np.abs(values) <= 2**31).all() else None
     if rows is None or not np.array_equal(rows, values) or not np.array_equal(_checksum(rows[:-1]), rows[-1:]):
         return None
@@ -123,7 +248,7 @@ def _names(layout: ParameterLayout) -> dict[int, str]:
 
 
 def _some(rows: NDArray[np.int64], name_of: dict[int, str]) -> str:
-    """The first rows in words."""
+    """The first rows in words, such as "the edges 'a' -> 'b', 'a' -> 'c' and 7 more"."""
     edges, biases = rows[rows[:, 0] != _BIAS], rows[rows[:, 0] == _BIAS]
     parts = []
     if len(edges):
@@ -143,114 +268,3 @@ def _name(code: int, name_of: dict[int, str]) -> str:
 
 def _rest(rows: NDArray[np.int64]) -> str:
     return f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-
-
-FORMAT, VERSION = "dagnn.DagNN", 1
-
-
-@dataclass(frozen=True)
-class Document:
-    """What the JSON of a file says, checked."""
-
-    dag: Dag
-    activations: list[str]
-    bias: bool | list[Hashable]
-
-    @property
-    def biased(self) -> Tensor:
-        """bool ``[num_nodes]``: the nodes that have one, with the sources that are no inputs."""
-        has_bias = self.dag.in_degree == 0
-        if self.bias is True:
-            has_bias[:] = True
-        elif self.bias:
-            has_bias[[self.dag.index_of(node) for node in self.bias]] = True
-        has_bias[self.dag.inputs] = False
-        return has_bias
-
-
-def write(path: Path, net: "DagNN") -> None:
-    """Write ``net`` to ``path``. After an error, or a crash, ``path`` holds what it held before."""
-    document = json.dumps(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "dag": net.dag.to_json(),
-            "activations": net.activations,
-            "bias": net.bias_nodes if isinstance(net.bias_nodes, bool) else _indices(net.bias_nodes),
-        }
-    )
-    # What they are computed to be, if some tool of PyTorch does that: the file holds a plain network.
-    # Copies: to hash them NumPy borrows their memory, and PyTorch never resizes that again, as fully_shard must.
-    tensors = {name: value_of(net, name).detach().cpu().clone() for name in ("edge_weight", "bias")}
-    content = safetensors.torch.save(tensors, {"dagnn": document, "sha256": _digest(document, tensors)})
-
-    replace_file(path, content)
-
-
-def read(path: Path) -> tuple[Document, dict[str, Tensor]]:
-    """The checked document and the tensors of ``path``.
-
-    Raises:
-        CheckpointError: no file, or one that is truncated, altered, foreign or newer.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        tensors = safetensors.torch.load(content)
-        metadata = header["__metadata__"]
-        document, digest = metadata["dagnn"], metadata["sha256"]
-    except Exception as error:  # whatever a broken file makes the parsers raise
-        raise CheckpointError(
-            f"{path} is not a network that DagNN.save wrote, or it is damaged ({type(error).__name__}): "
-            "restore it from a copy."
-        ) from error
-    if _digest(document, tensors) != digest:
-        raise CheckpointError(f"{path} is damaged: its content does not match its sha256. Restore it from a copy.")
-    return _parse(path, json.loads(document)), tensors
-
-
-def _parse(path: Path, document: dict[str, Any]) -> Document:
-    if document.get("format") != FORMAT:
-        raise CheckpointError(f"{path} holds a {document.get('format')!r}, expected a {FORMAT!r}.")
-    if document.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} has version {document.get('version')!r}, this dagnn reads version {VERSION}: update dagnn."
-        )
-    try:
-        arguments, bias = json_format.arguments_from(document["dag"]), document["bias"]
-        dag = Dag(**arguments)
-        nodes = bias if isinstance(bias, bool) else [dag.name_of(node) for node in bias]
-        parsed = Document(dag, list(document["activations"]), nodes)
-    except (DagnnError, KeyError, TypeError, IndexError) as error:
-        raise CheckpointError(f"{path} holds no valid network: {error}") from error
-    _check_order(path, arguments["names"] or (), dag)
-    return parsed
-
-
-def _check_order(path: Path, written: Sequence[Hashable], dag: Dag) -> None:
-    """Raise CheckpointError if names sort otherwise than when they were written: 10.0 was a text, before 2.0."""
-    if set(map(type, written)) <= {int, str}:
-        return
-    before, now = list(map(sort_key, written)), list(map(sort_key, dag.names or ()))
-    if sorted(range(len(now)), key=before.__getitem__) != sorted(range(len(now)), key=now.__getitem__):
-        raise CheckpointError(
-            f"{path} is of an earlier version, which sorted floats as text: its weights would change places. Load it "
-            "with the version that wrote it, and save it with names that are str or int."
-        )
-
-
-def _indices(mask: Tensor) -> list[int]:
-    return [int(node) for node in mask.nonzero().flatten()]
-
-
-def _digest(document: str, tensors: dict[str, Tensor]) -> str:
-    """Hex sha256 over the document and every tensor, in the order of their names."""
-    sha256 = hashlib.sha256(document.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        sha256.update(f"\n{name} {value.dtype} {list(value.shape)}\n".encode())
-        sha256.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return sha256.hexdigest()

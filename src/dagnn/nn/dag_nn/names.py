@@ -1,6 +1,11 @@
-"""A network by name: inputs from a table or mapping, and weights, biases and gradients by edge and node."""
+"""`NamedParameters`: a network's inputs, weights, biases and gradients by the names of its nodes and edges.
+
+After the class come the helpers that make ``x`` from a table or a mapping, and at the end the one that sets values by
+name.
+"""
 
 import math
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dagnn.errors import DtypeError, GraphError
+from dagnn.graph import Dag
 from dagnn.nn.dag_nn.parameters import ParameterLayout
 from dagnn.nn.learnable import LearnableModule, check_own, value_of
 
@@ -18,12 +24,147 @@ _SHOWN = 5
 _NUMERIC = "biuf"
 
 
-def as_input(given: Any, names: Sequence[Hashable], like: Tensor) -> Tensor:
+class NamedParameters(LearnableModule):
+    """What a `DagNN` offers by name: its inputs, weights, biases and gradients. `DagNN` is its only class.
+
+    Where nodes have no names, their indices serve as names.
+
+    >>> from dagnn.nn import DagNN
+    >>> net = DagNN(Dag([("a", "c"), ("b", "c")]))
+    >>> isinstance(net, NamedParameters), net.edge_names(), net.bias_names()
+    (True, [('a', 'c'), ('b', 'c')], ['c'])
+    >>> net.set_weights({("a", "c"): 0.5})
+    >>> net.accumulate_edge_grad("a", "c", 2.0)
+    >>> net.weight_of("a", "c"), net.edge_grads()
+    (0.5, {('a', 'c'): 2.0, ('b', 'c'): 0.0})
+    """
+
+    dag: Dag
+    edge_weight: nn.Parameter
+    bias: nn.Parameter
+    _layout: ParameterLayout
+
+    @property
+    def input_names(self) -> tuple[Hashable, ...]:
+        """The node of every column of x; its index where nodes have no names."""
+        return tuple(map(self.dag.name_of, self.dag.inputs.tolist()))
+
+    @property
+    def output_names(self) -> tuple[Hashable, ...]:
+        """The node of every column of y; its index where nodes have no names."""
+        return tuple(map(self.dag.name_of, self.dag.outputs.tolist()))
+
+    def input_from(self, table: Any) -> Tensor:
+        """``x [..., inputs]`` from columns by name, of the dtype and on the device of the parameters.
+
+        ``net(table)`` does this in every call; convert a table once if it is used often.
+
+        Args:
+            table: a data frame (of pandas, polars, pyarrow ...), one row of pandas, or a mapping from name to column (a
+                tensor, an array, a list or a number; all of one shape). Their order does not matter and columns that
+                are no inputs are ignored. A NumPy array ``[..., inputs]`` has no names: its columns are taken in the
+                order of `input_names`. Missing values become NaN.
+
+        Raises:
+            GraphError: an input without a column (all are listed), a name with two columns, columns of different shapes
+                or row labels.
+            DtypeError: a column that holds no real numbers; something without columns.
+        """
+        return _as_input(table, self.input_names, self.edge_weight)
+
+    def edge_names(self) -> list[tuple[Hashable, Hashable]]:
+        """The edge (u, v) that each entry of ``edge_weight`` belongs to."""
+        return self._layout.edge_names()
+
+    def bias_names(self) -> list[Hashable]:
+        """The node that each entry of ``bias`` belongs to."""
+        return self._layout.bias_names()
+
+    def edge_weights(self) -> dict[tuple[Hashable, Hashable], float]:
+        """(u, v) -> weight, for every edge."""
+        return dict(zip(self.edge_names(), value_of(self, "edge_weight").tolist(), strict=True))
+
+    def biases(self) -> dict[Hashable, float]:
+        """Node -> bias, for every node that has one."""
+        return dict(zip(self.bias_names(), value_of(self, "bias").tolist(), strict=True))
+
+    def set_weights(self, weights: Mapping[tuple[Hashable, Hashable], float | Tensor]) -> None:
+        """Set the weights of these edges, in place; the others stay.
+
+        Args:
+            weights: (u, v) -> number, or a tensor with one element.
+
+        Raises:
+            GraphError: an unknown node, no such edge, or one twice. Nothing has changed then, as with every error.
+            DtypeError: a value that is no real number, or one too large for the dtype; ``weights`` is no mapping.
+            ConfigError: the weights are computed from others, as by ``torch.nn.utils.parametrize``.
+        """
+        check_own(self, ("edge_weight",), "set_weights")
+        _assign(self.edge_weight, weights, self._layout.index_of_edge, "weights")
+
+    def set_biases(self, biases: Mapping[Hashable, float | Tensor]) -> None:
+        """Set the biases of these nodes, in place; the others stay. Arguments and errors as of `set_weights`."""
+        check_own(self, ("bias",), "set_biases")
+        _assign(self.bias, biases, self._layout.bias_index_of, "biases")
+
+    def weight_of(self, u: Hashable, v: Hashable) -> float:
+        """The weight of the edge u -> v.
+
+        Raises:
+            GraphError: an unknown node, or no such edge.
+        """
+        return float(value_of(self, "edge_weight").detach()[self._layout.index_of(u, v)])
+
+    def grad_of(self, u: Hashable, v: Hashable) -> float:
+        """The gradient accumulated for the edge u -> v; 0.0 when there is none yet.
+
+        Raises:
+            GraphError: an unknown node, or no such edge.
+            ConfigError: the weights are computed from others, which hold the gradients.
+        """
+        check_own(self, ("edge_weight",), "a gradient by name")
+        index = self._layout.index_of(u, v)
+        return 0.0 if self.edge_weight.grad is None else float(self.edge_weight.grad[index])
+
+    def get_edge_grad(self, u: Hashable, v: Hashable) -> float:
+        """The same as `grad_of`, named as the counterpart of `accumulate_edge_grad`."""
+        return self.grad_of(u, v)
+
+    def edge_grads(self) -> dict[tuple[Hashable, Hashable], float]:
+        """(u, v) -> accumulated gradient, for every edge; 0.0 where nothing is accumulated. Errors as of `grad_of`."""
+        check_own(self, ("edge_weight",), "a gradient by name")
+        grad = self.edge_weight.grad
+        values = [0.0] * self.dag.num_edges if grad is None else grad.tolist()
+        return dict(zip(self.edge_names(), values, strict=True))
+
+    @torch.no_grad()
+    def accumulate_edge_grad(self, u: Hashable, v: Hashable, g: float | Tensor) -> None:
+        """Add ``g`` to the accumulated gradient of the edge u -> v. In eval mode: nothing.
+
+        Args:
+            g: a number, or a tensor with one element.
+
+        Raises:
+            GraphError: an unknown node, or no such edge.
+            DtypeError: ``g`` is no real number, or too large for the dtype.
+            ConfigError: the weights are computed from others, which hold the gradients.
+        """
+        check_own(self, ("edge_weight",), "a gradient by name")
+        index = self._layout.index_of(u, v)
+        number = _number((u, v), g, "g", self.edge_weight.dtype)
+        if not (self.training and self.edge_weight.requires_grad):
+            return
+        if self.edge_weight.grad is None:
+            self.edge_weight.grad = torch.zeros_like(self.edge_weight)
+        self.edge_weight.grad[index] += number
+
+
+def _as_input(given: Any, names: Sequence[Hashable], like: Tensor) -> Tensor:
     """``[..., len(names)]`` of the dtype and on the device of ``like``; columns in the order of ``names``.
 
     Args:
-        given: columns by name, as ``DagNN.input_from`` describes them; or an array ``[..., len(names)]``. A tensor is
-            given back.
+        given: columns by name, as `NamedParameters.input_from` describes them; or an array ``[..., len(names)]``. A
+            tensor is returned as it is.
     """
     if isinstance(given, Tensor):
         return given
@@ -55,15 +196,15 @@ class _Columns(Mapping[Hashable, Any]):
     def __init__(self, table: Any, names: Iterable[Hashable]) -> None:
         listed = list(names)
         self._table, self._counts = table, Counter(listed)
-        # Of a row of pandas by place: among labels of mixed types it takes ints for places, whatever they label.
-        self._place_of = dict(zip(listed, range(len(listed)), strict=True)) if _is_row(table) else None
+        # A row of pandas is read by position: where its labels have mixed types, row[2] means position 2, not label 2.
+        self._position_of = dict(zip(listed, range(len(listed)), strict=True)) if _is_row(table) else None
 
     def __getitem__(self, name: Hashable) -> Any:
         if name not in self._counts:
             raise KeyError(name)
         try:
-            return self._table[name] if self._place_of is None else self._table.iloc[self._place_of[name]]
-        except Exception as error:  # whatever a foreign table raises
+            return self._table[name] if self._position_of is None else self._table.iloc[self._position_of[name]]
+        except Exception as error:  # another library's table can raise anything
             raise DtypeError(
                 f"x is a {type(self._table).__name__}, which gives no column {name!r}: collect or convert it first "
                 f"({error})."
@@ -80,7 +221,7 @@ class _Columns(Mapping[Hashable, Any]):
 
 
 def _is_row(table: Any) -> bool:
-    """Is it one row of pandas, with a label for every value?"""
+    """Whether it is one row of pandas, with a label for every value."""
     return hasattr(table, "iloc") and getattr(table, "ndim", None) == 1
 
 
@@ -119,10 +260,14 @@ def _found(columns: Mapping[Hashable, Any], names: Sequence[Hashable]) -> Sequen
 def _from_array(given: NDArray[Any], like: Tensor) -> Tensor:
     if given.dtype.names:
         raise DtypeError(
-            "x is a structured array, whose fields have names: pass {name: x[name] for name in x.dtype.names}."
+            f"x is a structured array, with the fields {_listed(given.dtype.names)}: "
+            "pass {name: x[name] for name in x.dtype.names}."
         )
     if isinstance(given, np.ma.MaskedArray):
-        raise DtypeError("x is a masked array, and a network knows no masks: fill it with x.filled(value).")
+        raise DtypeError(
+            f"x is a masked array, and a network knows no masks, got {np.ma.getmaskarray(given).sum()} masked values: "
+            "fill it with x.filled(value)."
+        )
     if given.dtype.kind not in _NUMERIC:
         raise DtypeError(f"x must hold real numbers, got an array of {given.dtype}: convert it with .astype(float).")
     return _on(given, like)
@@ -143,10 +288,10 @@ def _numbers(name: Hashable, column: Any) -> NDArray[Any]:
         raise DtypeError(f"column {name!r} of x is masked, and a network knows no masks: fill it with .filled(value).")
     try:
         values = np.asarray(column)
-    except Exception as error:  # whatever a foreign column raises
+    except Exception as error:  # another library's column can raise anything
         raise DtypeError(f"column {name!r} of x cannot be read as numbers: {error}") from error
     if values.dtype.kind == "O" and not any(isinstance(value, str | bytes) for value in values.flat):
-        try:  # nullable columns: their own way knows their missing value
+        try:  # nullable columns know their own missing value
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         except (AttributeError, TypeError, ValueError):
             values = _as_floats(values)
@@ -166,14 +311,15 @@ def _as_floats(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _on(values: NDArray[Any], like: Tensor) -> Tensor:
-    """A copy in memory of its own, of the dtype and on the device of ``like``."""
+    """A copy with the dtype and on the device of ``like``; it shares no memory with ``values``."""
     dtype = np.float32 if like.dtype == torch.float32 else np.float64
     try:
         with np.errstate(over="raise"):
             return torch.from_numpy(np.array(values, dtype=dtype, order="C")).to(like)
     except FloatingPointError:
+        largest = np.nanmax(np.abs(np.asarray(values, dtype=np.float64)))
         raise DtypeError(
-            f"x holds numbers that are too large for {like.dtype}: scale them, or use net.double()."
+            f"x holds {largest:.4g}, too large for {like.dtype}: scale the column, or use net.double()."
         ) from None
 
 
@@ -188,7 +334,7 @@ def _check_shapes(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
 
 
 def _check_labels(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
-    """Raise if columns of pandas or xarray label their rows differently: by place they would be mixed up."""
+    """Raise if columns of pandas or xarray label their rows differently: stacking by position would mix the rows up."""
     axes = [(name, column) for name, column in zip(names, columns, strict=True) if _has_axes(column)]
     for name, column in axes[1:]:
         first_name, first = axes[0]
@@ -213,7 +359,7 @@ def _check_labels(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
 
 
 def _has_axes(column: Any) -> bool:
-    """Is it an array of xarray, whose axes have names and labels?"""
+    """Whether it is an array of xarray, whose axes have names and labels."""
     return hasattr(column, "dims") and hasattr(column, "indexes")
 
 
@@ -232,110 +378,22 @@ def _listed(names: Sequence[Hashable]) -> str:
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
-class NamedParameters(LearnableModule):
-    """What a `DagNN` offers by name: its weights, biases and gradients."""
-
-    edge_weight: nn.Parameter
-    bias: nn.Parameter
-    _layout: ParameterLayout
-
-    def edge_names(self) -> list[tuple[Hashable, Hashable]]:
-        """The edge (u, v) that each entry of ``edge_weight`` belongs to."""
-        return self._layout.edge_names()
-
-    def bias_names(self) -> list[Hashable]:
-        """The node that each entry of ``bias`` belongs to."""
-        return self._layout.bias_names()
-
-    def edge_weights(self) -> dict[tuple[Hashable, Hashable], float]:
-        """(u, v) -> weight, for every edge."""
-        return dict(zip(self.edge_names(), value_of(self, "edge_weight").tolist(), strict=True))
-
-    def biases(self) -> dict[Hashable, float]:
-        """Node -> bias, for every node that has one."""
-        return dict(zip(self.bias_names(), value_of(self, "bias").tolist(), strict=True))
-
-    def set_weights(self, weights: Mapping[tuple[Hashable, Hashable], float | Tensor]) -> None:
-        """Set the weights of these edges, in place; the others stay.
-
-        Args:
-            weights: (u, v) -> number, or a tensor with one element.
-
-        Raises:
-            GraphError: an unknown node, no such edge, or one twice. Nothing has changed then, as with every error.
-            DtypeError: a value that is no real number, or one too large for the dtype; no mapping.
-            ConfigError: the weights are computed from others, as by ``torch.nn.utils.parametrize``.
-        """
-        check_own(self, ("edge_weight",), "set_weights")
-        _assign(self.edge_weight, weights, self._layout.slot_of_edge, "weights")
-
-    def set_biases(self, biases: Mapping[Hashable, float | Tensor]) -> None:
-        """Set the biases of these nodes, in place; the others stay. Arguments and errors as of `set_weights`."""
-        check_own(self, ("bias",), "set_biases")
-        _assign(self.bias, biases, self._layout.bias_slot_of, "biases")
-
-    def weight_of(self, u: Hashable, v: Hashable) -> float:
-        """The weight of the edge u -> v. Raises GraphError if there is none."""
-        return float(value_of(self, "edge_weight").detach()[self._layout.slot_of(u, v)])
-
-    def grad_of(self, u: Hashable, v: Hashable) -> float:
-        """The gradient accumulated for the edge u -> v; 0.0 when there is none yet.
-
-        Raises:
-            GraphError: an unknown node, or no such edge.
-            ConfigError: the weights are computed from others, which hold the gradients.
-        """
-        check_own(self, ("edge_weight",), "a gradient by name")
-        slot = self._layout.slot_of(u, v)
-        return 0.0 if self.edge_weight.grad is None else float(self.edge_weight.grad[slot])
-
-    def get_edge_grad(self, u: Hashable, v: Hashable) -> float:
-        """The same as `grad_of`: the reading twin of `accumulate_edge_grad`."""
-        return self.grad_of(u, v)
-
-    def edge_grads(self) -> dict[tuple[Hashable, Hashable], float]:
-        """(u, v) -> accumulated gradient, for every edge; 0.0 where nothing is accumulated. Errors as of `grad_of`."""
-        check_own(self, ("edge_weight",), "a gradient by name")
-        grad = self.edge_weight.grad
-        values = [0.0] * self._layout.dag.num_edges if grad is None else grad.tolist()
-        return dict(zip(self.edge_names(), values, strict=True))
-
-    @torch.no_grad()
-    def accumulate_edge_grad(self, u: Hashable, v: Hashable, g: float | Tensor) -> None:
-        """Add ``g`` to the accumulated gradient of the edge u -> v. In eval mode: nothing.
-
-        Args:
-            g: a number, or a tensor with one element.
-
-        Raises:
-            GraphError: an unknown node, or no such edge.
-            DtypeError: ``g`` is no real number.
-            ConfigError: the weights are computed from others, which hold the gradients.
-        """
-        check_own(self, ("edge_weight",), "a gradient by name")
-        slot = self._layout.slot_of(u, v)
-        number = _number((u, v), g, "g", self.edge_weight.dtype)
-        if not (self.training and self.edge_weight.requires_grad):
-            return
-        if self.edge_weight.grad is None:
-            self.edge_weight.grad = torch.zeros_like(self.edge_weight)
-        self.edge_weight.grad[slot] += number
-
-
-def _assign(parameter: Tensor, values: Mapping[Any, Any], slot_of: Callable[[Any], int], argument: str) -> None:
-    """Write every value into the slot of its name, in place; nothing is written if one is wrong."""
+def _assign(parameter: Tensor, values: Mapping[Any, Any], index_of: Callable[[Any], int], argument: str) -> None:
+    """Write every value to the entry of its name, in place; nothing is written if one is wrong."""
     if not isinstance(values, Mapping) and not hasattr(values, "items"):
-        raise DtypeError(f"{argument} must be a mapping from name to number, got a {type(values).__name__}.")
+        raise DtypeError(
+            f"{argument} must be a mapping from name to number, got a {type(values).__name__}: {reprlib.repr(values)}."
+        )
     number_at = dict[int, float]()
     for name, value in values.items():
-        slot = slot_of(name)
-        if slot in number_at:  # by name and by index, or in a table that has a label twice
+        index = index_of(name)
+        if index in number_at:  # once by name and once by index, or a table that has a label twice
             raise GraphError(f"{argument} has {name!r} twice, the second time perhaps by its number: give it once.")
-        number_at[slot] = _number(name, value, argument, parameter.dtype)
+        number_at[index] = _number(name, value, argument, parameter.dtype)
     with torch.no_grad():
-        slots = torch.tensor(list(number_at), dtype=torch.int64, device=parameter.device)
+        indices = torch.tensor(list(number_at), dtype=torch.int64, device=parameter.device)
         numbers = torch.tensor(list(number_at.values()), dtype=parameter.dtype, device=parameter.device)
-        parameter.index_copy_(0, slots, numbers)
+        parameter.index_copy_(0, indices, numbers)
 
 
 def _number(name: Hashable, value: Any, argument: str, dtype: torch.dtype) -> float:
@@ -347,5 +405,8 @@ def _number(name: Hashable, value: Any, argument: str, dtype: torch.dtype) -> fl
         raise DtypeError(f"{argument}[{name!r}] must be a real number, got {value!r}.")
     largest = torch.finfo(dtype).max
     if largest < abs(value) < math.inf:
-        raise DtypeError(f"{argument}[{name!r}] is too large for {dtype}, whose largest number is {largest:.4g}.")
+        raise DtypeError(
+            f"{argument}[{name!r}] is too large for {dtype}, whose largest number is {largest:.4g}, "
+            f"got {reprlib.repr(value)}."
+        )
     return float(value)

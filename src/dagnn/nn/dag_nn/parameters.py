@@ -1,4 +1,8 @@
-"""`ParameterLayout`: which entry belongs to which edge or node, and how large weights start."""
+"""The parameters of a `DagNN`: which entry belongs to which edge or node, and the values they start with.
+
+`ParameterLayout` orders them. The functions after it read what a user gives per node (activations, biases) and draw
+the first weights.
+"""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from typing import TypeGuard
@@ -17,27 +21,27 @@ from dagnn.kernels.activations import SECOND_MOMENT, check_activation
 
 
 class ParameterLayout:
-    """Places of nodes and slots of edges.
+    """The order of a network's parameters. It depends on the names of the nodes, not on the order of declaration.
 
-    A node's *place* is its rank by (level, name). An edge's *slot* is its rank by (place of its
-    target, place of its source), so the weights into one node, and into one level, are neighbours.
-    A bias's slot is its rank by place.
+    A node's *place* is its rank by (level, name). The entries of ``edge_weight`` are in the order of (place of the
+    target, place of the source), so the weights into one node, and into one level, are neighbours. The entries of
+    ``bias`` are in the order of places.
 
     Args:
-        dag: no edge twice, and no edge into an input.
+        dag: without a repeated edge and without an edge into an input.
         bias: a bias for every node that is not an input; or for some nodes, bool ``[num_nodes]``.
             Sources that are not inputs always have one: they have nothing else.
         by_name: nodes sorted by name, if known from a Dag with the same names.
 
     Raises:
-        GraphError: an edge is declared twice, or leads into an input.
+        GraphError: an edge is declared twice, or leads into an input; the Dag has no outputs.
 
     Attributes:
         node_at: int64 ``[num_nodes]``, the node (index in ``dag``) at each place.
         by_name: int64 ``[num_nodes]``, the nodes sorted by name (by index where they have none).
         place_of: int64 ``[num_nodes]``, the place of each node.
-        edges: int64 ``[num_edges, 2]``, by slot: places of source and target.
-        edge_at: int64 ``[num_edges]``, row of ``dag.edges`` of each slot.
+        edges: int64 ``[num_edges, 2]``, in the order of the weights: places of source and target.
+        edge_at: int64 ``[num_edges]``, the row of ``dag.edges`` of each weight.
         has_bias: bool ``[num_nodes]``, by place.
         num_biases: entries of the bias vector.
         levels, in_degree: int64 ``[num_nodes]``, by place.
@@ -64,7 +68,7 @@ class ParameterLayout:
         self.has_bias[self.inputs] = False
         self.num_biases = int(self.has_bias.sum())
 
-    def slot_of(self, u: Hashable, v: Hashable) -> int:
+    def index_of(self, u: Hashable, v: Hashable) -> int:
         """Entry of ``edge_weight`` for the edge between the nodes called ``u`` and ``v``.
 
         Raises:
@@ -72,20 +76,20 @@ class ParameterLayout:
         """
         source, target = (int(self.place_of[self.dag.index_of(name)]) for name in (u, v))
         key = target * self.dag.num_nodes + source
-        slot = int(torch.searchsorted(self._key, key))
-        if slot == len(self._key) or int(self._key[slot]) != key:
+        index = int(torch.searchsorted(self._key, key))
+        if index == len(self._key) or int(self._key[index]) != key:
             reverse = source * self.dag.num_nodes + target
             hint = f"; there is {v!r} -> {u!r}" if bool((self._key == reverse).any()) else ""
             raise GraphError(f"there is no edge {u!r} -> {v!r}{hint}: give the source first, then the target.")
-        return slot
+        return index
 
-    def slot_of_edge(self, edge: Hashable) -> int:
-        """The same for a pair of names."""
+    def index_of_edge(self, edge: Hashable) -> int:
+        """`index_of` for the pair (source, target)."""
         if not isinstance(edge, tuple | list) or len(edge) != 2:
             raise GraphError(f"an edge is a pair of names (source, target), got {edge!r}.")
-        return self.slot_of(*edge)
+        return self.index_of(*edge)
 
-    def bias_slot_of(self, node: Hashable) -> int:
+    def bias_index_of(self, node: Hashable) -> int:
         """Entry of ``bias`` for the node with this name.
 
         Raises:
@@ -93,22 +97,22 @@ class ParameterLayout:
         """
         place = int(self.place_of[self.dag.index_of(node)])
         if not self.has_bias[place]:
-            why = "is an input" if place in self.inputs.tolist() else "was made without one"
-            raise GraphError(f"the node {node!r} has no bias: it {why}.")
+            reason = "is an input" if place in self.inputs.tolist() else "was made without one"
+            raise GraphError(f"the node {node!r} has no bias: it {reason}. bias_names() lists the nodes that have one.")
         return int(self.has_bias[:place].sum())
 
-    def slots_of(self, edges: Tensor) -> Tensor:
-        """Slots int64 ``[n]`` of edges that exist, int64 ``[n, 2]`` rows (source, target) as nodes of the Dag."""
+    def indices_of(self, edges: Tensor) -> Tensor:
+        """Entries of ``edge_weight``, int64 ``[n]``, for edges that exist, int64 ``[n, 2]`` by node index."""
         ends = self.place_of[edges]
         return torch.searchsorted(self._key, ends[:, 1] * self.dag.num_nodes + ends[:, 0])
 
     def edge_names(self) -> list[tuple[Hashable, Hashable]]:
-        """(source name, target name) of every edge, by slot."""
+        """(source name, target name) of every entry of ``edge_weight``."""
         names = [self.dag.name_of(node) for node in self.node_at.tolist()]
         return [(names[u], names[v]) for u, v in self.edges.tolist()]
 
     def bias_names(self) -> list[Hashable]:
-        """The name of the node of every bias, by slot."""
+        """The name of the node of every entry of ``bias``."""
         return [self.dag.name_of(node) for node in self.node_at[self.has_bias].tolist()]
 
     def _check(self) -> None:
@@ -130,8 +134,8 @@ class ParameterLayout:
         if len(self.outputs) == 0:
             raise GraphError("the Dag has no outputs, so a network on it computes nothing: name outputs=[...].")
 
-    def _names_of_edge(self, slot: int) -> tuple[Hashable, Hashable]:
-        u, v = self.node_at[self.edges[slot]].tolist()
+    def _names_of_edge(self, index: int) -> tuple[Hashable, Hashable]:
+        u, v = self.node_at[self.edges[index]].tolist()
         return self.dag.name_of(u), self.dag.name_of(v)
 
 
@@ -146,11 +150,6 @@ def _by_name(dag: Dag) -> Tensor:
         return torch.arange(dag.num_nodes)
     keys = [sort_key(name) for name in dag.names]
     return torch.tensor(sorted(range(dag.num_nodes), key=keys.__getitem__), dtype=torch.int64)
-
-
-def stable_text(name: Hashable) -> str:
-    """The name and its type in a text that is the same in every process."""
-    return repr(sort_key(name))
 
 
 def node_activations(dag: Dag, activation: object, output_activation: object) -> list[str]:
@@ -252,7 +251,7 @@ def initial_bounds(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Largest absolute value at the start: of every weight ``[num_edges]``, of every bias ``[num_biases]``.
 
-    Float64, by slot. See `DagNN.reset_parameters` for the rule and its source.
+    Float64, in the order of the parameters. See `DagNN.reset_parameters` for the rule and its source.
     """
     with ordinary_tensors():
         moment = torch.tensor([SECOND_MOMENT[name] for name in activations], dtype=torch.float64)[layout.node_at]
@@ -265,7 +264,7 @@ def initial_bounds(
 
 @torch.no_grad()
 def draw_uniform(parameter: Tensor, bound: NDArray[np.float64], generator: torch.Generator | None) -> None:
-    """Every entry uniformly within its bound, in place; also of a parameter that fully_shard has taken apart."""
+    """Every entry uniformly within its bound, in place; also where ``fully_shard`` has split the parameter."""
     largest = torch.from_numpy(bound).to(parameter.dtype).to(parameter.device)
     if hasattr(parameter, "placements"):
         from torch.distributed.tensor import DTensor, distribute_tensor
