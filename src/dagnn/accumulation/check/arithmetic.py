@@ -1,5 +1,6 @@
-"""What the check computes with: float64 whatever the code casts to, the same random numbers, and exact fits."""
+"""How the check computes: in float64 whatever the code casts to, with equal random numbers, and relative to norms."""
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
@@ -9,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from dagnn.errors import ConfigError
 
 WIDE = {
     torch.float32: torch.float64,
@@ -24,16 +23,17 @@ _DRAWS = torch.Tag.nondeterministic_seeded
 
 
 class Arithmetic(TorchDispatchMode):
-    """While active, notes the narrowest dtype that is computed with.
+    """A mode that records the dtypes of all operations, and changes dtypes and random numbers if it should.
 
     Args:
-        wide: what asks for a narrower dtype gets float64 or complex128.
-        still: random numbers are drawn from one seed at each call, for the first item, and repeated for all others.
+        wide: an operation with a narrower ``dtype=`` argument gets float64 or complex128 in its place.
+        still: each random operation starts from the same seed, draws for the first item, and repeats that for all
+            others.
 
     Attributes:
         narrowest: of all floating-point tensors that went into or came out of an operation.
-        avoided: the narrower dtypes that were asked for and not given.
-        draws: random numbers were drawn, from whatever generator.
+        avoided: the narrower dtypes that ``wide`` replaced.
+        draws: an operation drew random numbers, from whatever generator.
     """
 
     def __init__(self, *, wide: bool, still: bool) -> None:
@@ -44,13 +44,13 @@ class Arithmetic(TorchDispatchMode):
         self._seen: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Called for every operation, some 1,700 times in one pass of a small T5: all that is looked up is at hand.
+        # Runs for every operation, some 1,700 times in one pass of a small T5: so no lookups but these.
         kwargs = kwargs or {}
         if kwargs and self._wide and kwargs.get("dtype") in WIDE:
             self.avoided.add(kwargs["dtype"])
             kwargs = kwargs | {"dtype": WIDE[kwargs["dtype"]]}
         if func is _TO_NUMBER and not isinstance(args[0], Tensor):
-            return args[0]  # a number that autograd kept: it reaches a mode as what it is
+            return args[0]  # autograd keeps some numbers as such, and they reach a mode unwrapped
         draws = (self._still or not self.draws) and _DRAWS in func.tags
         self.draws |= draws
         result = _same_for_each_item(func, args, kwargs) if self._still and draws else func(*args, **kwargs)
@@ -69,15 +69,20 @@ class Arithmetic(TorchDispatchMode):
                 self._look_at(value)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"float64"`` for ``torch.float64``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """The one of two dtypes that rounds more; a dtype without rounding counts for nothing."""
+    """The dtype that rounds more; integers and booleans as ``b`` leave ``a``."""
     if not (b.is_floating_point or b.is_complex):
         return a
     return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
 
 
 def seed_torch(seed: int) -> None:
-    """``torch.manual_seed`` where there is no other device: that one records a stack trace for each, in 1 ms."""
+    """Seed the CPU and CUDA. ``torch.manual_seed`` would record a stack trace for other devices, in 1 ms a call."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
@@ -97,12 +102,12 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.to(WIDE.get(tensor.dtype, tensor.dtype))
 
 
-# What is drawn depends on tensors, row by row.
+# Operations whose distribution differs between rows.
 _BY_ROWS = {"normal", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise", "multinomial"}
 
 
 def _same_for_each_item(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an operation that draws random numbers, so that they do not depend on how many items there are."""
+    """Call a random operation so that an item's numbers do not depend on how many items there are."""
     name = func._schema.name.removeprefix("aten::")
     kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
     state = torch.get_rng_state()
@@ -133,10 +138,10 @@ def _same_for_each_item(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 
 def _row(shape: Sequence[int]) -> list[int]:
-    """The shape of what is drawn once, and repeated: items are along the first dimension.
+    """The shape to draw once and repeat: that of one item, along the first dimension.
 
-    Of three dimensions, they are along the second where the first is time: a recurrent network, or a transformer with
-    ``batch_first=False``. So numbers are repeated along both.
+    With three dimensions the first may be time and the second the items, as in a recurrent network or a transformer
+    with ``batch_first=False``. So numbers are repeated along both.
     """
     if len(shape) == 3 and shape[2] > 1:
         return [1, 1, shape[2]]
@@ -148,7 +153,7 @@ def _repeated(draw: Callable[[Tensor], Tensor], like: Tensor, dtype: torch.dtype
 
 
 def _by_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """The results of ``func`` for each row of its tensors, every time from the same seed."""
+    """Call ``func`` for each row of its tensors, every time from the same seed, and concatenate."""
     length = next(len(a) for a in args if isinstance(a, Tensor) and a.ndim)
     rows = []
     for i in range(length):
@@ -159,56 +164,10 @@ def _by_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
 
 
 def _probabilities(func: Any, args: Sequence[Any]) -> Tensor | None:
-    """The tensor of probabilities of a ``bernoulli``, or None where it is one number for all."""
+    """The tensor of probabilities of a ``bernoulli``, or None if one number serves all."""
     if func._overloadname == "default" and func._schema.name == "aten::bernoulli":
         return args[0]  # type: ignore[no-any-return]
     return args[1] if len(args) > 1 and isinstance(args[1], Tensor) else None
-
-
-class Basis:
-    """Gradients of single micro-batches, to write other gradients in.
-
-    Legend: ``g_j`` gradient of micro-batch j, ``c_j`` its coefficient in ``R = sum_j c_j g_j``.
-
-    Raises:
-        ConfigError: the ``g_j`` depend on each other, so that coefficients would not be unique.
-    """
-
-    def __init__(self, gradients: Sequence[Sequence[Tensor | None]], parameters: Sequence[Tensor]) -> None:
-        columns = torch.stack([flatten(gradient, parameters) for gradient in gradients], dim=1)
-        self._parameters = parameters
-        self._scale = torch.linalg.vector_norm(columns, dim=0).clamp_min(1e-300)
-        self._q, self._r = torch.linalg.qr(columns / self._scale)
-        diagonal = self._r.diagonal().abs()
-        if columns.shape[0] < columns.shape[1] or float(diagonal.min()) < 1e-6:
-            raise ConfigError(
-                f"the gradients of {columns.shape[1]} micro-batches cannot be told apart in {columns.shape[0]} "
-                "parameters: check with a model of more parameters, or a batch of more varied items."
-            )
-
-    def coefficients(self, gradient: Sequence[Tensor | None]) -> tuple[list[float], float]:
-        """The best ``c_j``, and the size of what no combination explains, relative to the gradient."""
-        target = flatten(gradient, self._parameters)
-        projected = self._q.T @ target
-        found = torch.linalg.solve_triangular(self._r, projected[:, None], upper=True)[:, 0] / self._scale
-        rest = torch.linalg.vector_norm(target - self._q @ projected)
-        coefficients: list[float] = found.tolist()
-        return coefficients, float(rest / torch.linalg.vector_norm(target).clamp_min(1e-300))
-
-
-def flatten(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
-    """All elements as float64 ``[elements]``, complex ones as two; zeros for a parameter without gradient."""
-    return torch.cat(
-        [
-            _real(torch.zeros_like(p) if g is None else g + torch.zeros_like(p))
-            for g, p in zip(gradient, parameters, strict=True)
-        ]
-    )
-
-
-def _real(tensor: Tensor) -> Tensor:
-    tensor = widened(tensor)
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten().cpu()
 
 
 def combine(gradients: Sequence[Sequence[Tensor | None]], coefficients: Sequence[float]) -> list[Tensor | None]:
@@ -224,3 +183,39 @@ def close(actual: Sequence[float], expected: Sequence[float], tolerance: float) 
     """Equal up to ``tolerance``, relative to the largest expected value."""
     scale = max((abs(e) for e in expected), default=0.0) or 1.0
     return all(abs(a - e) <= tolerance * scale for a, e in zip(actual, expected, strict=True))
+
+
+def relative_error(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
+    """Norm of the difference over the norm of ``expected``, over all tensors together; None counts as zero.
+
+    Infinite if anything is nan; 1 if ``expected`` is zero and ``actual`` is not.
+    """
+    error, scale = total_norm(difference(a, e) for a, e in zip(actual, expected, strict=True)), total_norm(expected)
+    if math.isnan(error) or math.isnan(scale):
+        return math.inf
+    return error / scale if scale else float(error > 0)
+
+
+def ratio_of(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> tuple[float, float]:
+    """The best ``r`` in ``actual = r * expected``, and the relative error that it leaves."""
+    pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if a is not None and e is not None]
+    square = sum(float((e.conj() * e).real.sum()) for _, e in pairs)
+    ratio = sum(float((e.conj() * a).real.sum()) for a, e in pairs) / square if square else 0.0
+    return ratio, relative_error(actual, [None if e is None else e * ratio for e in expected])
+
+
+def total_norm(tensors: Iterable[Tensor | None]) -> float:
+    """L2 norm of all tensors together, in float64."""
+    return math.sqrt(sum(norm_of(tensor) ** 2 for tensor in tensors))
+
+
+def norm_of(tensor: Tensor | None) -> float:
+    """L2 norm in float64; that of None is 0."""
+    return 0.0 if tensor is None else float(torch.linalg.vector_norm(widened(tensor)))
+
+
+def difference(actual: Tensor | None, expected: Tensor | None) -> Tensor | None:
+    """``actual - expected`` up to its sign, widened; None counts as zero."""
+    if actual is None or expected is None:
+        return actual if expected is None else expected
+    return widened(actual) - widened(expected)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dagnn.accumulation.check.arithmetic import Basis, close, flatten
+from dagnn.accumulation.check.arithmetic import close, widened
 from dagnn.accumulation.check.layouts import Examined
 from dagnn.accumulation.check.report import Cause, Kind, cause
 from dagnn.accumulation.check.subject import Gradients
+from dagnn.errors import ConfigError
 
 
 class Weights(NamedTuple):
@@ -105,11 +106,28 @@ def fit_finite(parts: Sequence[Gradients], full: Gradients, parameters: Sequence
     size = _norm(full, parameters)
     if not finite or not isfinite(size):
         return [0.0] * len(parts), 0.0 if size == 0 else 1.0
-    found, rest = Basis([parts[i] for i in finite], parameters).coefficients(full)
+    found, rest = _fit([parts[i] for i in finite], full, parameters)
     coefficients = [0.0] * len(parts)
     for index, value in zip(finite, found, strict=True):
         coefficients[index] = value
     return coefficients, rest
+
+
+def _fit(parts: Sequence[Gradients], full: Gradients, parameters: Sequence[Tensor]) -> tuple[list[float], float]:
+    """The ``c_j`` that fit ``full = sum_j c_j g_j`` best, ``g_j`` in ``parts``, and the relative rest."""
+    columns = torch.stack([_flat(part, parameters) for part in parts], dim=1)
+    scale = torch.linalg.vector_norm(columns, dim=0).clamp_min(1e-300)
+    q, r = torch.linalg.qr(columns / scale)
+    if columns.shape[0] < columns.shape[1] or float(r.diagonal().abs().min()) < 1e-6:
+        raise ConfigError(
+            f"the gradients of {columns.shape[1]} micro-batches cannot be told apart in {columns.shape[0]} "
+            "parameters: check with a model of more parameters, or a batch of more varied items."
+        )
+    target = _flat(full, parameters)
+    projected = q.T @ target
+    found: list[float] = (torch.linalg.solve_triangular(r, projected[:, None], upper=True)[:, 0] / scale).tolist()
+    rest = torch.linalg.vector_norm(target - q @ projected)
+    return found, float(rest / torch.linalg.vector_norm(target).clamp_min(1e-300))
 
 
 def leaves_out(shares: Sequence[float], parts: Sequence[Gradients], parameters: Sequence[Tensor]) -> bool:
@@ -120,7 +138,16 @@ def leaves_out(shares: Sequence[float], parts: Sequence[Gradients], parameters: 
 
 
 def _norm(gradients: Gradients, parameters: Sequence[Tensor]) -> float:
-    return float(torch.linalg.vector_norm(flatten(gradients, parameters)))
+    return float(torch.linalg.vector_norm(_flat(gradients, parameters)))
+
+
+def _flat(gradients: Gradients, parameters: Sequence[Tensor]) -> Tensor:
+    """All elements as float64 ``[elements]``, complex ones as two; zeros for a parameter without gradient."""
+    wide = [
+        widened(torch.zeros_like(p) if g is None else g + torch.zeros_like(p))
+        for g, p in zip(gradients, parameters, strict=True)
+    ]
+    return torch.cat([(torch.view_as_real(g) if g.is_complex() else g).flatten().cpu() for g in wide])
 
 
 def diagnose_equal(found: Weights, k: int, size: int) -> list[Cause]:

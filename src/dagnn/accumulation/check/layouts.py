@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dagnn.accumulation.check.arithmetic import combine
+from dagnn.accumulation.check.arithmetic import combine, ratio_of, relative_error
 from dagnn.accumulation.check.recording import Group, Recording, TrainStep, record
-from dagnn.accumulation.check.report import ratio_of, relative_error
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.partition import slice_batch

@@ -7,17 +7,18 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dagnn.accumulation.check.arithmetic import dtype_name, ratio_of, relative_error
 from dagnn.accumulation.check.diagnosis import Weights, diagnose_equal, diagnose_ragged, diagnose_tail, weights_of
 from dagnn.accumulation.check.layouts import Examined, Layout, Loop
 from dagnn.accumulation.check.model_check import model_causes
 from dagnn.accumulation.check.recording import TrainStep, num_arguments
-from dagnn.accumulation.check.report import Cause, Kind, Report, cause, find_line, make_report, ratio_of
-from dagnn.accumulation.check.subject import Gradients, LossFn, Subject
-from dagnn.accumulation.check.unexplained import explain, silent_causes
-from dagnn.accumulation.check.updates import notes_on_precision, precision_cause, unscaling_cause, update_causes
+from dagnn.accumulation.check.report import Cause, Kind, Report, cause, find_line, make_report
+from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, notes_on_precision
+from dagnn.accumulation.check.updates import unscaling_cause, update_causes
+from dagnn.accumulation.check.wrong_steps import explain, silent_causes
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.state import RandomState
-from dagnn.errors import AccumulationError, ConfigError
+from dagnn.errors import AccumulationError, ConfigError, DagnnError
 
 
 def check_loop(
@@ -127,9 +128,7 @@ class _Checker:
             causes += self._tails()
         causes += update_causes(loop, equal, causes, tail=tail)
         if not causes and not of_model:
-            found = precision_cause(loop, equal)
-            causes += [found] if isinstance(found, Cause) else []
-            self._notes += [found] if isinstance(found, str) else []
+            causes += self._about_precision(equal)
         by_kind = {c.kind: c._replace(line=find_line(self._train_step, c.kind, loop.first.lines)) for c in causes[::-1]}
         return self._report([*of_model, *list(by_kind.values())[::-1]])
 
@@ -206,6 +205,35 @@ class _Checker:
             lengths = ", ".join(map(str, list(wrong)[:8]))
             causes = [c._replace(explanation=f"{c.explanation} Wrong are tails of {lengths}.") for c in causes]
         return causes
+
+    def _about_precision(self, layout: Layout) -> list[Cause]:
+        """Run the loop in the model's own precision too: a cause if much is lost there, a note if it has 16 bits."""
+        loop, subject = self._loop, self._subject
+        if subject.dtype is subject.own_dtype:
+            return []
+        name = dtype_name(subject.own_dtype)
+        try:
+            own = subject.in_own_precision()
+            own_loop = loop.on(own)
+            steps = [
+                pair
+                for ours, exact in zip(own_loop.groups(layout, 1.0), loop.groups(layout, 1.0), strict=True)
+                if ours.held == exact.held and len(ours.steps) == len(exact.steps)
+                for pair in zip(ours.steps, exact.steps, strict=True)
+            ]
+            of_loop = max(relative_error(ours, exact) for ours, exact in steps)
+            pairs = zip(own_loop.wholes(layout), loop.wholes(layout), strict=True)
+            of_batch = max(relative_error(own.gradient(a), subject.gradient(e)) for a, e in pairs)
+        except (DagnnError, RuntimeError, ValueError):
+            self._notes.append(f"compared in float64; the loop could not be compared in the model's own {name}.")
+            return []
+        numbers = f"in {name} itself its steps are off by {of_loop:.1e}, and those of the full batch by {of_batch:.1e}"
+        if of_loop > max(1e-4, 10 * of_batch):
+            return [cause(Kind.LOW_PRECISION, f"{numbers}: the loop computes or sums gradients in 16 bits.")]
+        if subject.has_16_bits:
+            advice = ": sum gradients in float32" if of_loop > 2 * of_batch else ""
+            self._notes.append(f"compared in float64; {numbers}{advice}.")
+        return []
 
     def _report(self, causes: list[Cause]) -> Report:
         subject, shown = self._subject, self._shown

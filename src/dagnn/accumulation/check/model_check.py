@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dagnn.accumulation.check.arithmetic import close, combine, seed_python
+from dagnn.accumulation.check.arithmetic import close, combine, relative_error, seed_python, total_norm
 from dagnn.accumulation.check.diagnosis import fit_finite, leaves_out
 from dagnn.accumulation.check.layouts import split_by
-from dagnn.accumulation.check.report import Cause, Kind, Report, cause, coupled, make_report, relative_error, total_norm
-from dagnn.accumulation.check.subject import Gradients, LossFn, Subject
-from dagnn.accumulation.check.updates import notes_on_precision, own_precision_note
+from dagnn.accumulation.check.report import Cause, Kind, Report, cause, coupled, make_report
+from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, notes_on_precision, own_precision_note
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.partition import WeightFn
 from dagnn.accumulation.shares import check_weights

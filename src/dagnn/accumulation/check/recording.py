@@ -1,4 +1,4 @@
-"""Runs a user's loop over micro-batches and records what its optimizers are given at every step."""
+"""Run a user's loop over micro-batches and record the gradient that its optimizers find at every step."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -19,129 +19,15 @@ from dagnn.accumulation.check.report import line_in
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.errors import AccumulationError, ConfigError, DagnnError
 
-
-class Patches:
-    """While active, notes what optimizers, schedulers and loss scalers do, whoever made them.
-
-    Attributes:
-        optimizers: those made since, in order.
-        scheduler_steps: steps of the scheduler that stepped most; a step to a given epoch does not count.
-        scaled, disabled: a ``GradScaler`` scaled a loss, or was disabled.
-    """
-
-    def __init__(self, loss_scale: float, on_schedule: Callable[[], None]) -> None:
-        self.optimizers: list[Optimizer] = []
-        self.scaled = self.disabled = False
-        self._loss_scale, self._on_schedule = loss_scale, on_schedule
-        self._schedulers: dict[int, tuple[LRScheduler, int]] = {}
-        self._scalers: dict[int, tuple[GradScaler, dict[str, Any]]] = {}
-        self._depth = 0
-
-    @property
-    def scheduler_steps(self) -> int:
-        return max((count for _, count in self._schedulers.values()), default=0)
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            self._wrap(stack, Optimizer, "__init__", self._make_optimizer)
-            for scheduler in _family(LRScheduler):
-                if "step" in vars(scheduler):
-                    self._wrap(stack, scheduler, "step", self._schedule)
-            self._wrap(stack, GradScaler, "__init__", self._make_scaler)
-            self._wrap(stack, GradScaler, "scale", self._scale)
-            self._wrap(stack, GradScaler, "_lazy_init_scale_growth_tracker", self._start_scale)
-            for name in ("unscale_", "step", "update"):
-                # A scaler's own arithmetic is float32, and its kernels take nothing else.
-                self._wrap(stack, GradScaler, name, _without_modes)
-            self._exit = stack.pop_all()
-
-    def __exit__(self, *error: Any) -> None:
-        self._exit.close()
-        for scaler, state in self._scalers.values():
-            vars(scaler).clear()
-            vars(scaler).update(state)
-
-    @staticmethod
-    def _wrap(stack: ExitStack, owner: type, name: str, wrapper: Callable[..., Any]) -> None:
-        original = vars(owner)[name]
-
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return wrapper(original, self, *args, **kwargs)
-
-        setattr(owner, name, method)
-        stack.callback(setattr, owner, name, original)
-
-    def _make_optimizer(self, original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        self.optimizers.append(optimizer)
-
-    def _schedule(self, original: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-        initial = getattr(scheduler, "_is_initial", False)
-        plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        to_epoch = (len(args) > plateau and args[plateau] is not None) or kwargs.get("epoch") is not None
-        if not self._depth and not initial and not to_epoch:
-            _, count = self._schedulers.get(id(scheduler), (scheduler, 0))
-            self._schedulers[id(scheduler)] = (scheduler, count + 1)
-            self._on_schedule()
-        self._depth += 1  # a scheduler made of others steps them
-        try:
-            return original(scheduler, *args, **kwargs)
-        finally:
-            self._depth -= 1
-
-    @staticmethod
-    def _make_scaler(original: Any, scaler: GradScaler, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
-        # On a machine without CUDA a scaler for it would switch itself off, and nothing could be seen.
-        original(scaler, device if torch.cuda.is_available() else "cpu", *args, **kwargs)
-
-    def _scale(self, original: Any, scaler: GradScaler, outputs: Any) -> Any:
-        self.scaled |= scaler.is_enabled()
-        self.disabled |= not scaler.is_enabled()
-        self._keep(scaler)
-        return original(scaler, outputs)
-
-    def _start_scale(self, original: Any, scaler: GradScaler, device: torch.device) -> None:
-        with _disable_current_modes():
-            original(scaler, device)
-            assert scaler._scale is not None
-            scaler._scale = scaler._scale * self._loss_scale
-
-    def _keep(self, scaler: GradScaler) -> None:
-        """Remember a scaler's state when it is first seen, to give it back afterwards."""
-        if id(scaler) in self._scalers:
-            return
-        with _disable_current_modes():
-            state: dict[str, Any] = dict(vars(scaler))
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    state[name] = value.clone()
-                elif isinstance(value, dict):
-                    state[name] = value.copy()
-            self._scalers[id(scaler)] = (scaler, state)
-            if scaler.is_enabled() and scaler._scale is not None:
-                scaler._scale = scaler._scale * self._loss_scale
-
-
-def _without_modes(original: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
-    with _disable_current_modes():
-        return original(scaler, *args, **kwargs)
-
-
-def _family(base: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
-    yield base
-    for child in base.__subclasses__():
-        yield from _family(child)
-
-
-TrainStep = Callable[..., Any]
+TrainStep = Callable[..., Any]  # train_step(model, optimizer, micro_batches), with or without a scheduler at the end
 
 
 class Group(NamedTuple):
-    """Parameters that step together, and what they stepped with."""
+    """Parameters that step together, and the gradients of their steps."""
 
     held: list[int]  # indices of the parameters
     steps: list[Gradients]  # .grad at every step
-    incoming: list[Gradients]  # the sum of all that backward passes gave since the step before
+    incoming: list[Gradients]  # sum over the backward passes since the step before
 
 
 @dataclass
@@ -149,17 +35,17 @@ class Recording:
     """What a loop did."""
 
     groups: list[Group] = field(default_factory=list)
-    left: Gradients = field(default_factory=list)  # what was in .grad when the loop ended
-    incoming_left: Gradients = field(default_factory=list)
-    scheduler_steps: int = 0  # of the scheduler that stepped most
-    rates: list[float] = field(default_factory=list)  # the learning rate at each step of the first group
-    random: bool = False  # torch's generator was drawn from
-    stale: bool = False  # the first gradient after a step was added to what that step had used
-    rate_moves: bool = False  # it took several values within one window
-    scaled: bool = False  # a GradScaler was at work
-    zeroed: bool = False  # a gradient was taken out of .grad before its step
-    unscaled: bool = False  # a GradScaler was there, but disabled
+    left: Gradients = field(default_factory=list)  # .grad when the loop ended
+    incoming_left: Gradients = field(default_factory=list)  # sum over the backward passes after the last step
     unstepped: list[int] = field(default_factory=list)  # parameters of optimizers that the loop made and never stepped
+    stale: bool = False  # the first gradient after a step was added to what that step had used
+    zeroed: bool = False  # a gradient was taken out of .grad before its step
+    random: bool = False  # the loop drew from torch's generator
+    scaled: bool = False  # a GradScaler scaled a loss
+    unscaled: bool = False  # a GradScaler was there, but disabled
+    scheduler_steps: int = 0  # of the scheduler that stepped most
+    rates: list[float] = field(default_factory=list)  # the learning rate at each step of any optimizer
+    rate_moves: bool = False  # the learning rate took several values within one window
     lines: dict[str, str] = field(default_factory=dict)  # "step", "backward", "schedule": where the loop calls it
 
 
@@ -172,22 +58,22 @@ def record(
     loss_scale: float = 1.0,
     fading: float = 1.0,
 ) -> Recording:
-    """Run ``train_step`` for each of ``calls``, lists of micro-batches, and note the gradient of every step.
+    """Run ``train_step`` for each of ``calls``, lists of micro-batches, and record the gradient of every step.
 
-    After each step, and before each forward pass, all parameters get the values they had at the start. So all gradients
-    are taken at the same parameters, whatever the loop steps with: then a right step is a combination of the
-    micro-batches' gradients. Python's and NumPy's random numbers start again after each backward pass.
+    After each step, and before each forward pass, all parameters get back the values they had at the start. So every
+    gradient belongs to the same parameters, whatever the loop steps with, and a right step is a combination of the
+    micro-batches' gradients. Python's and NumPy's random numbers start again in each backward pass.
 
     Args:
-        scale: what backward passes give is multiplied by it, and recorded gradients are divided by it. A small one
-            keeps a clipping from acting, a large one forces it to, 0 leaves what the loop adds by itself.
-        loss_scale: the scale of every ``GradScaler`` is multiplied by it, which must change nothing.
-        fading: after each step, ``scale`` is multiplied by it: norms that only fall keep a clipping that remembers
-            earlier ones from acting.
+        scale: multiplies all gradients on their way to ``.grad``; recorded gradients are divided by it. A small one
+            keeps a clipping from acting, a large one makes it act, 0 leaves what the loop adds by itself.
+        loss_scale: multiplies the scale of every ``GradScaler``, which must change nothing.
+        fading: multiplies ``scale`` after each step. Norms that only fall keep a clipping that remembers earlier
+            ones from acting.
 
     Raises:
         AccumulationError: the loop raised.
-        ConfigError: it steps another model than the one it gets, or moves parameters without an optimizer.
+        ConfigError: the loop steps another model than the one it gets, or moves parameters without an optimizer.
     """
     subject.reset()
     random_state = torch.get_rng_state()
@@ -225,7 +111,7 @@ def num_arguments(train_step: TrainStep) -> int:
 
 
 class _Watch:
-    """Everything that looks at a loop while it runs."""
+    """The hooks on parameters, modules and optimizers while a loop runs, and what they record."""
 
     def __init__(self, subject: Subject, train_step: TrainStep, scale: float, loss_scale: float, fading: float) -> None:
         self._subject, self._train_step, self._scale, self._fading = subject, train_step, scale, fading
@@ -239,8 +125,8 @@ class _Watch:
         self._stepping: list[tuple[torch.optim.Optimizer, list[tuple[Tensor, Tensor]]]] = []
         self._pending: Callable[[], None] | None = None
         self._rate_at_backward: float | None = None
-        self._reseeds: int | None = None  # the parameter whose gradient tells that a micro-batch is done
-        self._patches = Patches(loss_scale, on_schedule=lambda: self._note_line("schedule"))
+        self._reseeds: int | None = None  # the parameter whose gradient marks a new backward pass
+        self._patches = _Patches(loss_scale, on_schedule=lambda: self._note_line("schedule"))
         self._recording = Recording()
         self._moved = False
         self._buffers_moved = False  # a backward pass ran since the buffers had the values of the start
@@ -260,7 +146,7 @@ class _Watch:
 
     def result(self) -> Recording:
         found, patches, subject = self._recording, self._patches, self._subject
-        found.left, found.incoming_left = self._read(), list(self._incoming)
+        found.left, found.incoming_left = [self._wide(p.grad) for p in subject.parameters], list(self._incoming)
         moved = subject.restore_parameters() or self._moved
         subject.model.zero_grad()
         stepped_with = [g for _, steps, _ in self._steps.values() for gradients in steps for g in gradients]
@@ -273,7 +159,7 @@ class _Watch:
         for held, steps, incoming in self._steps.values():
             indices = sorted(set(held.values()))
             found.groups.append(Group(indices, steps, incoming))
-        found.groups = _joined(found.groups)
+        found.groups = _merge_groups(found.groups)
         found.scheduler_steps, found.scaled, found.unscaled = patches.scheduler_steps, patches.scaled, patches.disabled
         if patches.scaled:
             subject.narrowest = max(subject.narrowest, torch.float32, key=lambda dtype: torch.finfo(dtype).eps)
@@ -306,7 +192,7 @@ class _Watch:
         return gradient if self._scale == 1.0 else gradient * self._scale
 
     def _rate(self) -> float | None:
-        """The learning rate of the optimizer that steps, or will most likely: the last one that was made."""
+        """The learning rate of the last optimizer that steps, or of the last one made if none has stepped."""
         made = self._patches.optimizers
         candidates = [o for o in made if id(o) in self._steps] or made
         return float(candidates[-1].param_groups[0]["lr"]) if candidates else None
@@ -315,7 +201,7 @@ class _Watch:
         again = any(optimizer is other for other, _ in self._stepping)  # a step() that calls that of its base class
         self._stepping.append((optimizer, []))
         if again or any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
-            return None  # one that wraps another: the step of the other one counts
+            return None  # it wraps another optimizer, whose step counts
         held = self._held(optimizer)
         if not held:
             if optimizer in self._patches.optimizers:
@@ -342,7 +228,7 @@ class _Watch:
         if closure is None:
             note()
             return None
-        self._pending = note  # what counts is the gradient after the first call of the closure
+        self._pending = note  # the gradient that counts is the one after the first call of the closure
 
         def noted() -> Any:
             result = closure()
@@ -371,12 +257,12 @@ class _Watch:
                 self._moved = True
 
     def _held(self, optimizer: torch.optim.Optimizer) -> dict[int, int]:
-        """Of each parameter of ``optimizer`` by its id, the index of the model's parameter that it is."""
+        """Index in the model of every parameter of ``optimizer``, by the parameter's id."""
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         found = {id(p): self._index[id(p)] for p in tensors if id(p) in self._index}
         made_here = any(optimizer is other for other in self._patches.optimizers)
         if not found and made_here and [p.shape for p in tensors] == [p.shape for p in self._subject.parameters]:
-            return {id(p): i for i, p in enumerate(tensors)}  # master copies in another precision
+            return {id(p): i for i, p in enumerate(tensors)}  # master weights in another precision
         return found
 
     def _read_held(self, optimizer: torch.optim.Optimizer, held: dict[int, int]) -> Gradients:
@@ -384,9 +270,6 @@ class _Watch:
         # A fused optimizer unscales by itself: it finds the scale of the GradScaler here.
         scale = float(getattr(optimizer, "grad_scale", None) or 1.0)
         return [self._wide(tensors[i].grad, scale) for i in sorted(tensors)]
-
-    def _read(self) -> Gradients:
-        return [self._wide(p.grad) for p in self._subject.parameters]
 
     def _wide(self, gradient: Tensor | None, scale: float = 1.0) -> Tensor | None:
         return None if gradient is None else widened(gradient).clone() / ((self._scale or 1.0) * scale)
@@ -398,25 +281,142 @@ class _Watch:
                 self._recording.lines[what] = line
 
 
-def _joined(groups: list[Group]) -> list[Group]:
-    """Groups that step equally often as one: several optimizers that share the work."""
-    joined: list[Group] = []
+def _merge_groups(groups: list[Group]) -> list[Group]:
+    """Make one group of those that step equally often: several optimizers share the parameters."""
+    merged: list[Group] = []
     for group in groups:
-        partner = next(
-            (g for g in joined if len(g.steps) == len(group.steps) and not set(g.held) & set(group.held)), None
-        )
-        if partner is None:
-            joined.append(group)
-            continue
-        order = sorted(partner.held + group.held)
-        joined[joined.index(partner)] = Group(
-            order,
-            [_merged(partner.held, a, group.held, b) for a, b in zip(partner.steps, group.steps, strict=True)],
-            [_merged(partner.held, a, group.held, b) for a, b in zip(partner.incoming, group.incoming, strict=True)],
-        )
-    return joined
+        for i, other in enumerate(merged):
+            if len(other.steps) == len(group.steps) and not set(other.held) & set(group.held):
+                merged[i] = _merge(other, group)
+                break
+        else:
+            merged.append(group)
+    return merged
 
 
-def _merged(held: list[int], a: Gradients, others: list[int], b: Gradients) -> Gradients:
-    by_index = dict(zip(held, a, strict=True)) | dict(zip(others, b, strict=True))
-    return [by_index[index] for index in sorted(by_index)]
+def _merge(one: Group, other: Group) -> Group:
+    held = one.held + other.held
+    order = sorted(range(len(held)), key=held.__getitem__)
+
+    def in_order(a: Gradients, b: Gradients) -> Gradients:
+        both = a + b
+        return [both[i] for i in order]
+
+    return Group(
+        [held[i] for i in order],
+        list(map(in_order, one.steps, other.steps)),
+        list(map(in_order, one.incoming, other.incoming)),
+    )
+
+
+class _Patches:
+    """Patches of torch's classes that record what optimizers, schedulers and loss scalers do, whoever made them.
+
+    Attributes:
+        optimizers: those made while the patches are active, in order.
+        scheduler_steps: steps of the scheduler that stepped most; a step to a given epoch does not count.
+        scaled, disabled: a ``GradScaler`` scaled a loss, or was disabled.
+    """
+
+    def __init__(self, loss_scale: float, on_schedule: Callable[[], None]) -> None:
+        self.optimizers: list[Optimizer] = []
+        self.scaled = self.disabled = False
+        self._loss_scale, self._on_schedule = loss_scale, on_schedule
+        self._schedulers: dict[int, tuple[LRScheduler, int]] = {}
+        self._scalers: dict[int, tuple[GradScaler, dict[str, Any]]] = {}
+        self._depth = 0
+
+    @property
+    def scheduler_steps(self) -> int:
+        return max((count for _, count in self._schedulers.values()), default=0)
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            self._wrap(stack, Optimizer, "__init__", self._make_optimizer)
+            for scheduler in _family(LRScheduler):
+                if "step" in vars(scheduler):
+                    self._wrap(stack, scheduler, "step", self._schedule)
+            self._wrap(stack, GradScaler, "__init__", self._make_scaler)
+            self._wrap(stack, GradScaler, "scale", self._scale)
+            self._wrap(stack, GradScaler, "_lazy_init_scale_growth_tracker", self._start_scale)
+            for name in ("unscale_", "step", "update"):
+                # A scaler computes in float32, and its kernels take nothing else.
+                self._wrap(stack, GradScaler, name, _without_modes)
+            self._exit = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        self._exit.close()
+        for scaler, state in self._scalers.values():
+            vars(scaler).clear()
+            vars(scaler).update(state)
+
+    @staticmethod
+    def _wrap(stack: ExitStack, owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+        original = vars(owner)[name]
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return wrapper(original, self, *args, **kwargs)
+
+        setattr(owner, name, method)
+        stack.callback(setattr, owner, name, original)
+
+    def _make_optimizer(self, original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self.optimizers.append(optimizer)
+
+    def _schedule(self, original: Any, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        initial = getattr(scheduler, "_is_initial", False)
+        plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        to_epoch = (len(args) > plateau and args[plateau] is not None) or kwargs.get("epoch") is not None
+        if not self._depth and not initial and not to_epoch:
+            _, count = self._schedulers.get(id(scheduler), (scheduler, 0))
+            self._schedulers[id(scheduler)] = (scheduler, count + 1)
+            self._on_schedule()
+        self._depth += 1  # a chained or sequential scheduler steps others, which count once
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    @staticmethod
+    def _make_scaler(original: Any, scaler: GradScaler, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        # On a machine without CUDA a scaler for it disables itself, and the check could not see what it does.
+        original(scaler, device if torch.cuda.is_available() else "cpu", *args, **kwargs)
+
+    def _scale(self, original: Any, scaler: GradScaler, outputs: Any) -> Any:
+        self.scaled |= scaler.is_enabled()
+        self.disabled |= not scaler.is_enabled()
+        self._keep(scaler)
+        return original(scaler, outputs)
+
+    def _start_scale(self, original: Any, scaler: GradScaler, device: torch.device) -> None:
+        with _disable_current_modes():
+            original(scaler, device)
+            assert scaler._scale is not None
+            scaler._scale = scaler._scale * self._loss_scale
+
+    def _keep(self, scaler: GradScaler) -> None:
+        """Keep a scaler's state from before its first use, for the end, and apply the loss scale."""
+        if id(scaler) in self._scalers:
+            return
+        with _disable_current_modes():
+            state: dict[str, Any] = dict(vars(scaler))
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    state[name] = value.clone()
+                elif isinstance(value, dict):
+                    state[name] = value.copy()
+            self._scalers[id(scaler)] = (scaler, state)
+            if scaler.is_enabled() and scaler._scale is not None:
+                scaler._scale = scaler._scale * self._loss_scale
+
+
+def _without_modes(original: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+    with _disable_current_modes():
+        return original(scaler, *args, **kwargs)
+
+
+def _family(base: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
+    yield base
+    for child in base.__subclasses__():
+        yield from _family(child)

@@ -1,11 +1,11 @@
-"""What the checker found, as an object and as text: verdict, causes in plain words, the line in the user's loop."""
+"""What the checker reports: the verdict, its causes in plain words, a table, and the lines of the user's loop."""
 
 import inspect
 import linecache
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import dagnn
-from dagnn.accumulation.check.arithmetic import widened
+from dagnn.accumulation.check.arithmetic import difference, dtype_name, norm_of, relative_error, total_norm, widened
 
 
 class Kind(StrEnum):
-    """Names of the causes. The first group lies in the loop, the second in the model or its loss."""
+    """Names of the causes: those of the first group lie in the loop, those of the second in the model or its loss.
+
+    >>> Kind.NOT_SCALED, str(Kind.NOT_SCALED)
+    (<Kind.NOT_SCALED: 'not scaled'>, 'not scaled')
+    """
 
     NOT_ZEROED = "not zeroed"
     ZEROED_TOO_OFTEN = "zeroed too often"
@@ -53,12 +56,23 @@ class Kind(StrEnum):
 
 
 class Cause(NamedTuple):
-    """One cause that was found."""
+    """Why an accumulated gradient is not that of the full batch, and what to change.
+
+    Attributes:
+        kind: which cause it is.
+        explanation: what happens, with the numbers that the check measured.
+        change: what to write instead.
+        line: ``"file.py:12: the source line"`` in the loop, or None if the checker cannot point at one.
+
+    >>> cause = Cause(Kind.NOT_SCALED, "the gradient is 4 times too large.", "divide each mean loss.")
+    >>> f"{cause.kind}: {cause.change}"
+    'not scaled: divide each mean loss.'
+    """
 
     kind: Kind
-    explanation: str  # what happens, with the numbers that were measured
-    change: str  # what to write instead
-    line: str | None = None  # "file.py:12: the source line", where it could be found
+    explanation: str
+    change: str
+    line: str | None = None
 
 
 _CHANGES = {
@@ -107,23 +121,50 @@ def cause(kind: Kind, explanation: str, line: str | None = None) -> Cause:
 
 
 class Row(NamedTuple):
-    """One parameter: its accumulated gradient against that of the full batch."""
+    """One parameter: its accumulated gradient against that of the full batch.
+
+    Attributes:
+        parameter: its name in the model.
+        ratio: projection on the full-batch gradient, over that gradient's norm: 1 is right, K is K times too large.
+        error: norm of the difference over the norm of the full-batch gradient of all parameters.
+
+    >>> Row("weight", ratio=4.0, error=3.0).ratio
+    4.0
+    """
 
     parameter: str
-    ratio: float  # projection on the full-batch gradient: 1 is right, K is K times too large
-    error: float  # norm of the difference over the norm of the full-batch gradient of all parameters
+    ratio: float
+    error: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """The verdict of the checker. ``print(report)`` shows it; ``bool(report)`` is ``report.equal``."""
+    """The verdict of the checker. ``print(report)`` shows it; ``bool(report)`` is ``report.equal``.
+
+    Attributes:
+        equal: the accumulated gradient is that of the full batch.
+        causes: why not; empty if ``equal``, or if no known cause fits.
+        table: one row per parameter that requires a gradient.
+        advice: one sentence per cause, then notes, which are no errors.
+        precision: dtype in which gradients were compared, such as ``"float64"``.
+        error: of the gradient of all parameters together, relative to the norm of that of the full batch.
+
+    >>> report = Report(True, (), (Row("weight", 1.0, 0.0),), (), "float64", 0.0)
+    >>> bool(report), report.table[0].parameter
+    (True, 'weight')
+    >>> print(report)
+    EQUAL: the accumulated gradient is that of the full batch (worst error 0.0e+00).
+    <BLANKLINE>
+    parameter       ratio      error   (float64)
+    weight              1    0.0e+00
+    """
 
     equal: bool
     causes: tuple[Cause, ...]
     table: tuple[Row, ...]
-    advice: tuple[str, ...]  # one sentence per cause, and notes that are no error
-    precision: str  # dtype in which gradients were compared
-    error: float  # of the whole gradient, relative to its norm
+    advice: tuple[str, ...]
+    precision: str
+    error: float
 
     def __bool__(self) -> bool:
         return self.equal
@@ -156,63 +197,30 @@ def make_report(
     precision: torch.dtype,
     notes: Sequence[str] = (),
 ) -> Report:
-    """A report with the table of ``actual`` against ``expected`` gradients; None stands for no gradient."""
+    """A report with the table of ``actual`` against ``expected`` gradients; None means no gradient."""
     whole = total_norm(expected)
     return Report(
         equal=equal,
         causes=tuple(causes),
         table=tuple(_row(*row, whole) for row in zip(names, actual, expected, strict=True)),
         advice=(*(cause.change for cause in causes), *notes),
-        precision=str(precision).removeprefix("torch."),
+        precision=dtype_name(precision),
         error=relative_error(actual, expected),
     )
 
 
-def relative_error(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
-    """Norm of the difference over the norm of ``expected``, all tensors together; None counts as zero."""
-    error, scale = total_norm(_minus(a, e) for a, e in zip(actual, expected, strict=True)), total_norm(expected)
-    if math.isnan(error) or math.isnan(scale):
-        return math.inf
-    return error / scale if scale else float(error > 0)
-
-
-def ratio_of(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> tuple[float, float]:
-    """How many times ``expected`` is in ``actual``, and the relative rest."""
-    pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if a is not None and e is not None]
-    square = sum(float((e.conj() * e).real.sum()) for _, e in pairs)
-    ratio = sum(float((e.conj() * a).real.sum()) for a, e in pairs) / square if square else 0.0
-    return ratio, relative_error(actual, [None if e is None else e * ratio for e in expected])
-
-
-def total_norm(tensors: Iterable[Tensor | None]) -> float:
-    """L2 norm of all tensors together, in float64."""
-    return math.sqrt(sum(_norm(tensor) ** 2 for tensor in tensors))
-
-
 def _row(name: str, actual: Tensor | None, expected: Tensor | None, whole: float) -> Row:
-    scale = _norm(expected)
-    error = _norm(_minus(actual, expected)) / whole if whole else float(_norm(actual) > 0)
+    size, scale = norm_of(actual), norm_of(expected)
+    error = norm_of(difference(actual, expected)) / whole if whole else float(size > 0)
     if actual is None or expected is None or scale <= 1e-9 * whole:
-        # No ratio can be taken of a gradient that is zero up to rounding, as that of an attention's key biases.
-        same = error <= 1e-9 or _norm(actual) == scale
-        return Row(name, 1.0 if same else 0.0 if _norm(actual) == 0 else math.inf, error)
+        # A gradient that is zero up to rounding, as that of an attention's key biases, gives no ratio.
+        same = error <= 1e-9 or size == scale
+        return Row(name, 1.0 if same else 0.0 if size == 0 else math.inf, error)
     ratio = float((widened(expected).conj() * widened(actual)).sum().real) / scale**2
     return Row(name, ratio, error)
 
 
-def _minus(actual: Tensor | None, expected: Tensor | None) -> Tensor | None:
-    if actual is None or expected is None:
-        return actual if expected is None else expected
-    return widened(actual) - widened(expected)
-
-
-def _norm(tensor: Tensor | None) -> float:
-    return 0.0 if tensor is None else float(torch.linalg.vector_norm(widened(tensor)))
-
-
-_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (torch, dagnn) if module.__file__)
-
-# Where the loop calls what a cause is about, as noted while it ran.
+# The call in the loop that a cause is about: the recording holds its line.
 _CALLS = {
     Kind.NOT_ZEROED: "step",
     Kind.NOT_SCALED: "backward",
@@ -229,7 +237,7 @@ _CALLS = {
     Kind.SHORT_WINDOW: "backward",
     Kind.SCHEDULE_PER_MICRO_BATCH: "schedule",
 }
-# What else to look for in the source of the loop.
+# What to look for in the text of the loop where no recorded call serves.
 _PATTERNS = {
     Kind.ZEROED_TOO_OFTEN: r"zero_grad|\.grad\s*=\s*None",
     Kind.CLIP_PER_MICRO_BATCH: r"clip\w*\(",
@@ -244,30 +252,33 @@ _PATTERNS = {
 
 
 def find_line(function: Callable[..., Any], kind: Kind, lines: Mapping[str, str]) -> str | None:
-    """``"file.py:12: source"`` of what ``kind`` is about, or None.
+    """``"file.py:12: text"`` of the line that ``kind`` is about, or None.
 
     Args:
         function: the user's loop.
-        lines: the lines that were noted while it ran, by what they call.
+        lines: the lines recorded while it ran, by what they call.
     """
     if _CALLS.get(kind, "") in lines:
         return lines[_CALLS[kind]]
     pattern = _PATTERNS.get(kind)
     try:
-        source, first = inspect.getsourcelines(inspect.unwrap(function))
+        text, first = inspect.getsourcelines(inspect.unwrap(function))
         file = inspect.getsourcefile(inspect.unwrap(function))
     except (OSError, TypeError):
         return None
     if pattern is None or file is None:
         return None
-    for number, line in enumerate(source, first):
+    for number, line in enumerate(text, first):
         if re.search(pattern, line.split("#")[0]):
             return f"{Path(file).name}:{number}: {line.strip()}"
     return None
 
 
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+
+
 def line_in(function: Callable[..., Any]) -> str | None:
-    """The line that runs now: in ``function`` itself if it is among the callers, else the user's nearest."""
+    """The line that runs now: in ``function`` if it is among the callers, else the nearest outside torch and dagnn."""
     code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)
     frame: FrameType | None = sys._getframe(1)
     nearest = None

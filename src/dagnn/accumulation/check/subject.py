@@ -1,4 +1,4 @@
-"""The copy of a user's model and batch that is examined, so that the originals stay as they are."""
+"""The copy of a user's model and batch that the check examines, and what its precision hides."""
 
 import copy
 import dataclasses
@@ -13,15 +13,24 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from dagnn.accumulation.check.arithmetic import WIDE, Arithmetic, narrower, seed_python, seed_torch, widened
-from dagnn.accumulation.check.report import relative_error, total_norm
+from dagnn.accumulation.check.arithmetic import (
+    WIDE,
+    Arithmetic,
+    dtype_name,
+    narrower,
+    relative_error,
+    seed_python,
+    seed_torch,
+    total_norm,
+    widened,
+)
 from dagnn.accumulation.state import Snapshot
-from dagnn.errors import ConfigError
+from dagnn.errors import ConfigError, DagnnError
 
 LossFn = Callable[[Any, Any], Any]
 Gradients = list[Tensor | None]
 
-# Relative error up to which two gradients count as equal, by the narrowest dtype met on the way.
+# Relative error up to which two gradients count as equal, by the narrowest dtype that an operation used.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
@@ -30,14 +39,14 @@ class Subject:
 
     Attributes:
         model, batch: the copies.
-        own_dtype: the dtype of the model as it was given.
-        dtype: float64, or the model's own where its loss cannot run in float64.
-        narrowest: the narrowest dtype that anything was computed with.
-        avoided: dtypes that the loss or the loop casts to, and that were kept in float64.
-        draws: torch was asked for random numbers while dtypes were watched.
+        own_dtype: the dtype of the caller's model.
+        dtype: float64, or ``own_dtype`` where the loss cannot run in float64.
+        narrowest: the narrowest dtype that any operation used.
+        avoided: dtypes that the loss or the loop casts to, and that float64 replaced.
+        draws: an operation drew random numbers while ``attentive``.
         still: random numbers are the same for each item, see :class:`Arithmetic`.
         stateful: a forward pass reads what an earlier one wrote into a buffer.
-        attentive: dtypes are watched. That takes half of the time, so it is off once nothing was found.
+        attentive: dtypes are recorded. That takes half of the time, so it is off once nothing was found.
         names, parameters: those that require a gradient.
     """
 
@@ -52,7 +61,7 @@ class Subject:
         self.avoided: set[torch.dtype] = set()
         self.model, self.batch, self.narrowest = _copy(model), batch, torch.float64
         if wide:
-            self.model, self.batch = _widen(self.model), to_double(batch)
+            self.model, self.batch = _widen(self.model), _to_double(batch)
             if not self._runs():
                 self.model, self.batch, self._wide = _copy(model), batch, False
                 self.avoided.clear()
@@ -75,23 +84,25 @@ class Subject:
     @property
     def tolerance(self) -> float:
         """Relative error up to which two gradients count as equal."""
-        return self.tolerance_of(self.narrowest)
-
-    def tolerance_of(self, dtype: torch.dtype) -> float:
-        least = _TOLERANCE.get(dtype, 2e-5)
+        least = _TOLERANCE.get(self.narrowest, 2e-5)
         if least > 1e-6 and not self._noise:
-            self._noise = self._rounding(dtype)
+            self._noise = self._rounding(self.narrowest)
         return max(least, min(0.1, 4 * self._noise))
 
+    @property
+    def has_16_bits(self) -> bool:
+        """The caller's model is in float16 or bfloat16."""
+        return self.own_dtype in (torch.float16, torch.bfloat16)
+
     def in_own_precision(self) -> "Subject":
-        """The same model and batch as they were given."""
+        """The same model and batch in the caller's dtype."""
         other = Subject(*self._original, wide=False)
         other.still, other.stateful, other.attentive = self.still, self.stateful, False
         return other
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Everything inside is computed as the check wants it, and its dtypes are noted."""
+        """Inside, operations run as ``Arithmetic`` makes them, and this subject records what it saw."""
         default = torch.get_default_dtype()
         try:
             if self._wide:
@@ -99,7 +110,7 @@ class Subject:
             arithmetic = Arithmetic(wide=self._wide, still=self.still)
             needed = self.attentive or self.still or self.avoided
             with warnings.catch_warnings(), torch.enable_grad(), arithmetic if needed else nullcontext():
-                warnings.simplefilter("ignore")  # the code under check warned when it ran by itself
+                warnings.simplefilter("ignore")  # the user's code warns when it runs by itself
                 yield
             self.narrowest = narrower(self.narrowest, arithmetic.narrowest)
             self.avoided |= arithmetic.avoided
@@ -109,7 +120,7 @@ class Subject:
 
     def loss(self, batch: Any) -> Tensor:
         """The loss of ``batch`` as one number."""
-        return total_loss(self._loss_fn(self.model, batch))
+        return _total_loss(self._loss_fn(self.model, batch))
 
     def gradient(self, batch: Any = None, *, seed: int = 0) -> Gradients:
         """Gradient of the loss of ``batch`` (default: the whole) from the state at the start."""
@@ -130,16 +141,16 @@ class Subject:
         return found
 
     def slope(self, gradient: Gradients) -> float:
-        """How fast the loss of the whole batch really rises along ``gradient``: the norm of it, if it is right.
+        """How fast the loss of the whole batch rises along ``gradient``: the norm of a right gradient.
 
-        A central difference, with the random numbers of seed 0 at each end.
+        It is a central difference, with the random numbers of seed 0 at both ends.
         """
         norm, size = total_norm(gradient), max(1.0, total_norm(self._values))
         slopes = [self._difference(gradient, norm, size * step) for step in (1e-4, 1e-6)]
         return min(slopes, key=lambda slope: abs(slope - norm))
 
     def reset(self, seed: int = 0) -> None:
-        """Back to the state at the start: parameters, buffers, gradients, random numbers."""
+        """Go back to the state at the start: parameters, buffers, gradients, random numbers."""
         self.restore_parameters()
         self.restore_buffers()
         self.model.zero_grad()
@@ -147,7 +158,7 @@ class Subject:
         seed_python(seed)
 
     def restore_parameters(self) -> bool:
-        """Give all parameters their values from the start; True if one had another."""
+        """Give all parameters their values from the start; return whether one had moved."""
         moved = False
         for parameter, value in zip(self.parameters, self._values, strict=True):
             if not torch.equal(parameter.data, value):
@@ -189,7 +200,7 @@ class Subject:
         return relative_error(self.next_gradient(self.batch), before)
 
     def _runs(self) -> bool:
-        """The loss runs in float64; it does not where it holds a constant of another dtype."""
+        """Whether the loss runs in float64. It does not if it holds a constant of another dtype."""
         try:
             with self.computing():
                 loss = self.loss(self.batch)
@@ -201,32 +212,60 @@ class Subject:
         return True
 
 
-def total_loss(result: Any) -> Tensor:
-    """The loss that ``loss_fn`` returned as one tensor: named losses added, a weight beside it left out."""
+def notes_on_precision(subject: Subject) -> list[str]:
+    """Which differences the check cannot see, because of the dtypes it computes in."""
+    if subject.dtype is not torch.float64:
+        why = f"the loss or the loop cannot run in float64, so it was compared in {dtype_name(subject.dtype)}"
+    elif subject.narrowest is not torch.float64:
+        why = f"something is computed in {dtype_name(subject.narrowest)}"
+    elif subject.avoided:
+        return [f"casts to {', '.join(sorted(map(dtype_name, subject.avoided)))} were kept in float64."]
+    else:
+        return []
+    return [f"{why}: differences below {subject.tolerance:.0e} of the gradient cannot be seen."]
+
+
+def own_precision_note(subject: Subject) -> list[str]:
+    """How far off the gradient of the full batch is in the model's own precision, if that has 16 bits."""
+    if not subject.has_16_bits or subject.dtype is not torch.float64:
+        return []
+    try:
+        error = relative_error(subject.in_own_precision().gradient(), subject.gradient())
+    except (DagnnError, RuntimeError):
+        return []
+    return [
+        f"compared in float64; in {dtype_name(subject.own_dtype)} itself the full batch's gradient is off by "
+        f"{error:.1e}, and sums of many micro-batches lose more: sum them in float32."
+    ]
+
+
+def _total_loss(result: Any) -> Tensor:
+    """The loss from what ``loss_fn`` returned: the sum of named losses, without a weight beside them."""
     if isinstance(result, tuple):
         result = result[0]
     if isinstance(result, Mapping):
         result = sum(result.values())
     if not isinstance(result, Tensor) or result.numel() != 1:
-        raise ConfigError(f"loss_fn must return one number as a tensor, got {type(result).__name__}.")
+        given = f"a tensor of shape {list(result.shape)}" if isinstance(result, Tensor) else repr(result)[:80]
+        raise ConfigError(f"loss_fn must return one number as a tensor, got {given}: return the mean loss.")
     return result.squeeze()
 
 
-def to_double(batch: Any) -> Any:
+def _to_double(batch: Any) -> Any:
     """``batch`` with its floating-point and complex tensors in float64 and complex128."""
     if isinstance(batch, Tensor):
         return batch.detach().to(WIDE.get(batch.dtype, batch.dtype))
     if isinstance(batch, np.ndarray):
         return batch.astype(np.result_type(batch.dtype, np.float64)) if batch.dtype.kind in "fc" else batch
     if isinstance(batch, Mapping):
-        parts = {key: to_double(value) for key, value in batch.items()}
+        parts = {key: _to_double(value) for key, value in batch.items()}
         return parts if type(batch) is dict else type(batch)(parts)  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_double(value) for value in batch))
+        return type(batch)(*(_to_double(value) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(to_double(value) for value in batch)
+        return type(batch)(_to_double(value) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {f.name: to_double(getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.init}
+        fields = {f.name: _to_double(getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.init}
         return dataclasses.replace(batch, **fields)
     return batch
 

@@ -1,20 +1,19 @@
-"""What belongs to an update once per window (clipping, unscaling, the schedule), and what float64 cannot see."""
+"""Causes in what a loop should do once per window: clip, unscale, move the learning rate."""
 
 from collections.abc import Sequence
 
-import torch
-
+from dagnn.accumulation.check.arithmetic import relative_error, total_norm
 from dagnn.accumulation.check.layouts import LARGE, SMALL, Layout, Loop
 from dagnn.accumulation.check.recording import Group
-from dagnn.accumulation.check.report import Cause, Kind, cause, relative_error, total_norm
-from dagnn.accumulation.check.subject import Gradients, Subject
-from dagnn.errors import AccumulationError, DagnnError
+from dagnn.accumulation.check.report import Cause, Kind, cause
+from dagnn.accumulation.check.subject import Gradients
+from dagnn.errors import AccumulationError
 
 _OTHER_SCALE = 2.0**-8  # any power of two that keeps float32 exact
 
 
 def update_causes(loop: Loop, layout: Layout, causes: Sequence[Cause], *, tail: bool) -> list[Cause]:
-    """Causes in what the loop does to whole windows, where ``causes`` leave their steps in order.
+    """Causes in what the loop does to whole windows, unless ``causes`` say that it steps at the wrong places.
 
     Args:
         tail: the loop should step in a short last window too.
@@ -35,12 +34,12 @@ def update_causes(loop: Loop, layout: Layout, causes: Sequence[Cause], *, tail: 
             text = "with large gradients a short last window makes another step than a full one of the same gradient."
             found.append(cause(Kind.TAIL_NOT_CLIPPED, text))
     except AccumulationError:
-        pass  # a loop that refuses such gradients
+        pass  # the loop refuses such gradients
     return found
 
 
 def unscaling_cause(loop: Loop, layout: Layout) -> Cause | None:
-    """The cause when even small steps depend on the scale of a ``GradScaler``."""
+    """The cause if even small steps depend on the scale of a ``GradScaler``."""
     if not loop.first.scaled:
         return None
     one, other = loop.groups(layout, SMALL), loop.groups(layout, SMALL, _OTHER_SCALE)
@@ -79,7 +78,7 @@ def _schedule_causes(loop: Loop, layout: Layout) -> list[Cause]:
 
 
 def _acts_on_parts(loop: Loop, layout: Layout) -> bool:
-    """With gradients so large that clipping acts, micro-batches give another step than the whole window."""
+    """Whether micro-batches give another step than the whole window, with gradients so large that clipping acts."""
     for scale in (LARGE, 1.0):
         ours, wholes = loop.compare_with_whole_windows(layout, scale)
         if all(len(group.steps) == len(layout.windows) for group in ours):
@@ -94,7 +93,7 @@ def _acts_on_parts(loop: Loop, layout: Layout) -> bool:
 
 
 def _differs_in_tails(loop: Loop, k: int) -> bool:
-    """A last window of one micro-batch is treated otherwise than a full one with the same gradient."""
+    """Whether a last window of one micro-batch gets another step than a full one with the same gradient."""
     if k == 1:
         return False
 
@@ -107,7 +106,7 @@ def _differs_in_tails(loop: Loop, k: int) -> bool:
 
 
 def _is_shorter(group: Group, plain: Group) -> bool:
-    """Every parameter's step is a multiple of what it is without clipping."""
+    """Whether every parameter's step is a multiple of what it is without clipping."""
     for step, before in zip(group.steps, plain.steps, strict=False):
         for a, b in zip(step, before, strict=True):
             if a is None or b is None:
@@ -119,7 +118,7 @@ def _is_shorter(group: Group, plain: Group) -> bool:
 
 
 def _same(a: Sequence[Group], b: Sequence[Group], slack: float) -> bool:
-    """All steps are the same; groups that differ in their number cannot be compared and count as the same."""
+    """Whether all steps are the same. Groups with different numbers of steps count as the same."""
     steps: list[tuple[Gradients, Gradients]] = []
     for one, other in zip(a, b, strict=False):
         if one.held == other.held and len(one.steps) == len(other.steps):
@@ -129,62 +128,3 @@ def _same(a: Sequence[Group], b: Sequence[Group], slack: float) -> bool:
 
 def _slack(loop: Loop) -> float:
     return max(1e-6, 10 * loop.tolerance)
-
-
-_NARROW = (torch.float16, torch.bfloat16)
-
-
-def precision_cause(loop: Loop, layout: Layout) -> Cause | str | None:
-    """Run the loop in the model's own precision too: a cause if much is lost there, else a note if it is low."""
-    subject = loop.subject
-    if subject.dtype is subject.own_dtype:
-        return None
-    name = _name(subject.own_dtype)
-    try:
-        own = subject.in_own_precision()
-        own_loop = loop.on(own)
-        ours, exact = own_loop.groups(layout, 1.0), loop.groups(layout, 1.0)
-        steps = [(a, e) for a, e in zip(ours, exact, strict=True) if a.held == e.held and len(a.steps) == len(e.steps)]
-        of_loop = max(relative_error(s, t) for a, e in steps for s, t in zip(a.steps, e.steps, strict=True))
-        pairs = zip(own_loop.wholes(layout), loop.wholes(layout), strict=True)
-        of_batch = max(relative_error(own.gradient(a), subject.gradient(e)) for a, e in pairs)
-    except (DagnnError, RuntimeError, ValueError):
-        return f"compared in float64; the loop could not be compared in the model's own {name}."
-    numbers = f"in {name} itself its steps are off by {of_loop:.1e}, and those of the full batch by {of_batch:.1e}"
-    if of_loop > max(1e-4, 10 * of_batch):
-        return cause(Kind.LOW_PRECISION, f"{numbers}: the loop computes or sums gradients in 16 bits.")
-    if subject.own_dtype not in _NARROW:
-        return None
-    advice = ": sum gradients in float32" if of_loop > 2 * of_batch else ""
-    return f"compared in float64; {numbers}{advice}."
-
-
-def notes_on_precision(subject: Subject) -> list[str]:
-    """What the arithmetic of the check hides."""
-    if subject.dtype is not torch.float64:
-        why = f"the loss or the loop cannot run in float64, so it was compared in {_name(subject.dtype)}"
-    elif subject.narrowest is not torch.float64:
-        why = f"something is computed in {_name(subject.narrowest)}"
-    elif subject.avoided:
-        return [f"casts to {', '.join(sorted(map(_name, subject.avoided)))} were kept in float64."]
-    else:
-        return []
-    return [f"{why}: differences below {subject.tolerance:.0e} of the gradient cannot be seen."]
-
-
-def own_precision_note(subject: Subject) -> list[str]:
-    """How much the gradient of the full batch is off in the model's own precision, where that is a low one."""
-    if subject.own_dtype not in _NARROW or subject.dtype is not torch.float64:
-        return []
-    try:
-        error = relative_error(subject.in_own_precision().gradient(), subject.gradient())
-    except (DagnnError, RuntimeError):
-        return []
-    return [
-        f"compared in float64; in {_name(subject.own_dtype)} itself the full batch's gradient is off by {error:.1e}, "
-        "and sums of many micro-batches lose more: sum them in float32."
-    ]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -5,10 +5,10 @@ from functools import partial
 
 import torch
 
-from dagnn.accumulation.check.arithmetic import close
+from dagnn.accumulation.check.arithmetic import close, ratio_of, relative_error
 from dagnn.accumulation.check.diagnosis import Weights, scale_cause
 from dagnn.accumulation.check.layouts import SMALL, Examined, Layout, Loop
-from dagnn.accumulation.check.report import Cause, Kind, cause, coupled, ratio_of, relative_error
+from dagnn.accumulation.check.report import Cause, Kind, cause, coupled
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.errors import ConfigError
 
