@@ -99,16 +99,6 @@ BAD = {
         DtypeError,
         "edges must be a tensor, an array or a list of pairs, got 'a -> b'.",
     ),
-    "edge_index of another shape": (
-        lambda: Dag.from_edge_index(torch.zeros(40, 2, dtype=torch.int64)),
-        GraphError,
-        "edge_index must have the shape [2, num_edges], got [40, 2].",
-    ),
-    "edge_index that is a list": (
-        lambda: Dag.from_edge_index([[0], [1]]),
-        DtypeError,
-        "edge_index must be a tensor or an array, got list.",
-    ),
     "num_nodes of another type": (lambda: Dag(EDGE, True), DtypeError, "num_nodes must be an int, got True."),
     "negative num_nodes": (
         lambda: Dag([], -3),

@@ -1,4 +1,4 @@
-"""What a Dag holds: the one order of its edges, how it is filled in, compared, printed, and never changes."""
+"""What a Dag is made of and what follows from it: equality, levels, order, degrees and neighbours; it never changes."""
 
 from collections.abc import Hashable
 from functools import cached_property
@@ -10,83 +10,88 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import GraphError
 from dagnn.graph.attributes import NO_ATTRIBUTES, Attributes, attributes_key, same_attributes
-from dagnn.graph.edges import NameOf, first_true, stable_order
+from dagnn.graph.cached import cached_tensor_property
+from dagnn.graph.edges import Csr, grouped, offsets_of, stable_order
+from dagnn.graph.levels import peel
 from dagnn.graph.names import NodeNames, canonical_names
 
 
-def canonical_order(
-    source: NDArray[np.int64],
-    target: NDArray[np.int64],
-    num_nodes: int,
-    edge_attributes: Attributes,
-    name_of: NameOf,
-) -> NDArray[np.int64] | None:
-    """Indices that sort the edges by (target, source), or (target, position); None if they are sorted already.
-
-    Raises:
-        GraphError: an edge is repeated, two edges into a node have the same position, or a position is negative.
-    """
-    position = edge_attributes.get("position")
-    if not isinstance(position, Tensor):
-        order, repeats = _order(target, source, num_nodes)
-        if repeats is not None:
-            first, second = repeats
-            raise GraphError(
-                f"edges {first} and {second} are both {name_of(int(source[first]))} -> {name_of(int(target[first]))} "
-                "(duplicate edge): drop one, or tell them apart by the edge attribute 'position'."
-            )
-        return order
-
-    places = position.numpy()
-    if places.size and places.min() < 0:
-        edge = first_true(places < 0)
-        raise GraphError(f"edge {edge} has the position {places[edge]}: the first operand has position 0.")
-    order, repeats = _order(target, places, int(places.max(initial=0)) + 1)
-    if repeats is not None:
-        first, second = repeats
-        ends = [f"{name_of(int(source[edge]))} -> {name_of(int(target[edge]))}" for edge in repeats]
-        what = "the duplicate edges" if ends[0] == ends[1] else "the edges"
-        raise GraphError(
-            f"{what} {first} ({ends[0]}) and {second} ({ends[1]}) have the same position {places[first]}: give every "
-            "edge into a node its own."
-        )
-    return order
-
-
-def _order(
-    major: NDArray[np.int64], minor: NDArray[np.int64], bound: int
-) -> tuple[NDArray[np.int64] | None, tuple[int, int] | None]:
-    """The order by (major, minor), and two edges that are alike in both."""
-    if major.size and bound > (2**63 - 1) // (int(major.max()) + 1):
-        order = np.lexsort((minor, major))
-        alike = (np.diff(major[order]) == 0) & (np.diff(minor[order]) == 0)
-    else:
-        key = major * bound + minor
-        if (key[1:] > key[:-1]).all():
-            return None, None
-        order = stable_order(key, int(key.max()) + 1)
-        alike = np.diff(key[order]) == 0
-    if alike.any():
-        at = first_true(alike)
-        first, second = sorted(order[at : at + 2].tolist())
-        return order, (first, second)
-    return order, None
-
-
 class Content:
-    """The content of a `Dag`, its only subclass."""
+    """The base of `Dag`, its only subclass: all that the other modules of this package need to know of one."""
 
     edges: Tensor
+    """int64 ``[num_edges, 2]``, rows (source, target), sorted by (target, position or source)."""
     num_nodes: int
     levels: Tensor
+    """int64 ``[num_nodes]``: the number of edges on the longest path that ends at the node; sources have 0."""
     inputs: Tensor
+    """int64 ``[num_inputs]``: the nodes where values enter."""
     outputs: Tensor
+    """int64 ``[num_outputs]``: the nodes where values leave."""
     names: tuple[Hashable, ...] | None
+    """One name per node, or None."""
     node_attributes: Attributes
+    """Name -> tensor ``[num_nodes, ...]`` or tuple."""
     edge_attributes: Attributes
+    """Name -> tensor ``[num_edges, ...]`` or tuple, in the order of `edges`."""
     _nodes: NodeNames
+
+    @property
+    def num_edges(self) -> int:
+        """How many edges there are."""
+        return self.edges.shape[0]
+
+    @property
+    def edge_index(self) -> Tensor:
+        """int64 ``[2, num_edges]``: `edges` in the layout of PyTorch Geometric."""
+        return self.edges.T
+
+    @cached_tensor_property
+    def heights(self) -> Tensor:
+        """int64 ``[num_nodes]``: the number of edges on the longest path that starts at the node; sinks have 0."""
+        source = np.ascontiguousarray(self.edges.numpy()[:, 0])
+        return torch.from_numpy(peel(self.csr_by_target.offsets.numpy(), source, self.out_degree.numpy()))
+
+    @cached_tensor_property
+    def order(self) -> Tensor:
+        """int64 ``[num_nodes]``: the nodes in topological order, by (level, node)."""
+        return torch.from_numpy(stable_order(self.levels.numpy(), self.num_nodes))
+
+    @cached_tensor_property
+    def in_degree(self) -> Tensor:
+        """int64 ``[num_nodes]``: edges into each node."""
+        return self.csr_by_target.offsets.diff()
+
+    @cached_tensor_property
+    def out_degree(self) -> Tensor:
+        """int64 ``[num_nodes]``: edges out of each node."""
+        return self.csr_by_source.offsets.diff()
+
+    @cached_tensor_property
+    def csr_by_target(self) -> Csr:
+        """The edges into each node; ``edge_ids`` is 0, 1, 2, ..., since `edges` are in this order."""
+        counts = np.bincount(self.edges.numpy()[:, 1], minlength=self.num_nodes)
+        return Csr(torch.from_numpy(offsets_of(counts)), torch.arange(self.num_edges))
+
+    @cached_tensor_property
+    def csr_by_source(self) -> Csr:
+        """The edges out of each node, by (source, target)."""
+        return grouped(np.ascontiguousarray(self.edges.numpy()[:, 0]), self.num_nodes)
+
+    def index_of(self, name: Hashable) -> int:
+        """The index of a node.
+
+        Raises:
+            GraphError: no node has this name.
+        """
+        return self._nodes.index_of(name)
+
+    def name_of(self, node: int) -> Hashable:
+        """The name of a node; where nodes have no names, its index."""
+        return self._nodes.name_of(node)
+
+    # ---- equality, and that it never changes ----
 
     def __eq__(self, other: object) -> bool:
         """Same nodes, edges, names, inputs, outputs and attributes, in the same order."""
@@ -179,3 +184,9 @@ class Content:
             edge_attributes=MappingProxyType(dict(edge_attributes)),
             _nodes=nodes,
         )
+
+
+def has_own_ends(dag: Content) -> bool:
+    """Are the inputs or outputs others than the sources and sinks, or in another order?"""
+    sources, sinks = (dag.levels == 0).nonzero().flatten(), (dag.out_degree == 0).nonzero().flatten()
+    return not (torch.equal(dag.inputs, sources) and torch.equal(dag.outputs, sinks))

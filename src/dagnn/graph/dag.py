@@ -1,4 +1,4 @@
-"""`Dag`: a directed acyclic graph that never changes, with its levels, order and neighbours at hand."""
+"""`Dag`: a directed acyclic graph that never changes, made from edges or from other formats, and written to them."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, final
@@ -8,18 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import parts
-from dagnn.graph.attributes import Attributes, checked_attributes, take
-from dagnn.graph.cached import cached_tensor_property
-from dagnn.graph.content import Content, canonical_order
-from dagnn.graph.edges import Csr, check_no_self_loop, grouped, offsets_of, stable_order
-from dagnn.graph.formats import json as json_format
+from dagnn.graph.attributes import checked_attributes, take
+from dagnn.graph.content import Content
+from dagnn.graph.edges import canonical_order, check_no_self_loop
+from dagnn.graph.formats import json, polish, pyg
 from dagnn.graph.formats import networkx as networkx_format
-from dagnn.graph.formats import polish
-from dagnn.graph.formats import polish as text
-from dagnn.graph.formats import pyg as pyg_format
-from dagnn.graph.levels import levelled, peel
+from dagnn.graph.levels import levelled
 from dagnn.graph.names import checked_names, read_edges
 
 if TYPE_CHECKING:
@@ -30,17 +25,18 @@ if TYPE_CHECKING:
 class Dag(Content):
     """A directed acyclic graph: nodes ``0 .. num_nodes - 1``, edges, and what they carry.
 
-    Edges are kept in one order, by (target, source), or by (target, position) if they have the edge attribute
-    "position": the edges into a node are neighbours, operands in their order. Edge attributes are sorted along. So the
-    order in which edges were declared does not matter: it is no part of the content, by which Dags are equal and hash.
-    The order of the nodes is, and so are names, inputs, outputs and attributes.
+    A Dag sorts its edges by (target, source), or by (target, position) if they have the edge attribute "position". So
+    the edges into a node are adjacent, operands in their order. Edge attributes are sorted along. The order in which
+    you list the edges does not count: Dags with the same content are equal and hash alike. The order of the nodes
+    does count, and so do names, inputs, outputs and attributes.
 
-    A Dag cannot be changed. The tensors that it hands out are its own: read them, clone them to write.
+    A Dag cannot be changed. Its tensors are its own: read them, clone them to write.
 
     Args:
-        edges: int64 tensor or array ``[num_edges, 2]``, row ``(u, v)`` is the edge u -> v between nodes by index; or a
-            list of pairs, an array of text or objects, or a frame of two columns. Pairs of ints are indices; others
-            are names, and unless ``names`` lists the nodes, they appear in that order (those of a set: sorted).
+        edges: int64 tensor or array ``[num_edges, 2]``, row ``(u, v)`` is the edge u -> v between nodes by index (from
+            the layout of PyTorch Geometric: ``Dag(edge_index.T)``); or a list of pairs, an array of text or objects,
+            or a frame of two columns. Pairs of ints are indices; others are names, and unless ``names`` lists the
+            nodes, they get the order in which they appear (those of a set: sorted).
         num_nodes: at least 0; by default as many as ``names``, or as the edges need.
         inputs, outputs: nodes where values enter and leave, each once, in the order wanted: a list or an array of names
             (indices where nodes have no names), an int64 tensor or array of indices, or a bool mask ``[num_nodes]``.
@@ -49,13 +45,13 @@ class Dag(Content):
             that are equal in Python are one name, kept in one form: ``numpy.int64(1)``, ``1.0`` and ``True`` are 1, and
             a str or tuple of a subclass is a plain one. Where no name is a number, an int means an index.
         node_attributes: name -> tensor or array ``[num_nodes, ...]`` (copied to the CPU), or a list (kept as a tuple).
-        edge_attributes: the same for edges, in the order in which they were declared. "position", int64, is special:
-            the place of an edge among the edges into its target, such as 0 for the first operand. With positions,
-            the same source may occur twice.
+        edge_attributes: the same for edges, in the order in which you list the edges. "position", int64, is special:
+            the place of an edge among the edges into its target, 0 for the first operand. With positions, two edges
+            may have the same source and target.
 
     Raises:
-        DtypeError: edges of another dtype than int64, or what cannot name a node, such as an object, whose order
-            would differ from one process to the next.
+        DtypeError: edges of another dtype than int64, or something that cannot name a node, such as an object, whose
+            order would differ from one process to the next.
         GraphError: an end out of range, a repeated edge, an unknown name, an attribute of another length.
         CycleError: the edges form a cycle; the message names one.
 
@@ -65,22 +61,6 @@ class Dag(Content):
     >>> dag.names, dag.levels
     (('a', 'c', 'b', 'd'), tensor([0, 1, 0, 2]))
     """
-
-    edges: Tensor
-    """int64 ``[num_edges, 2]``, rows (source, target), sorted by (target, position or source)."""
-    num_nodes: int
-    levels: Tensor
-    """int64 ``[num_nodes]``: the number of edges on the longest path that ends at the node; sources have 0."""
-    inputs: Tensor
-    """int64 ``[num_inputs]``: the nodes where values enter."""
-    outputs: Tensor
-    """int64 ``[num_outputs]``: the nodes where values leave."""
-    names: tuple[Hashable, ...] | None
-    """One name per node, or None."""
-    node_attributes: Attributes
-    """Name -> tensor ``[num_nodes, ...]`` or tuple."""
-    edge_attributes: Attributes
-    """Name -> tensor ``[num_edges, ...]`` or tuple, in the order of `edges`."""
 
     def __init__(
         self,
@@ -116,57 +96,7 @@ class Dag(Content):
         )
         vars(self)["csr_by_source"] = by_source  # the levels needed it
 
-    # ---- making one ----
-
-    @classmethod
-    def from_edges(
-        cls,
-        edges: Tensor | NDArray[np.int64] | Iterable[Any],
-        num_nodes: int | None = None,
-        *,
-        inputs: Iterable[Hashable] | Tensor | None = None,
-        outputs: Iterable[Hashable] | Tensor | None = None,
-        names: Iterable[Hashable] | None = None,
-        node_attributes: Mapping[str, Any] | None = None,
-        edge_attributes: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """The same as ``Dag(edges, ...)``."""
-        return cls(
-            edges,
-            num_nodes,
-            inputs=inputs,
-            outputs=outputs,
-            names=names,
-            node_attributes=node_attributes,
-            edge_attributes=edge_attributes,
-        )
-
-    @classmethod
-    def from_edge_index(
-        cls,
-        edge_index: Tensor | NDArray[np.int64],
-        num_nodes: int | None = None,
-        *,
-        inputs: Iterable[Hashable] | Tensor | None = None,
-        outputs: Iterable[Hashable] | Tensor | None = None,
-        names: Iterable[Hashable] | None = None,
-        node_attributes: Mapping[str, Any] | None = None,
-        edge_attributes: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """A Dag from edges in the layout of PyTorch Geometric: int64 ``[2, num_edges]``, sources above targets."""
-        if not isinstance(edge_index, Tensor | np.ndarray):
-            raise DtypeError(f"edge_index must be a tensor or an array, got {type(edge_index).__name__}.")
-        if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-            raise GraphError(f"edge_index must have the shape [2, num_edges], got {list(edge_index.shape)}.")
-        return cls(
-            edge_index.T,
-            num_nodes,
-            inputs=inputs,
-            outputs=outputs,
-            names=names,
-            node_attributes=node_attributes,
-            edge_attributes=edge_attributes,
-        )
+    # ---- from and to other formats ----
 
     @classmethod
     def from_networkx(
@@ -181,10 +111,10 @@ class Dag(Content):
         Nodes called 0, 1, 2, ... in that order stay unnamed; other nodes keep their name. Data become attributes: a
         tensor, as ``torch.tensor`` makes it, where every value is a number (NumPy's are Python's) or a list of numbers;
         a tensor of its own dtype where every value is an array or a tensor of one shape; else a tuple. Keys of a
-        ``MultiDiGraph`` are not read; ``networkx.DiGraph(graph)`` makes one edge of those side by side.
+        ``MultiDiGraph`` are not read; ``networkx.DiGraph(graph)`` merges its parallel edges.
 
-        ``graph.graph["inputs"]`` and ``["outputs"]`` are read if they are there: a list of nodes, or a str, which says
-        in what data of a node its place among the inputs (outputs) stands; other nodes lack them.
+        ``graph.graph["inputs"]`` and ``["outputs"]`` are read if they are there. Each is a list of nodes, or the name
+        of node data: an input (output) has its place among the inputs (outputs) there, other nodes lack that data.
 
         Args:
             node_attributes, edge_attributes: the data to read, by name; by default all, and then all nodes (edges) must
@@ -196,6 +126,19 @@ class Dag(Content):
         """
         return cls(**networkx_format.arguments_from(graph, node_attributes, edge_attributes))
 
+    def to_networkx(self) -> "networkx.DiGraph[Any]":
+        """A NetworkX ``DiGraph`` with names and attributes; a ``MultiDiGraph`` if edges repeat.
+
+        Tensors become numbers, or lists of numbers. If the inputs and outputs are not the sources and sinks, the node
+        data "input" and "output" hold their places, and ``graph.graph["inputs"]`` and ``["outputs"]`` name that data
+        (or are "none" where there are none).
+
+        `from_networkx` gives an equal Dag back if attribute tensors are int64, bool or of torch's default dtype, and
+        there are nodes (edges) to carry the attributes. A GraphML file in between keeps that, if names are str (or
+        read with ``node_type=int``) and attributes numbers or str: GraphML holds nothing else.
+        """
+        return networkx_format.to_networkx(self)
+
     @classmethod
     def from_pyg(
         cls,
@@ -206,21 +149,30 @@ class Dag(Content):
     ) -> Self:
         """A Dag from a ``torch_geometric.data.Data``.
 
-        ``edge_type`` becomes the edge attribute "type", and so for all names that begin with ``edge_``; other entries
-        with one value per node become node attributes. What belongs to the whole graph is left out, and so is ``y``
-        where it could be the graph's: of a single node. ``names``, ``input_index`` and ``output_index`` are read if
-        there.
+        ``edge_type`` becomes the edge attribute "type", and so on for all names that begin with ``edge_``. Other
+        entries with one value per node become node attributes. What belongs to the whole graph is left out, and so is
+        the ``y`` of a graph with a single node, which could be the graph's. ``names``, ``input_index`` and
+        ``output_index`` are read if they are there.
 
         Args:
-            node_attributes, edge_attributes: which of them to read, by the name here; by default all.
+            node_attributes, edge_attributes: which of them to read, by their names in the Dag; by default all.
 
         Raises:
             DtypeError: something without an ``edge_index`` of its own, such as ``HeteroData``, or several graphs.
             GraphError: an attribute that is not there, or an ``edge_...`` without one value per edge.
             CycleError: the edges form a cycle.
         """
-        pyg_format.check_is_one_graph(data)
-        return cls(**pyg_format.arguments_from(data, node_attributes, edge_attributes))
+        pyg.check_is_one_graph(data)
+        return cls(**pyg.arguments_from(data, node_attributes, edge_attributes))
+
+    def to_pyg(self) -> Any:
+        """A ``torch_geometric.data.Data``; `from_pyg` gives an equal Dag back. Tuples become lists.
+
+        Raises:
+            DagnnError: PyTorch Geometric is not installed.
+            GraphError: a node attribute with a name that PyTorch Geometric gives a meaning of its own.
+        """
+        return pyg.to_data(self)
 
     @classmethod
     def from_json(cls, document: str | bytes) -> Self:
@@ -228,8 +180,21 @@ class Dag(Content):
 
         Raises:
             GraphError: no JSON, not this format, a newer version, or a graph that is not valid.
+
+        >>> dag = Dag([("a", "b")])
+        >>> Dag.from_json(dag.to_json()) == dag
+        True
         """
-        return cls(**json_format.arguments_from(document))
+        return cls(**json.arguments_from(document))
+
+    def to_json(self) -> str:
+        """The whole content as JSON text, for `from_json`; nothing is lost.
+
+        Raises:
+            GraphError: a value that is not None, a bool, a number, a str, bytes, or a tuple, list or frozenset of
+                those.
+        """
+        return json.to_json(self)
 
     @classmethod
     def from_polish(cls, expression: str, share: bool = False) -> Self:
@@ -244,7 +209,7 @@ class Dag(Content):
             share: equal sub-expressions become one node.
 
         Raises:
-            ExpressionError: not an expression; says at which character.
+            ExpressionError: not an expression; the message gives the character.
 
         >>> Dag.from_polish("(* (+ x 1) (+ x 1))", share=True).node_attributes["label"]
         ('x', '1', '+', '*')
@@ -252,6 +217,22 @@ class Dag(Content):
         edges, positions, levels, labels = polish.parse(expression, share)
         position = torch.from_numpy(positions)
         return cls._trusted(edges, levels, node_attributes={"label": labels}, edge_attributes={"position": position})
+
+    def to_polish(self, max_tokens: int = 1_000_000) -> str:
+        """The expression in Polish notation; a shared node is written out as often as it is used.
+
+        ``Dag.from_polish(text).to_polish()`` is the text again, up to blanks.
+
+        Args:
+            max_tokens: the most operators and leaves to write: written out, shared nodes can grow exponentially.
+
+        Raises:
+            GraphError: no expression graph (one sink, "label" and "position"), or more than ``max_tokens``.
+
+        >>> Dag.from_polish("(* (+ x 1) (+ x 1))", share=True).to_polish()
+        '(* (+ x 1) (+ x 1))'
+        """
+        return polish.to_polish(self, max_tokens)
 
     @classmethod
     def from_text(cls, string: str) -> Self:
@@ -263,10 +244,24 @@ class Dag(Content):
         >>> Dag.from_text("e\\u0301x").num_nodes
         2
         """
-        labels = text.grapheme_clusters(string)
+        labels = polish.grapheme_clusters(string)
         nodes = np.arange(len(labels), dtype=np.int64)
         edges = np.stack([nodes[:-1], nodes[1:]], axis=1)
         return cls._trusted(edges, nodes, node_attributes={"label": labels})
+
+    # ---- parts of it ----
+
+    def ancestors(self, name: Hashable) -> tuple[Hashable, ...]:
+        """The nodes from which a path leads to this one, by name, in the order of the nodes."""
+        return parts.relatives(self, self.index_of(name), forwards=False)
+
+    def descendants(self, name: Hashable) -> tuple[Hashable, ...]:
+        """The nodes to which a path leads from this one, by name, in the order of the nodes.
+
+        >>> Dag([("a", "c"), ("b", "c"), ("c", "d")]).descendants("a")
+        ('c', 'd')
+        """
+        return parts.relatives(self, self.index_of(name), forwards=True)
 
     def subgraph(self, nodes: Iterable[Hashable] | Tensor) -> "Dag":
         """The graph of these nodes and the edges between them, nodes renumbered in the order given.
@@ -279,8 +274,11 @@ class Dag(Content):
 
         Raises:
             GraphError: an unknown node, or one listed twice.
+
+        >>> Dag([("a", "c"), ("b", "c"), ("c", "d")]).subgraph(["c", "a"]).edges
+        tensor([[1, 0]])
         """
-        return parts.induced(self, nodes)
+        return Dag(**parts.induced(self, nodes))
 
     def remove(self, *, nodes: Iterable[Hashable] | Tensor = (), edges: Iterable[Any] | Tensor = ()) -> "Dag":
         """The graph without these nodes and their edges, and without these edges.
@@ -290,8 +288,8 @@ class Dag(Content):
 
         Args:
             nodes: as for `subgraph`.
-            edges: pairs of names (indices where nodes have none), or int64 indices ``[n, 2]``. Of edges that stand
-                side by side, told apart by position, all go.
+            edges: pairs of names (indices where nodes have none), or int64 indices ``[n, 2]``. Parallel edges, which
+                differ only by position, all go.
 
         Raises:
             GraphError: an unknown node, or no such edge.
@@ -302,7 +300,7 @@ class Dag(Content):
         >>> dag.remove(edges=[("b", "c")]).dangling()
         Dangling(unfed=(), unread=('b',))
         """
-        return parts.without(self, nodes, edges)
+        return Dag(**parts.without(self, nodes, edges))
 
     def dangling(self) -> parts.Dangling:
         """The nodes that no input reaches, and those that reach no output; none if ``any(dag.dangling())`` is false.
@@ -314,115 +312,7 @@ class Dag(Content):
     def without_dangling(self) -> "Dag":
         """The graph of the nodes that lie on a path from an input to an output.
 
-        Inputs that reach no output, and outputs that no input reaches, go too: the network's x and y have fewer
-        columns then, those that ``dag.inputs`` and ``dag.outputs`` list.
+        Inputs that reach no output, and outputs that no input reaches, go too. The x and y of a network then have
+        fewer columns: those that ``dag.inputs`` and ``dag.outputs`` list.
         """
-        return parts.without_dangling(self)
-
-    def ancestors(self, name: Hashable) -> tuple[Hashable, ...]:
-        """The nodes from which a path leads to this one, by name, in the order of the nodes."""
-        return parts.relatives(self, self.index_of(name), forwards=False)
-
-    def descendants(self, name: Hashable) -> tuple[Hashable, ...]:
-        """The nodes to which a path leads from this one, by name, in the order of the nodes."""
-        return parts.relatives(self, self.index_of(name), forwards=True)
-
-    # ---- what it is ----
-
-    @property
-    def num_edges(self) -> int:
-        return self.edges.shape[0]
-
-    @property
-    def edge_index(self) -> Tensor:
-        """int64 ``[2, num_edges]``: `edges` in the layout of PyTorch Geometric."""
-        return self.edges.T
-
-    @cached_tensor_property
-    def heights(self) -> Tensor:
-        """int64 ``[num_nodes]``: the number of edges on the longest path that starts at the node; sinks have 0."""
-        source = np.ascontiguousarray(self.edges.numpy()[:, 0])
-        return torch.from_numpy(peel(self.csr_by_target.offsets.numpy(), source, self.out_degree.numpy()))
-
-    @cached_tensor_property
-    def order(self) -> Tensor:
-        """int64 ``[num_nodes]``: the nodes in topological order, by (level, node)."""
-        return torch.from_numpy(stable_order(self.levels.numpy(), self.num_nodes))
-
-    @cached_tensor_property
-    def in_degree(self) -> Tensor:
-        """int64 ``[num_nodes]``: edges into each node."""
-        return self.csr_by_target.offsets.diff()
-
-    @cached_tensor_property
-    def out_degree(self) -> Tensor:
-        """int64 ``[num_nodes]``: edges out of each node."""
-        return self.csr_by_source.offsets.diff()
-
-    @cached_tensor_property
-    def csr_by_target(self) -> Csr:
-        """The edges into each node; ``edge_ids`` is 0, 1, 2, ..., since `edges` are in this order."""
-        counts = np.bincount(self.edges.numpy()[:, 1], minlength=self.num_nodes)
-        return Csr(torch.from_numpy(offsets_of(counts)), torch.arange(self.num_edges))
-
-    @cached_tensor_property
-    def csr_by_source(self) -> Csr:
-        """The edges out of each node, by (source, target)."""
-        return grouped(np.ascontiguousarray(self.edges.numpy()[:, 0]), self.num_nodes)
-
-    def index_of(self, name: Hashable) -> int:
-        """The index of a node.
-
-        Raises:
-            GraphError: no node has this name.
-        """
-        return self._nodes.index_of(name)
-
-    def name_of(self, node: int) -> Hashable:
-        """The name of a node; where nodes have no names, its index."""
-        return self._nodes.name_of(node)
-
-    # ---- writing it down ----
-
-    def to_networkx(self) -> "networkx.DiGraph[Any]":
-        """A NetworkX ``DiGraph`` with names and attributes; a ``MultiDiGraph`` if edges repeat.
-
-        Tensors become numbers, or lists of numbers. Inputs and outputs other than the sources and sinks are marked: the
-        nodes' data "input" and "output" hold their places, as ``graph.graph["inputs"]`` and ``["outputs"]`` say, or
-        "none" if there are none. ``Dag.from_networkx`` gives an equal Dag back if attribute tensors are int64, bool or
-        of torch's default dtype, and there are nodes (edges) to carry the attributes. So does a GraphML file in
-        between, if names are str (or read with ``node_type=int``) and attributes numbers or str, which is all that
-        GraphML holds.
-        """
-        return networkx_format.to_networkx(self)
-
-    def to_pyg(self) -> Any:
-        """A ``torch_geometric.data.Data``; `from_pyg` gives an equal Dag back. Tuples become lists.
-
-        Raises:
-            DagnnError: PyTorch Geometric is not installed.
-            GraphError: a node attribute with a name that PyTorch Geometric gives a meaning of its own.
-        """
-        return pyg_format.to_data(self)
-
-    def to_json(self) -> str:
-        """The whole content as JSON text, for `from_json`; loses nothing.
-
-        Raises:
-            GraphError: a value that is not None, a bool, a number, a str, bytes, or a tuple, list or frozenset of
-                those.
-        """
-        return json_format.to_json(self)
-
-    def to_polish(self, max_tokens: int = 1_000_000) -> str:
-        """The expression in Polish notation; a shared node is written out as often as it is used.
-
-        ``Dag.from_polish(text).to_polish()`` is the text again, up to blanks.
-
-        Args:
-            max_tokens: the most operators and leaves to write: sharing can stand for exponentially many.
-
-        Raises:
-            GraphError: no expression graph (one sink, "label" and "position"), or more than ``max_tokens``.
-        """
-        return polish.to_polish(self, max_tokens)
+        return Dag(**parts.without_dangling(self))

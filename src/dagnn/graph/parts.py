@@ -1,6 +1,10 @@
-"""Parts of a Dag: what lies before and behind a node, what dangles, and the graph with less in it."""
+"""Parts of a Dag: the ancestors and descendants of a node, dangling nodes, and subgraphs.
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+Subgraphs come back as the arguments of ``Dag(...)``, so that this module need not import it.
+"""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,12 +13,8 @@ from torch import Tensor
 
 from dagnn.errors import GraphError
 from dagnn.graph.attributes import take
+from dagnn.graph.content import Content
 from dagnn.graph.levels import peel
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from dagnn.graph.dag import Dag
 
 
 class Dangling(NamedTuple):
@@ -25,70 +25,64 @@ class Dangling(NamedTuple):
         unread: no output is reached from them: in a network they change nothing.
     """
 
-    unfed: "tuple[Hashable, ...]"
-    unread: "tuple[Hashable, ...]"
+    unfed: tuple[Hashable, ...]
+    unread: tuple[Hashable, ...]
 
 
-def dangling(dag: "Dag") -> Dangling:
+def dangling(dag: Content) -> Dangling:
     """See `Dag.dangling`."""
     fed, read = _fed_and_read(dag)
     return Dangling(_names(dag, ~fed), _names(dag, ~read))
 
 
-def without_dangling(dag: "Dag") -> "Dag":
+def without_dangling(dag: Content) -> dict[str, Any]:
     """See `Dag.without_dangling`."""
     fed, read = _fed_and_read(dag)
     return without(dag, torch.from_numpy(~(fed & read)), ())
 
 
-def relatives(dag: "Dag", node: int, *, forwards: bool) -> "tuple[Hashable, ...]":
+def relatives(dag: Content, node: int, *, forwards: bool) -> tuple[Hashable, ...]:
     """The descendants of a node, or its ancestors."""
     found = _reached(dag, np.array([node]), forwards=forwards)
     found[node] = False
     return _names(dag, found)
 
 
-def without(dag: "Dag", nodes: Any, edges: Any) -> "Dag":
+def without(dag: Content, nodes: Any, edges: Any) -> dict[str, Any]:
     """See `Dag.remove`."""
     stays = np.ones(dag.num_nodes, dtype=bool)
     stays[dag._nodes.indices_of(nodes, "nodes")] = False
     ends = dag.edges.numpy()
     chosen = np.flatnonzero(stays[ends].all(1) & ~_among(dag, edges))
     number = np.cumsum(stays) - 1
-    return type(dag)(
-        number[ends[chosen]],
-        int(stays.sum()),
-        inputs=_renumbered(dag.inputs, stays, number),
-        outputs=_renumbered(dag.outputs, stays, number),
-        names=None if dag.names is None else _names(dag, stays),
-        node_attributes=take(dag.node_attributes, np.flatnonzero(stays)),
-        edge_attributes=take(dag.edge_attributes, chosen),
-    )
+    return {
+        "edges": number[ends[chosen]],
+        "num_nodes": int(stays.sum()),
+        "inputs": _renumbered(dag.inputs, stays, number),
+        "outputs": _renumbered(dag.outputs, stays, number),
+        "names": None if dag.names is None else _names(dag, stays),
+        "node_attributes": take(dag.node_attributes, np.flatnonzero(stays)),
+        "edge_attributes": take(dag.edge_attributes, chosen),
+    }
 
 
-def induced(dag: "Dag", nodes: Any) -> "Dag":
+def induced(dag: Content, nodes: Any) -> dict[str, Any]:
     """See `Dag.subgraph`."""
     chosen = dag._nodes.indices_of(nodes, "nodes")
     number = np.full(dag.num_nodes, -1, dtype=np.int64)
     number[chosen] = np.arange(len(chosen))
     renumbered = number[dag.edges.numpy()]
     kept = np.flatnonzero((renumbered >= 0).all(1))
-    return type(dag)(
-        renumbered[kept],
-        len(chosen),
-        names=None if dag.names is None else [dag.names[node] for node in chosen.tolist()],
-        node_attributes=take(dag.node_attributes, chosen),
-        edge_attributes=take(dag.edge_attributes, kept),
-    )
+    return {
+        "edges": renumbered[kept],
+        "num_nodes": len(chosen),
+        "names": None if dag.names is None else [dag.names[node] for node in chosen.tolist()],
+        "node_attributes": take(dag.node_attributes, chosen),
+        "edge_attributes": take(dag.edge_attributes, kept),
+    }
 
 
-def has_own_ends(dag: "Dag") -> bool:
-    """Are the inputs or outputs others than the sources and sinks, or in another order?"""
-    sources, sinks = (dag.levels == 0).nonzero().flatten(), (dag.out_degree == 0).nonzero().flatten()
-    return not (torch.equal(dag.inputs, sources) and torch.equal(dag.outputs, sinks))
-
-
-def _fed_and_read(dag: "Dag") -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _fed_and_read(dag: Content) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which nodes some input reaches, and from which some output is reached: bool ``[num_nodes]`` each."""
     return (
         _reached(dag, dag.inputs.numpy(), forwards=True),
@@ -96,7 +90,7 @@ def _fed_and_read(dag: "Dag") -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     )
 
 
-def _reached(dag: "Dag", starts: NDArray[np.int64], *, forwards: bool) -> NDArray[np.bool_]:
+def _reached(dag: Content, starts: NDArray[np.int64], *, forwards: bool) -> NDArray[np.bool_]:
     """Which nodes a path leads to from one of ``starts``, themselves too: bool ``[num_nodes]``."""
     ends = dag.edges.numpy()
     if forwards:
@@ -109,7 +103,7 @@ def _reached(dag: "Dag", starts: NDArray[np.int64], *, forwards: bool) -> NDArra
     return peel(first.numpy(), leads_to, missing) >= 0
 
 
-def _among(dag: "Dag", edges: Any) -> NDArray[np.bool_]:
+def _among(dag: Content, edges: Any) -> NDArray[np.bool_]:
     """Which edges of the Dag are listed: bool ``[num_edges]``. GraphError for one that is not there."""
     listed = dag._nodes.ends_of(edges, "edges")
     source, target = np.array([1, dag.num_nodes]), np.array([dag.num_nodes, 1])
@@ -127,5 +121,5 @@ def _renumbered(nodes: Tensor, stays: NDArray[np.bool_], number: NDArray[np.int6
     return left
 
 
-def _names(dag: "Dag", chosen: NDArray[np.bool_]) -> "tuple[Hashable, ...]":
+def _names(dag: Content, chosen: NDArray[np.bool_]) -> tuple[Hashable, ...]:
     return tuple(map(dag.name_of, np.flatnonzero(chosen).tolist()))

@@ -10,17 +10,15 @@ holds only numbers, ``"nan"``.
 import json
 import math
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dagnn.errors import GraphError
 from dagnn.graph.attributes import Attribute, Attributes, plain
+from dagnn.graph.content import Content
 from dagnn.graph.names import sort_key
-
-if TYPE_CHECKING:
-    from dagnn.graph.dag import Dag
 
 FORMAT, VERSION = "dagnn.Dag", 1
 _KEYS = {
@@ -53,7 +51,7 @@ _DTYPES = {
 }
 
 
-def to_json(dag: "Dag") -> str:
+def to_json(dag: Content) -> str:
     """The content of ``dag``; see `Dag.to_json`."""
     document = {
         "format": FORMAT,

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph.attributes import Attribute, Attributes, check_choice, plain
+from dagnn.graph.content import Content, has_own_ends
 from dagnn.graph.names import canonical_names
-from dagnn.graph.parts import has_own_ends
 
 if TYPE_CHECKING:
     import networkx
-
-    from dagnn.graph.dag import Dag
 
 NO_NODES = "none"
 """What a graph says of its inputs or outputs if there are none."""
@@ -57,7 +55,7 @@ def arguments_from(
     }
 
 
-def to_networkx(dag: "Dag") -> "networkx.DiGraph[Any]":
+def to_networkx(dag: Content) -> "networkx.DiGraph[Any]":
     """The same graph as a NetworkX ``DiGraph``; see `Dag.to_networkx`."""
     import networkx  # here: it takes 0.1 s, and few programs need it
 

@@ -1,17 +1,13 @@
 """Text to graphs and back: expressions in Polish notation, ``(+ (* 2 x) 5)``, and text as a chain of characters."""
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 import regex
 from numpy.typing import NDArray
 
 from dagnn.errors import DtypeError, ExpressionError, GraphError
-
-if TYPE_CHECKING:
-    from dagnn.graph.dag import Dag
-
+from dagnn.graph.content import Content
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 
@@ -102,7 +98,7 @@ class _Nodes:
         )
 
 
-def to_polish(dag: "Dag", max_tokens: int) -> str:
+def to_polish(dag: Content, max_tokens: int) -> str:
     """The expression that ends at the one sink of ``dag``; see `Dag.to_polish`."""
     root, labels, operands = _expression_parts(dag)
     _check_size(dag, root, operands, max_tokens)
@@ -121,7 +117,7 @@ def to_polish(dag: "Dag", max_tokens: int) -> str:
     return "".join(pieces)[1:]
 
 
-def _expression_parts(dag: "Dag") -> tuple[int, tuple[str, ...], list[list[int]]]:
+def _expression_parts(dag: Content) -> tuple[int, tuple[str, ...], list[list[int]]]:
     """Root, labels and ordered operands of an expression graph; GraphError if it is none."""
     sinks = (dag.out_degree == 0).nonzero().flatten().tolist()
     if len(sinks) != 1:
@@ -154,7 +150,7 @@ def _expression_parts(dag: "Dag") -> tuple[int, tuple[str, ...], list[list[int]]
     return sinks[0], labels, [sources[offsets[node] : offsets[node + 1]] for node in range(dag.num_nodes)]
 
 
-def _check_size(dag: "Dag", root: int, operands: list[list[int]], max_tokens: int) -> None:
+def _check_size(dag: Content, root: int, operands: list[list[int]], max_tokens: int) -> None:
     """GraphError if the expression, written out, has more than ``max_tokens`` operators and leaves."""
     size = [1] * dag.num_nodes
     for node in dag.order.tolist():

@@ -7,7 +7,7 @@ graph with a single node ``y`` is the graph's.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,7 @@ from torch import Tensor
 
 from dagnn.errors import DagnnError, DtypeError, GraphError
 from dagnn.graph.attributes import check_choice
-from dagnn.graph.parts import has_own_ends
-
-if TYPE_CHECKING:
-    from dagnn.graph.dag import Dag
+from dagnn.graph.content import Content, has_own_ends
 
 _OWN_KEYS = ("edge_index", "num_nodes", "names", "input_index", "output_index", "batch", "ptr")
 
@@ -147,7 +144,7 @@ class _Entries:
         return dim % value.ndim if isinstance(dim, int) else None
 
 
-def to_data(dag: "Dag", *, with_ends: bool | None = None) -> Any:
+def to_data(dag: Content, *, with_ends: bool | None = None) -> Any:
     """A `Data` with the content of the Dag; see `Dag.to_pyg`.
 
     Args:
@@ -170,7 +167,7 @@ def to_data(dag: "Dag", *, with_ends: bool | None = None) -> Any:
     return data
 
 
-def to_batch(dags: Sequence["Dag"]) -> Any:
+def to_batch(dags: Sequence[Content]) -> Any:
     """A `Batch` of these Dags; see `DagBatch.to_pyg`."""
     module = _imported()
     if not dags:
