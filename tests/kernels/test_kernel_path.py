@@ -6,7 +6,7 @@ import torch
 from dagnn.errors import ConfigError
 from dagnn.graph import Dag
 from dagnn.kernels import kernel_path
-from dagnn.kernels.emit import native as native_code
+from dagnn.kernels.emit import native
 from dagnn.nn import DagNN, DagSweep, GRUCell
 
 
@@ -35,10 +35,10 @@ def test_an_unknown_path_is_refused_by_every_sweep(monkeypatch, value):
 @pytest.mark.parametrize(("value", "largest"), [(None, 64), ("", 64), ("16", 16), ("32", 32), ("64", 64)])
 def test_vectors_are_as_wide_as_the_processor_and_the_user_allow(monkeypatch, value, largest):
     monkeypatch.delenv("DAGNN_VECTOR_BYTES", raising=False)
-    own = native_code.host_target.__wrapped__()
+    own = native.host_target.__wrapped__()
     if value is not None:
         monkeypatch.setenv("DAGNN_VECTOR_BYTES", value)
-    target = native_code.host_target.__wrapped__()
+    target = native.host_target.__wrapped__()
     assert target.vector_bytes == min(largest, own.vector_bytes)
     used = {name[1:] for name in target.features.split(",") if name.startswith("+")}
     wider = {16: ("avx", "fma"), 32: ("avx512",), 64: ("none",)}[largest]
@@ -49,4 +49,4 @@ def test_vectors_are_as_wide_as_the_processor_and_the_user_allow(monkeypatch, va
 def test_another_width_is_refused(monkeypatch, value):
     monkeypatch.setenv("DAGNN_VECTOR_BYTES", value)
     with pytest.raises(ConfigError, match=f"DAGNN_VECTOR_BYTES='{value}' is no size of a vector: unset it, or set it"):
-        native_code.host_target.__wrapped__()
+        native.host_target.__wrapped__()

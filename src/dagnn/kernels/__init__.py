@@ -19,8 +19,10 @@ from dagnn.kernels.levels import LevelPlan, plan_levels
 from dagnn.kernels.network import function as _network
 from dagnn.kernels.network.plan import NetworkPlan, plan_network
 from dagnn.kernels.reference import Aggregate, Cell
-from dagnn.kernels.sweep import cells as _cells
+from dagnn.kernels.sweep import function as _sweep
 from dagnn.kernels.sweep.cells import Kind, ProjectedCell, Projects
+from dagnn.kernels.sweep.cells import SweepGraph as _SweepGraph
+from dagnn.kernels.sweep.cells import fits as _fits
 
 __all__ = [
     "ACTIVATIONS",
@@ -52,7 +54,7 @@ def kernel_path() -> str:
     Raises:
         ConfigError: the variable names no path.
     """
-    if not torch.compiler.is_compiling() and _is_unset():  # Dynamo would compile anew for every change of the others
+    if not torch.compiler.is_compiling() and _is_unset():  # Dynamo would recompile when any other variable changed
         return "compiled"
     path = os.environ.get(_VARIABLE, "") or "compiled"
     if path not in _PATHS:
@@ -72,7 +74,7 @@ def _is_unset() -> bool:
 def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
     """Outputs ``[B, outputs]`` of a network for ``x [B, inputs]``; see `reference.run_network`."""
     if torch.compiler.is_compiling():
-        # An exported program outlives this process: it gets operators of PyTorch's alone.
+        # An exported program outlives this process: it may contain PyTorch's operators only.
         if not torch.compiler.is_exporting() and _becomes_operator(x, edge_weight, bias):
             return _network.run_operator(plan, x, edge_weight, bias)
         return reference.run_network(plan.levels_as_constant(), x, edge_weight, bias)
@@ -85,13 +87,13 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
 def accumulate_network(
     plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, grad_y: Tensor, lr: float | None = None
 ) -> bool:
-    """Adds the gradients for ``grad_y [B, outputs]`` to ``.grad`` in one compiled pass, past autograd.
+    """Adds the gradients for ``grad_y [B, outputs]`` to ``.grad`` in one compiled pass, without autograd.
 
     Args:
-        lr: then also ``parameter -= lr * .grad``, in the same pass.
+        lr: where given, a fused step: the pass also does ``parameter -= lr * .grad``.
 
     Returns:
-        False if that is not possible for these tensors, and nothing has happened: go through autograd.
+        False, with nothing changed, where the compiled path cannot take these tensors: use autograd then.
     """
     if x.requires_grad or not _is_compiled(x, edge_weight, bias, grad_y):
         return False
@@ -116,9 +118,9 @@ def run_sweeps(
         rows: int64 ``[num_nodes]``, the row of ``features`` of every node.
         by_level: directions whose cell is called level by level, even if it could be compiled.
     """
-    kernel_path()
+    kernel_path()  # raises for an unknown path, also where no cell could be compiled
     outputs: dict[str, Tensor] = {}
-    compiled: dict[str, tuple[_cells.Course, ProjectedCell]] = {}
+    compiled: dict[str, tuple[_SweepGraph, ProjectedCell]] = {}
     for direction, cell in cells.items():
         compiles = direction not in by_level and isinstance(cell, Projects) and _compiles(cell, graph, features, rows)
         ready = _compiled_sweep(graph, direction, cell, features, rows) if compiles else None  # type: ignore[arg-type]
@@ -127,9 +129,7 @@ def run_sweeps(
         else:
             compiled[direction] = ready
     if compiled:
-        from dagnn.kernels.sweep import function as sweep_function
-
-        outputs |= zip(compiled, sweep_function.run_sweeps(list(compiled.values())), strict=True)
+        outputs |= zip(compiled, _sweep.run_sweeps(list(compiled.values())), strict=True)
     return [outputs[direction] for direction in cells]
 
 
@@ -139,25 +139,27 @@ def _compiled_sweep(
     cell: Projects,
     features: Tensor,
     rows: Tensor | None,
-) -> tuple[_cells.Course, ProjectedCell] | None:
-    """What the compiled path needs; None where the cell does not fit it after all."""
+) -> tuple[_SweepGraph, ProjectedCell] | None:
+    """What the compiled path needs; None where the cell's tensors do not fit the graph."""
     device, operators = features.device, cell.operators
     plan = graph_plans.compiled_plan(
         graph, direction, by_position=cell.max_children is not None, by_operator=operators is not None
     )
     projected = cell.project(features)
-    # Compiled code reads wherever the plan and the sizes send it. What does not fit: PyTorch says what is wrong.
-    fits = _cells.fits(projected, plan, by_operator=operators) and projected.hidden == cell.state_sizes[0]
+    # Compiled code reads wherever the plan and the sizes send it, so it must never see tensors that do not fit. The
+    # reference path takes those, and PyTorch raises the error.
+    fits = _fits(projected, plan, by_operator=operators) and projected.hidden == cell.state_sizes[0]
     if not fits or not _is_compiled(projected.projected, *projected.weights):
         return None
-    course = _cells.Course(
+    own = _SweepGraph(
         plan,
         lambda: graph_plans.sweep_plan(graph, direction, device),
         lambda: graph_plans.edge_positions(graph, device),
         None if operators is None else graph_plans.node_operators(graph, device),
-        None if rows is None else rows.clone(),  # they have been checked; a later change must not count
+        # A clone: the rows have been checked, and the user may write to theirs before the backward pass.
+        None if rows is None else rows.clone(),
     )
-    return course, projected
+    return own, projected
 
 
 def _run_by_level(
@@ -184,23 +186,25 @@ def _compiles(cell: Projects, graph: graph_plans.Graph, features: Tensor, rows: 
         return False
     if cell.max_children is None:
         return True
-    bounds = graph_plans.position_bounds(graph)  # positions out of range: the cell itself says what is wrong
+    # Positions out of range go to the cell itself, which raises the error.
+    bounds = graph_plans.position_bounds(graph)
     return bounds is not None and bounds[0] >= 0 and bounds[1] < cell.max_children
 
 
 def _becomes_operator(*tensors: Tensor) -> bool:
-    """Whether the compiled path takes these tensors of ``torch.compile``, of which much cannot be asked."""
+    """Whether the compiled path takes these tensors, while ``torch.compile`` traces."""
+    # Not `autograd.is_plain`: what it looks at exists for real tensors only.
     dtype = tensors[0].dtype
     of_one_kind = all(t.dtype == dtype and t.device.type == "cpu" and t.layout == torch.strided for t in tensors)
     return kernel_path() == "compiled" and dtype in _FLOATS and of_one_kind
 
 
 def _is_compiled(*tensors: Tensor) -> bool:
-    """Whether the compiled path takes these tensors: on the CPU, float32 or float64, and nothing but memory."""
+    """Whether the compiled path takes these tensors: on the CPU, all float32 or all float64, and plain memory."""
     dtype = tensors[0].dtype
     if kernel_path() != "compiled" or dtype not in _FLOATS or autograd.is_watched():
         return False
-    for tensor in tensors:  # noqa: SIM110  # a loop: this is asked in every step
+    for tensor in tensors:  # noqa: SIM110  # a loop, not `all(...)`: this runs in every step
         if tensor.dtype != dtype or not autograd.is_plain(tensor):
             return False
     return True

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,7 @@ from torch.autograd import forward_ad
 
 from dagnn.graph.cached import ordinary_tensors
 from dagnn.kernels.emit import workers
-
-if TYPE_CHECKING:
-    from dagnn.kernels.emit.workers import Work
-
+from dagnn.kernels.emit.workers import Work, concatenated, run_works
 
 # Subclasses may hold no memory at all, or mean something else by it.
 _PLAIN_TYPES = (Tensor, nn.Parameter)
@@ -69,26 +66,29 @@ def with_memory(gradient: Tensor) -> Tensor:
     return gradient.resolve_neg()
 
 
-# Pieces that are kept for each dtype: one for the pass that is running, one for its gradients.
-_KEPT = 2
+# Pieces that are kept for each dtype: what a pass saved and the scratch of its gradients, for one network and one sweep
+# or for two networks in a row.
+_KEPT = 4
 # By their identity: a dict gains and loses an entry in one step, also where other threads, or the garbage collector in
 # the middle of what this one does, change it too. A lock would have to survive both, and a fork.
 _kept: dict[torch.dtype, dict[int, Tensor]] = {dtype: {} for dtype in (torch.float32, torch.float64)}
 
 
 class Borrowed:
-    """A flat tensor of a length, for as long as this object lives. Its numbers are what the last user left.
+    """Memory for as long as this object lives. Its numbers are what the last user left.
+
+    New memory from the system costs a page fault for every 4 KiB: as much as the backward pass itself on a wide network
+    with a small batch.
 
     Attributes:
-        numbers: ``[length]``, at a multiple of 64 bytes.
+        numbers: flat, at least ``length`` of them, at a multiple of 64 bytes.
     """
 
     def __init__(self, length: int, dtype: torch.dtype) -> None:
-        self._memory = _take(length, dtype)
-        self.numbers = self._memory[:length]
+        self.numbers = _take(length, dtype)
 
     def __del__(self) -> None:
-        memory = getattr(self, "_memory", None)
+        memory = getattr(self, "numbers", None)  # `_take` may have raised
         if memory is None:
             return
         pieces = _kept[memory.dtype]
@@ -99,31 +99,17 @@ class Borrowed:
 
 
 def _take(length: int, dtype: torch.dtype) -> Tensor:
-    try:
-        _, memory = _kept[dtype].popitem()  # one step: two threads never get the same
-    except KeyError:
-        return _new(length, dtype)
-    # One that is far too large would be held for nothing while it is in use.
-    return memory if length <= memory.numel() <= 4 * length + (1 << 20) else _new(length, dtype)
-
-
-def _new(length: int, dtype: torch.dtype) -> Tensor:
+    pieces = _kept[dtype]
+    for key in reversed(list(pieces)):  # the last one used first: it may still be in the caches
+        memory = pieces.pop(key, None)  # one step: two threads never get the same
+        if memory is None:
+            continue
+        # One that is far too large would be held for nothing while it is in use.
+        if length <= memory.numel() <= 4 * length + (1 << 20):
+            return memory
+        pieces[key] = memory
     with ordinary_tensors():
         return torch.empty(length, dtype=dtype, device="cpu")
-
-
-_NUM_LOCKS = 64
-_locks = tuple(threading.Lock() for _ in range(_NUM_LOCKS))
-
-
-def _forget_leaf_locks() -> None:
-    """A thread that held a lock when its process forked does not exist in the child, and would never let go."""
-    global _locks
-    _locks = tuple(threading.Lock() for _ in range(_NUM_LOCKS))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_leaf_locks)
 
 
 def are_first(*parameters: Tensor) -> bool:
@@ -180,18 +166,38 @@ def is_plain_leaf(parameter: Tensor) -> bool:
     )
 
 
-@contextmanager
-def turn(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Nobody else who asks here adds to the gradients of these parameters meanwhile.
+_NUM_LOCKS = 64
+_locks = tuple(threading.Lock() for _ in range(_NUM_LOCKS))
 
-    Two threads that go backward through the same parameters at once take turns, and no sum is lost.
+
+@contextmanager
+def added_to(parameters: Sequence[Tensor], *, may_overwrite: bool = False) -> Iterator[tuple[list[Tensor], bool]]:
+    """The ``.grad`` of each parameter, to be added to in this block, and True.
+
+    Two threads that go backward through the same parameters take turns here, and no sum is lost. A parameter without a
+    gradient gets zeros first.
+
+    Args:
+        may_overwrite: where no parameter has a gradient, the block gets new memory and False instead: it must write
+            every number, and no zeros are filled in and read again for nothing.
     """
     # In order, so that no two threads wait for each other; parameters that share a lock share it also here.
     locks = [_locks[number] for number in sorted({id(parameter) // 16 % _NUM_LOCKS for parameter in parameters})]
     for lock in locks:
         lock.acquire()
     try:
-        yield
+        if may_overwrite and all(parameter.grad is None for parameter in parameters):
+            grads = [torch.empty_like(parameter) for parameter in parameters]
+            yield grads, False
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+            return
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        held = [parameter.grad for parameter in parameters]
+        yield held, True  # type: ignore[misc]  # none of them is None any more
+        written(*held)  # type: ignore[arg-type]
     finally:
         for lock in locks:
             lock.release()
@@ -199,37 +205,28 @@ def turn(parameters: Sequence[Tensor]) -> Iterator[None]:
 
 def written(*tensors: Tensor) -> None:
     """Compiled code has written to these. A graph that saved one of them must not be differentiated any more."""
+    # Compiled code writes behind PyTorch's back: without this, autograd would use the changed numbers and not notice.
     torch.autograd.graph.increment_version(tensors)
 
 
-@contextmanager
-def added_to(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The ``.grad`` of each, zeros where there was none, to be added to in their `turn`."""
-    with turn(parameters):
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        grads = [parameter.grad for parameter in parameters]
-        yield grads  # type: ignore[misc]  # none of them is None any more
-        written(*grads)  # type: ignore[arg-type]
-
-
 # Makes the work that adds the gradient of a weight to a tensor, or to zeros; with a weight and ``lr`` it also moves it.
-_MakeWork = Callable[[Tensor | None, tuple[Tensor, float] | None], "Work[Tensor]"]
+_MakeWork = Callable[[Tensor | None, tuple[Tensor, float] | None], Work[Tensor]]
 _here = threading.local()
 
 
-def _forget_fused_steps() -> None:
-    """The pass that forked this process goes on in its parent."""
-    global _here
-    _here = threading.local()
+def _after_fork() -> None:
+    """What a child inherits from threads that it does not have."""
+    global _locks, _here
+    # A thread that held a lock when the process forked does not exist in the child, and would never let go.
+    _locks = tuple(threading.Lock() for _ in range(_NUM_LOCKS))
+    _here = threading.local()  # the pass that forked goes on in the parent
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_fused_steps)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
-class Descent:
+class FusedStep:
     """The step of a backward pass: which weights move, and the gradients that wait for its end."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
@@ -248,10 +245,8 @@ class Descent:
         """After the backward pass: add what waits to ``.grad``; the ids of the weights that also moved."""
         if not self._waiting:
             return set()
-        from dagnn.kernels.emit.workers import joined, run_works  # here: it needs llvmlite
-
         direct = [weight for weight in self._waiting if is_plain_leaf(weight)]
-        with added_to(direct) as grads:
+        with added_to(direct) as (grads, _):
             memory = {tensor.untyped_storage().data_ptr() for tensor in [*direct, *grads]}
             # Where two weights or their gradients share memory, all must be complete before any weight moves.
             is_apart = len(memory) == 2 * len(direct)
@@ -259,7 +254,7 @@ class Descent:
             for weight, grad in zip(direct, grads, strict=True):
                 *others, last = self._waiting.pop(weight)
                 step = (weight, self._lr) if is_apart else None
-                works.append(joined([*(make_work(grad, None) for make_work in others), last(grad, step)]))
+                works.append(concatenated([*(make_work(grad, None) for make_work in others), last(grad, step)]))
             run_works(works, at_once=is_apart and not any(call.is_shared for work in works for call in work.calls))
         for weight, makers in self._waiting.items():  # another part of the graph left a gradient of another form
             for make_work in makers:
@@ -272,21 +267,21 @@ class Descent:
 
 
 @contextmanager
-def descending(parameters: Iterable[Tensor], lr: float) -> Iterator[Descent]:
-    """The backward pass in this block, on this thread, leaves what it can to the `Descent`; call its `finish` then.
+def fused_step(parameters: Iterable[Tensor], lr: float) -> Iterator[FusedStep]:
+    """The backward pass in this block, on this thread, leaves what it can to the `FusedStep`; call its `finish` then.
 
     Nothing is left to it where processes train together: what joins their gradients looks at them during the pass. Nor
     where float32 cannot hold ``lr``: PyTorch then says so.
     """
-    is_joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     fits = lr <= torch.finfo(torch.float32).max
-    outer, _here.descent = current(), Descent(parameters if fits and not is_joined else (), lr)
+    outer, _here.step = current_step(), FusedStep(parameters if fits and not is_distributed else (), lr)
     try:
-        yield _here.descent
+        yield _here.step
     finally:
-        _here.descent = outer
+        _here.step = outer
 
 
-def current() -> Descent | None:
+def current_step() -> FusedStep | None:
     """That of the backward pass which runs on this thread, if there is one."""
-    return getattr(_here, "descent", None)
+    return getattr(_here, "step", None)

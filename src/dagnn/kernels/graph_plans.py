@@ -1,4 +1,4 @@
-"""Everything a module needs to know of a `Dag` or `DagBatch` on one device, worked out once per graph."""
+"""What a module needs to know about a `Dag` or `DagBatch` on one device, worked out once per graph."""
 
 import weakref
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def sweep_plan(graph: Graph, direction: Literal["up", "down"], device: torch.dev
         edges = graph.edges.cpu()
         if direction == "up":
             return plan_levels(edges, graph.levels.cpu())
-        return plan_levels(edges.flip(1), graph.heights.cpu())
+        return plan_levels(edges.flip(1), graph.heights.cpu())  # against the edges, heights are the levels
 
     on_cpu: LevelPlan = _remembered(graph, (direction, "cpu"), plan)
     if device.type == "cpu":
@@ -47,8 +47,8 @@ def compiled_plan(graph: Graph, direction: Literal["up", "down"], *, by_position
     """The same sweep for the compiled path.
 
     Args:
-        by_position: operands of different positions are told apart; see `edge_positions`.
-        by_operator: nodes of different operators are; see `node_operators`.
+        by_position: the cell distinguishes the positions of operands; see `edge_positions`.
+        by_operator: the cell distinguishes the operators of nodes; see `node_operators`.
     """
 
     def plan() -> SweepPlan:
@@ -203,14 +203,15 @@ def _bounds(numbers: Tensor) -> tuple[int, int]:
 
 
 def _rank_in_group(group: Tensor, count: Tensor) -> Tensor:
-    """How many entries of the same group stand before each: int64 ``[n]``; ``count`` is the size of every group."""
+    """For each entry how many before it have the same group: int64 ``[n]``; ``count`` is the size of every group."""
+    # Stable: ranks follow the order of the entries, which is what makes the default positions reproducible.
     order = group.argsort(stable=True)
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     return rank - (count.cumsum(0) - count)[group]
 
 
-# id(graph) -> (the graph, weakly; what was worked out for it). By identity, not by content as a
-# dict of graphs would: comparing two large graphs costs more than many a plan.
+# id(graph) -> (weak reference to the graph, its facts). By identity, not by content as a dict of graphs would do:
+# comparing two large graphs costs more than many a plan.
 _facts: dict[int, tuple["weakref.ref[Graph]", dict[Any, Any]]] = {}
 
 
@@ -218,6 +219,7 @@ def _remembered(graph: Graph, key: Any, make: Callable[[], Any]) -> Any:
     """``make()``, called once per graph object and key. Forgotten with the graph."""
     identity = id(graph)
     entry = _facts.get(identity)
+    # The second test: the id of a graph that is gone may belong to a new one before `_forget` has run.
     if entry is None or entry[0]() is not graph:
         entry = (weakref.ref(graph, lambda gone: _forget(identity, gone)), {})
         _facts[identity] = entry

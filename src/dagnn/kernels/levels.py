@@ -73,6 +73,7 @@ def plan_levels(edges: Tensor, levels: Tensor, rank: Tensor | None = None) -> Le
     row_in_level = place - first_node[levels]
 
     source, target = edges.unbind(1)
+    # By the level of the source inside a level: each feeding level is then one run, gathered by one index_select.
     edge_order = _lexsort(levels[target], levels[source], place[target], place[source])
     source, target = source[edge_order], target[edge_order]
     pairs, counts = torch.unique_consecutive(
@@ -113,6 +114,7 @@ def gather_sources(states: Sequence[Tensor], feed: tuple[tuple[int, int], ...], 
 
 def _lexsort(*keys: Tensor) -> Tensor:
     """Order that sorts by the first key, then the second, ...: int64 ``[n]``."""
+    # The last key first: each later sort is stable, so it keeps the order of the keys behind it.
     order = keys[-1].argsort(stable=True)
     for key in reversed(keys[:-1]):
         order = order[key[order].argsort(stable=True)]
@@ -124,7 +126,7 @@ class ActivationGroups:
     """The rows of a level by activation: ``names[i]`` applies to ``rows[i]``.
 
     ``back`` is None when one activation serves the whole level in its own order; otherwise it
-    undoes the grouping: int64, row of the level -> row of the joined groups.
+    undoes the grouping: int64, row of the level -> row of the groups' concatenation.
     """
 
     names: tuple[str, ...]
@@ -144,7 +146,7 @@ class NetworkLevels:
 
     Attributes:
         levels: the sweep over the edges.
-        bias_slot: int64 ``[num_nodes]``, entry of the bias vector, or its length for no bias.
+        bias_index: int64 ``[num_nodes]``, index in the bias vector, or its length for no bias.
         level_zero: int64 ``[size of level 0]``, row of (inputs, then other sources).
         sources: int64, nodes of level 0 that are not inputs.
         activations: groups of every level; those of level 0 are of ``sources``.
@@ -154,7 +156,7 @@ class NetworkLevels:
     """
 
     levels: LevelPlan
-    bias_slot: Tensor
+    bias_index: Tensor
     level_zero: Tensor
     sources: Tensor
     activations: tuple[ActivationGroups, ...]
@@ -167,7 +169,7 @@ class NetworkLevels:
         """The same plan with its tensors on ``device``."""
         return NetworkLevels(
             self.levels.to(device),
-            self.bias_slot.to(device),
+            self.bias_index.to(device),
             self.level_zero.to(device),
             self.sources.to(device),
             tuple(groups.to(device) for groups in self.activations),
@@ -179,7 +181,7 @@ class NetworkLevels:
 
 
 def plan_network_levels(
-    edges: Tensor, levels: Tensor, inputs: Tensor, outputs: Tensor, bias_slot: Tensor, activation: Sequence[str]
+    edges: Tensor, levels: Tensor, inputs: Tensor, outputs: Tensor, bias_index: Tensor, activation: Sequence[str]
 ) -> NetworkLevels:
     """What the reference path needs of a network whose nodes are numbered by level; see `NetworkPlan`."""
     plan = plan_levels(edges, levels)
@@ -192,11 +194,12 @@ def plan_network_levels(
     for start, size in zip(first_node.tolist()[1:], plan.nodes_per_level[1:], strict=False):
         groups.append(_activation_groups(activation[start : start + size]))
 
+    # The outputs as one more level: gathered from those that hold them, then put back into the user's order.
     by_level = levels[outputs].argsort(stable=True)
     feed = torch.unique_consecutive(levels[outputs][by_level], return_counts=True)
     return NetworkLevels(
         levels=plan,
-        bias_slot=bias_slot,
+        bias_index=bias_index,
         level_zero=level_zero,
         sources=sources,
         activations=tuple(groups),

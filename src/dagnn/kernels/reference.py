@@ -1,4 +1,4 @@
-"""The plain-PyTorch sweeps: the oracle of the tests and the path for every device."""
+"""The sweeps in plain PyTorch: the path for every device, differentiable any number of times, and the tests' oracle."""
 
 from typing import Literal, Protocol, get_args, runtime_checkable
 
@@ -19,6 +19,7 @@ def segment_sum(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
 
 def segment_mean(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
     """Mean of every group: ``[num_segments, ...]``."""
+    # Counted in integers: float16 counts only to 2048. An empty group is 0 / 1.
     count = segment_sum(torch.ones_like(segment), segment, num_segments).clamp(min=1).to(values.dtype)
     return segment_sum(values, segment, num_segments) / _column(count, values)
 
@@ -41,15 +42,15 @@ def segment_softmax(logits: Tensor, segment: Tensor, num_segments: int) -> Tenso
     return weight / segment_sum(weight, segment, num_segments).index_select(0, segment)
 
 
-def aggregate(how: Aggregate, values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+def aggregate(kind: Aggregate, values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
     """`segment_sum`, `segment_mean` or `segment_max`, by name."""
-    return {"sum": segment_sum, "mean": segment_mean, "max": segment_max}[how](values, segment, num_segments)
+    return {"sum": segment_sum, "mean": segment_mean, "max": segment_max}[kind](values, segment, num_segments)
 
 
-def check_aggregate(how: str) -> None:
-    """Raise ConfigError unless ``how`` is one of ``"sum"``, ``"mean"``, ``"max"``."""
-    if how not in get_args(Aggregate):
-        raise ConfigError(f"aggregate must be one of sum, mean, max, got {how!r}.")
+def check_aggregate(kind: str) -> None:
+    """Raise ConfigError unless ``kind`` is one of ``"sum"``, ``"mean"``, ``"max"``."""
+    if kind not in get_args(Aggregate):
+        raise ConfigError(f"aggregate must be one of sum, mean, max, got {kind!r}.")
 
 
 def _column(per_row: Tensor, values: Tensor) -> Tensor:
@@ -83,10 +84,11 @@ def tree_lstm_step(
     if len(target) == 0:
         return _lstm_output(o, i.sigmoid() * u.tanh())
 
+    # Operands in one slot are summed first, as the compiled path does: one forget gate serves them all.
     slot = target * arity + position
     operands = segment_sum(h, slot, n * arity).view(n, arity * d)
-    heard = _product(operands, state_weight, operator)
-    i_s, o_s, u_s, f_s = torch.split(heard, [d, d, d, arity * d], dim=1)
+    products = _product(operands, state_weight, operator)
+    i_s, o_s, u_s, f_s = torch.split(products, [d, d, d, arity * d], dim=1)
     f_edge = f.index_select(0, target) + f_s.reshape(n * arity, d).index_select(0, slot)
     kept = segment_sum(f_edge.sigmoid() * c, target, n)
     return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
@@ -125,34 +127,35 @@ def gru_step(
     projected: Tensor,
     states: States,
     target: Tensor,
-    how: str,
+    kind: str,
     state_weight: Tensor,
     bias: Tensor,
     score_weight: Tensor | None = None,
     *,
     operator: Tensor | None = None,
 ) -> States:
-    """``(h,)`` of a GRU over what a node hears.
+    """``(h,)`` of a GRU over the aggregate of a node's operands.
 
     Args:
         projected: ``[n, 3 * hidden]``, columns r, z, n.
-        how: ``"sum"``, ``"mean"``, ``"max"``, or ``"attention"`` with scores ``h @ score_weight``.
+        kind: ``"sum"``, ``"mean"``, ``"max"``, or ``"attention"`` with scores ``h @ score_weight``.
         state_weight: ``[hidden, 3 * hidden]``, columns r, z, n; with one such matrix for every operator if there is an
             ``operator`` int64 ``[n]``.
-        bias: ``[hidden]``, of what the state says to n.
+        bias: ``[hidden]``, added to the aggregate's part of the candidate.
     """
     (h,) = states
     n, d = len(projected), h.shape[1]
-    if how == "attention":
+    if kind == "attention":
         assert score_weight is not None
         attention = segment_softmax(h @ score_weight, target, n)
-        heard = segment_sum(attention.unsqueeze(1) * h, target, n)
+        aggregated = segment_sum(attention.unsqueeze(1) * h, target, n)
     else:
-        heard = aggregate(how, h, target, n)  # type: ignore[arg-type]  # one of the three
+        aggregated = aggregate(kind, h, target, n)  # type: ignore[arg-type]  # one of the three
     r, z, own = torch.split(projected, d, dim=1)
-    r_s, z_s, said = torch.split(_product(heard, state_weight, operator), d, dim=1)
-    new = (own + (r + r_s).sigmoid() * (said + bias)).tanh()
-    return (new + (z + z_s).sigmoid() * (heard - new),)
+    r_s, z_s, candidate = torch.split(_product(aggregated, state_weight, operator), d, dim=1)
+    # r gates the aggregate's part of the candidate after its product, as torch.nn.GRU does.
+    new = (own + (r + r_s).sigmoid() * (candidate + bias)).tanh()
+    return (new + (z + z_s).sigmoid() * (aggregated - new),)
 
 
 def _lstm_output(o: Tensor, c: Tensor) -> States:
@@ -163,8 +166,11 @@ def _product(rows: Tensor, weight: Tensor, operator: Tensor | None) -> Tensor:
     """``rows @ weight``, or ``rows[v] @ weight[operator[v]]``: one product for every operator that occurs."""
     if operator is None or not len(rows):
         return rows @ (weight if operator is None else weight[0])
-    if torch.compiler.is_compiling():  # how many nodes an operator has is not known there
+    if (
+        torch.compiler.is_compiling()
+    ):  # how many nodes each operator has is data, which a traced program cannot branch on
         return torch.bmm(rows.unsqueeze(1), weight.index_select(0, operator)).squeeze(1)
+    # A batched product would copy one matrix for every node; sorted, each operator is one product.
     order = operator.argsort(stable=True)
     counts = torch.bincount(operator, minlength=len(weight)).tolist()
     parts = torch.split(rows.index_select(0, order), counts)
@@ -189,7 +195,7 @@ def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tenso
     weights = torch.split(edge_weight.index_select(0, levels.edge_order).unsqueeze(1), levels.edges_per_level)
     source_rows = torch.split(levels.source_in_level, levels.edges_per_level)
     target_rows = torch.split(levels.target_in_level, levels.edges_per_level)
-    bias_of_node = torch.cat([bias, bias.new_zeros(1)]).index_select(0, plan.bias_slot).unsqueeze(1)
+    bias_of_node = torch.cat([bias, bias.new_zeros(1)]).index_select(0, plan.bias_index).unsqueeze(1)
 
     sources = _activate(bias_of_node.index_select(0, plan.sources), plan.activations[0]).expand(-1, batch)
     values = [torch.cat([x.t(), sources]).index_select(0, plan.level_zero)]
@@ -245,7 +251,7 @@ def run_sweep(
         plan: the edges, on the device of ``features``.
         features: float ``[num_nodes, in_features]``.
         position: int64 ``[num_edges]``.
-        operator: int64 ``[num_nodes]``, for a cell with weights for every operator: its fifth argument.
+        operator: int64 ``[num_nodes]``, for a cell with weights for every operator, which gets it as fifth argument.
 
     Returns:
         ``[num_nodes, cell.state_sizes[0]]``.
@@ -271,5 +277,7 @@ def run_sweep(
             state.append(values)
 
     if not states[0]:
-        return features.sum() * features.new_zeros(0, cell.state_sizes[0])  # in the autograd graph of the features
+        return features.sum() * features.new_zeros(
+            0, cell.state_sizes[0]
+        )  # no nodes: empty, but still in the autograd graph of the features
     return torch.cat(states[0]).index_select(0, plan.place)

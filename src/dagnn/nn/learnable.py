@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from dagnn.errors import ConfigError
-from dagnn.kernels.autograd import descending
+from dagnn.kernels.autograd import fused_step
 
 
 def value_of(module: nn.Module, name: str) -> Tensor:
@@ -155,10 +155,10 @@ class LearnableModule(nn.Module):
         """
         lr = _checked_lr(lr)
         parameters = list(self.parameters())
-        with descending(parameters, lr) as descent:
+        with fused_step(parameters, lr) as fused:
             loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            moved = descent.finish()
+            moved = fused.finish()
             _descend((p for p in parameters if id(p) not in moved), lr)
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ FULL = [(u, v) for v in range(3, 6) for u in range(3)]
 def test_a_full_rectangle_is_a_view():
     (block,) = blocks_of(FULL, 6)
     assert (block.first, block.last, block.source_first, block.source_last) == (3, 6, 0, 3)
-    assert (block.slot, block.num_edges, block.positions, block.shape) == (0, 9, None, (3, 3))
+    assert (block.first_weight, block.num_edges, block.positions, block.shape) == (0, 9, None, (3, 3))
 
 
 def test_a_rectangle_with_a_hole_says_where_its_weights_lie():
@@ -41,7 +41,7 @@ def test_a_run_of_another_range_is_another_block():
 
 def test_the_blocks_of_two_layers_are_two():
     edges = FULL + [(u, v) for v in range(6, 9) for u in range(3, 6)]
-    assert [(block.first, block.slot) for block in blocks_of(edges, 9)] == [(3, 0), (6, 9)]
+    assert [(block.first, block.first_weight) for block in blocks_of(edges, 9)] == [(3, 0), (6, 9)]
 
 
 def test_sparse_and_small_parts_are_none():

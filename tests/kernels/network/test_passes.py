@@ -12,8 +12,7 @@ from strategies import dags
 from dagnn.graph import Dag
 from dagnn.kernels import ACTIVATIONS, plan_network, reference
 from dagnn.kernels.emit.native import PLAIN, Target, host_target
-from dagnn.kernels.network import compiled_plan, dense_blocks
-from dagnn.kernels.network import passes as compiled_network
+from dagnn.kernels.network import compiled_plan, dense_blocks, passes
 from dagnn.kernels.network.compiled_plan import CompiledPlan
 from dagnn.kernels.network.passes import Gradients
 from dagnn.kernels.network.plan import NetworkPlan
@@ -41,11 +40,11 @@ def tensors(plan: NetworkPlan, batch: int, dtype: torch.dtype, seed: int = 0) ->
 
 def compiled_results(plan: NetworkPlan, compiled: CompiledPlan, parts: list[torch.Tensor]) -> list[torch.Tensor]:
     x, weight, bias, grad_y = parts
-    y, saved = compiled_network.forward(compiled, x, weight, bias)
+    y, saved = passes.forward(compiled, x, weight, bias)
     into = Gradients(torch.full_like(weight, 7.0), torch.full_like(bias, 7.0), accumulate=False)
-    grad_x = compiled_network.backward(compiled, grad_y, saved, weight, bias, into, needs_x=True)
+    grad_x = passes.backward(compiled, grad_y, saved, weight, bias, into, needs_x=True)
     again = Gradients(torch.ones_like(weight), torch.ones_like(bias), accumulate=True)
-    assert compiled_network.backward(compiled, grad_y, saved, weight, bias, again, needs_x=False) is None
+    assert passes.backward(compiled, grad_y, saved, weight, bias, again, needs_x=False) is None
     torch.testing.assert_close(again.weight, into.weight + 1, equal_nan=True)
     torch.testing.assert_close(again.bias, into.bias + 1, equal_nan=True)
     return [y, grad_x, into.weight, into.bias]
@@ -54,7 +53,7 @@ def compiled_results(plan: NetworkPlan, compiled: CompiledPlan, parts: list[torc
 def agree(plan: NetworkPlan, batch: int, dtype: torch.dtype, compiled: CompiledPlan | None = None) -> None:
     """The compiled results are those of the reference, relative to the largest of each kind."""
     parts = tensors(plan, batch, dtype)
-    found = compiled_results(plan, CompiledPlan(plan) if compiled is None else compiled, parts)
+    found = compiled_results(plan, plan.compiled if compiled is None else compiled, parts)
     *inputs, grad_y = (part.double() for part in parts)
     inputs = [part.requires_grad_() for part in inputs]
     y = reference.run_network(plan.levels, *inputs)
@@ -125,7 +124,7 @@ def test_tiles_leave_out_what_no_output_sees(batch):
     """Nodes 4 and 5, behind the output 3. An input stays, though nobody uses it."""
     dag = Dag([(0, 2), (2, 3), (3, 4), (2, 5), (4, 5)], 6, inputs=[0, 1], outputs=[3])
     plan = network(dag, ["tanh"] * 6)
-    compiled = CompiledPlan(plan)
+    compiled = plan.compiled
     assert (compiled.num_live, compiled.num_sparse, compiled.dead_edges.tolist()) == (4, 2, [2, 3, 4])
     agree(plan, batch, torch.float64, compiled)
 
@@ -136,7 +135,7 @@ def test_nan_behind_the_outputs_stays_there(batch):
     plan = network(dag, ["tanh"] * 4)
     x, weight, bias, grad_y = tensors(plan, batch, torch.float64)
     weight[plan.edges[:, 1] > 1] = torch.nan
-    _, grad_x, grad_weight, grad_bias = compiled_results(plan, CompiledPlan(plan), [x, weight, bias, grad_y])
+    _, grad_x, grad_weight, grad_bias = compiled_results(plan, plan.compiled, [x, weight, bias, grad_y])
     assert grad_x.isfinite().all()
     assert grad_weight.tolist()[1:] == [0.0, 0.0]
     assert grad_bias.tolist()[1:] == [0.0, 0.0]
@@ -172,13 +171,13 @@ def test_a_processor_with_less(processor):
     plan = network(Dag([(u, v) for v in range(9) for u in range(v)]), ["tanh"] * 9)
     for dtype in (torch.float32, torch.float64):
         for batch in (1, 7, 33):
-            agree(plan, batch, dtype, CompiledPlan(plan, PROCESSORS[processor]))
+            agree(plan, batch, dtype, plan.compile(PROCESSORS[processor]))
 
 
 def test_rows_from_far_away_give_the_same_bits():
     """Where a tile's values leave the second-level cache they are asked for ahead, and that is all."""
     plan = network(Dag([(u, v) for v in range(40) for u in range(v)]), ["tanh"] * 40)
-    near, far = (CompiledPlan(plan, dataclasses.replace(host_target(), level2_bytes=size)) for size in (1 << 30, 1))
+    near, far = (plan.compile(dataclasses.replace(host_target(), level2_bytes=size)) for size in (1 << 30, 1))
     assert [compiled.shape(False, 32).far for compiled in (near, far)] == [False, True]
     for dtype in (torch.float32, torch.float64):
         results = [compiled_results(plan, compiled, tensors(plan, 200, dtype)) for compiled in (near, far)]
@@ -208,7 +207,7 @@ def layers(*sizes: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_mlp_runs_as_blocks(small_blocks, batch, dtype):
     plan = network(Dag(layers(5, 7, 6, 3)), ["tanh"] * 21)
-    assert [block.shape for block in CompiledPlan(plan).blocks] == [(7, 5), (6, 7), (3, 6)]
+    assert [block.shape for block in plan.compiled.blocks] == [(7, 5), (6, 7), (3, 6)]
     agree(plan, batch, dtype)
 
 
@@ -216,8 +215,8 @@ def test_an_mlp_runs_as_blocks(small_blocks, batch, dtype):
 def test_one_sample_through_blocks_and_without(small_blocks, limit, monkeypatch):
     monkeypatch.setattr(compiled_plan, "_LARGEST_SINGLE_DENSE", limit)
     plan = network(Dag(layers(5, 7, 6, 3)), ["tanh", "gelu", "relu"] * 7)
-    assert CompiledPlan(plan).is_single(1) == (limit > 0)
-    assert not CompiledPlan(plan).is_single(2)
+    assert plan.compiled.is_single(1) == (limit > 0)
+    assert not plan.compiled.is_single(2)
     agree(plan, 1, torch.float64)
 
 
@@ -226,7 +225,7 @@ def test_blocks_sparse_parts_and_skips_in_one_network(small_blocks, batch):
     edges = [edge for edge in layers(5, 7, 6, 3) if edge not in {(6, 13), (8, 15)}]  # one block has holes
     edges += [(0, 20), (3, 15), (20, 21), (12, 21), (1, 22), (21, 22)]
     plan = network(Dag(edges, 23, outputs=[22, 9, 2, 20]), ["gelu", "tanh", "silu"] * 7 + ["elu", "relu"])
-    compiled = CompiledPlan(plan)
+    compiled = plan.compiled
     assert any(block.positions is not None for block in compiled.blocks)
     assert len(compiled.segments()) > len(compiled.blocks)
     agree(plan, batch, torch.float64)

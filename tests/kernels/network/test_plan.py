@@ -19,7 +19,7 @@ def plan():
 
 
 def test_nodes_without_a_bias_point_behind_the_vector():
-    assert plan().bias_slot.tolist() == [3, 0, 3, 1, 3, 2]
+    assert plan().bias_index.tolist() == [3, 0, 3, 1, 3, 2]
 
 
 def test_level_zero_is_inputs_and_sources_in_node_order():

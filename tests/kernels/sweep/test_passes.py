@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dagnn.graph import Dag, DagBatch
 from dagnn.kernels import graph_plans
-from dagnn.kernels.emit import native as native_code
-from dagnn.kernels.sweep import passes as compiled_sweep
+from dagnn.kernels.emit import native
+from dagnn.kernels.sweep import passes
 from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, DagSweep, GRUCell, TreeLSTMCell
 
 D, OPERATORS = 3, 3
@@ -70,9 +70,7 @@ def values(sweep: DagSweep, x: Tensor, graph, rows: Tensor | None = None) -> lis
 def both(sweep: DagSweep, x: Tensor, graph, rows: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
     with forced("reference"):
         expected = values(sweep, x, graph, rows)
-    with mock.patch.object(
-        compiled_sweep.Sweep, "backward", autospec=True, side_effect=compiled_sweep.Sweep.backward
-    ) as ran:
+    with mock.patch.object(passes.Sweep, "backward", autospec=True, side_effect=passes.Sweep.backward) as ran:
         found = values(sweep, x, graph, rows)
     assert ran.call_count == (len(sweep.cells) if graph.num_nodes else 0)
     return found, expected
@@ -199,8 +197,8 @@ def restored_threads():
 
 @pytest.mark.parametrize(("name", "direction"), [*((name, "up") for name in CELLS), ("tree_lstm", "down")])
 def test_the_bits_do_not_depend_on_the_number_of_threads(name, direction, many, monkeypatch, restored_threads):
-    monkeypatch.setattr(compiled_sweep, "PARALLEL_WORK", 0)
-    monkeypatch.setattr(compiled_sweep, "PARALLEL_SPEEDUP", 0)
+    monkeypatch.setattr(passes, "PARALLEL_WORK", 0)
+    monkeypatch.setattr(passes, "PARALLEL_SPEEDUP", 0)
     sweep = sweep_of(name, direction, hidden=16, dtype=torch.float32)
     table = torch.randn(7, D, generator=torch.Generator().manual_seed(1))
     rows = torch.arange(many.num_nodes) % 7
@@ -215,5 +213,5 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(name, direction, many, 
 def test_every_processor_of_the_family_gives_the_same_numbers(name, many, monkeypatch):
     x = torch.randn(many.num_nodes, D, dtype=torch.float64)
     expected = values(sweep_of(name), x, many)
-    monkeypatch.setattr(compiled_sweep, "host_target", lambda: native_code.PLAIN)
+    monkeypatch.setattr(passes, "host_target", lambda: native.PLAIN)
     torch.testing.assert_close(values(sweep_of(name), x, many), expected, rtol=1e-9, atol=1e-10)

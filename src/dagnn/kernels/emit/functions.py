@@ -197,8 +197,8 @@ def _sigmoid(code: CodeWriter, z: Value) -> Value:
     return code.build.fdiv(one, code.build.fadd(one, exp(code, code.build.fneg(z))))
 
 
-def descend(code: CodeWriter, gradient: Value, address: Value) -> None:
-    """``parameter -= lr * gradient``, for a number or a vector of them; `Frame.set_descent` sets ``lr``."""
+def sgd_step(code: CodeWriter, gradient: Value, address: Value) -> None:
+    """``parameter -= lr * gradient``, for a number or a vector of them; `Frame.set_step` sets ``lr``."""
     build = code.build
     if code.double:
         lr = build.bitcast(code.field("lr"), code.number)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import llvmlite.binding as llvm  # type: ignore[import-untyped,unused-ignore]
 from torch import Tensor
 
 from dagnn.errors import ConfigError
@@ -42,11 +43,11 @@ FIELDS = (
     "in_sources",
     "weight",
     "bias",
-    "bias_slots",
-    "live_bias_slots",
+    "bias_index",
+    "live_bias_index",
     "out_offsets",
     "out_targets",
-    "out_slots",
+    "out_index",
     "out_weight",
     "seeded",
     "num_edges",
@@ -67,13 +68,13 @@ FIELDS = (
     "grad_bias",
     # 0 or 1: add to grad_weight and grad_bias instead of writing them; step downhill by lr
     "accumulate",
-    "descend",
+    "takes_step",
     "lr",
     # a sweep of a recursive cell: its tiles and classes, how many of the tiles are done, whom to call when waiting
-    "tile_table",
+    "block_table",
     "class_table",
-    "num_tiles",
-    "tiles_done",
+    "num_blocks",
+    "blocks_done",
     "yield_core",
     # the graph, in sweep order; `in_` and `out_` arrays are above
     "nodes",
@@ -81,8 +82,8 @@ FIELDS = (
     "first_slots",
     "in_places",
     "out_edges",
-    # sizes: panels of the hidden width, bytes of a row and of a row of projected features
-    "panels",
+    # sizes: packs of the hidden width, bytes of a row and of a row of projected features
+    "packs",
     "state_bytes",
     "projected_bytes",
     # what the cell computes with
@@ -112,13 +113,13 @@ FIELDS = (
     "score_gradients",
     "grad_projected",
     "grad_score",
-    # products: bytes from panel to panel, terms of a panel
-    "weight_panel",
-    "back_weight_panel",
+    # products: bytes from pack to pack, terms of a pack
+    "weight_pack",
+    "back_weight_pack",
     "width",
-    # the gradient of a weight: its panels, and how they are shared out
-    "left_panels",
-    "right_panels",
+    # the gradient of a weight: its packs, and how they are shared out
+    "left_packs",
+    "right_packs",
     "left_parts",
     "right_parts",
     "class_first",
@@ -154,10 +155,10 @@ class Frame:
         for name, tensor in tensors.items():
             row[PLACE[name]] = 0 if tensor is None else tensor.data_ptr()
 
-    def set_descent(self, lr: float, *, double: bool) -> None:
+    def set_step(self, lr: float, *, double: bool) -> None:
         """Also take a step of plain gradient descent; the entry holds the bits of ``lr`` in the precision at hand."""
         (bits,) = struct.unpack("<q", struct.pack("<d", lr) if double else struct.pack("<fi", lr, 0))
-        self.set(descend=1, lr=bits)
+        self.set(takes_step=1, lr=bits)
 
     def begin(self, pieces: int) -> None:
         """Set the counters back, for so many pieces of work."""
@@ -207,8 +208,6 @@ def host_target() -> Target:
     Raises:
         ConfigError: ``DAGNN_VECTOR_BYTES`` is none of 16, 32 and 64.
     """
-    import llvmlite.binding as llvm  # type: ignore[import-untyped,unused-ignore]  # here: `import dagnn` does not wait for it
-
     limit = largest_vector()
     try:
         features = llvm.get_host_cpu_features()
@@ -253,8 +252,6 @@ _compiling = threading.Lock()
 
 def compiled(assembly: str, names: tuple[str, ...], target: Target) -> Mapping[str, "NativeFunction"]:
     """The functions called ``names`` of a module, each of type ``void (i64)``."""
-    import llvmlite.binding as llvm  # type: ignore[import-untyped,unused-ignore]
-
     with _compiling:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -280,9 +277,9 @@ def compiled(assembly: str, names: tuple[str, ...], target: Target) -> Mapping[s
         passes.add_new_gvn_pass()
         passes.add_simplify_cfg_pass()
         passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
-        engine = llvm.create_mcjit_compiler(module, machine, use_lmm=True if beside else None)
-        engine.finalize_object()
-    return {name: NativeFunction(engine, engine.get_function_address(name)) for name in names}
+        code = llvm.create_mcjit_compiler(module, machine, use_lmm=True if beside else None)
+        code.finalize_object()
+    return {name: NativeFunction(code, code.get_function_address(name)) for name in names}
 
 
 class NativeFunction:
@@ -292,8 +289,8 @@ class NativeFunction:
         address: where the code lies.
     """
 
-    def __init__(self, engine: Any, address: int) -> None:
-        self._engine = engine  # the code lives as long as its engine
+    def __init__(self, code: Any, address: int) -> None:
+        self._code = code  # LLVM frees the code with this object
         self.address = address
         self._call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
 

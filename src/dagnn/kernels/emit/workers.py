@@ -149,7 +149,7 @@ def run_works(works: Sequence[Work[T]], *, at_once: bool = False) -> list[T]:
     return [work.result() for work in works]
 
 
-def joined(works: Sequence[Work[T]]) -> Work[list[T]]:
+def concatenated(works: Sequence[Work[T]]) -> Work[list[T]]:
     """Several works as one, in this order."""
     return Work([call for work in works for call in work.calls], lambda: [work.result() for work in works], works)
 
@@ -167,8 +167,6 @@ def _run_at_once(rows: Sequence[Sequence[Call]]) -> None:
 
 @cache
 def _calls_function() -> NativeFunction:
-    from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
-
     module = ir.Module("dagnn")
     write_calls(module, host_target(), "calls")
     return compiled(str(module), ("calls",), host_target())["calls"]

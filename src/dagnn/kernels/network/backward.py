@@ -1,6 +1,8 @@
 """The compiled backward pass of a tile: every node, in reverse, pulls from its children. No scatter, no atomics."""
 
-from dagnn.kernels.emit.functions import KEEPS_SLOPE, descend, through
+from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
+
+from dagnn.kernels.emit.functions import KEEPS_SLOPE, sgd_step, through
 from dagnn.kernels.emit.writer import I64, CodeWriter, Value
 from dagnn.kernels.network.forward import Shape, ask_for_row, by_activation, is_given, read_rows, write_rows
 
@@ -8,6 +10,7 @@ from dagnn.kernels.network.forward import Shape, ask_for_row, by_activation, is_
 # enough ahead: this took 14 to 20 % off the pass over 10,000 nodes, whose rows come from the third-level cache, and
 # 14 % off that over 1,000.
 AHEAD = 8
+_BIT = ir.IntType(1)
 
 
 def write_backward(module: Value, shape: Shape, name: str) -> None:
@@ -83,7 +86,7 @@ def _write_node(
     gradient = [code.variable(code.vector) for _ in range(shape.vectors)]
     for place in gradient:
         build.store(code.constant(0), place)
-    seeded = build.trunc(code.byte_at(code.field("seeded"), node), _bit())
+    seeded = build.trunc(code.byte_at(code.field("seeded"), node), _BIT)
     with build.if_then(seeded):
         for place, address in zip(gradient, delta_row, strict=True):
             build.store(code.load_vector(address), place)
@@ -152,21 +155,15 @@ def _groups(shape: Shape) -> list[int]:
     return sorted({largest, min(4, shape.lanes), 1}, reverse=True)
 
 
-def _bit() -> Value:
-    from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
-
-    return ir.IntType(1)
-
-
 def write_gather(module: Value, shape: Shape, name: str) -> None:
-    """The function ``name``: the weights in the order of the edges by source, ``out_weight[e] = weight[slot]``."""
+    """The function ``name``: the weights in the order of the edges by source, ``out_weight[e] = weight[index]``."""
     code = shape.writer(module, name)
-    code.fields("pieces", "num_edges", "weight", "out_weight", "out_slots")
+    code.fields("pieces", "num_edges", "weight", "out_weight", "out_index")
     with code.pieces() as piece:
         start, stop = _range(code, piece)
         with code.loop(start, stop) as edge:
-            slot = code.index_at(code.field("out_slots"), edge)
-            weight = code.load(code.at(code.field("weight"), slot, code.size), code.number)
+            index = code.index_at(code.field("out_index"), edge)
+            weight = code.load(code.at(code.field("weight"), index, code.size), code.number)
             code.store(weight, code.at(code.field("out_weight"), edge, code.size))
     code.finish()
 
@@ -174,13 +171,13 @@ def write_gather(module: Value, shape: Shape, name: str) -> None:
 def write_finish(module: Value, shape: Shape, name: str) -> None:
     """The function ``name``: the sums of all pieces, in order, go to the gradients, and from there into the weights.
 
-    ``accumulate`` adds to what the gradients hold; ``descend`` then takes a step of plain gradient descent.
+    ``accumulate`` adds to what the gradients hold; ``takes_step`` then takes a step of plain gradient descent.
     """
     code = shape.writer(module, name)
     build = code.build
     code.fields(
-        "pieces", "num_nodes", "num_edges", "edge_sums", "node_sums", "num_sums", "out_slots", "weight", "bias",
-        "live_bias_slots", "grad_weight", "grad_bias", "accumulate", "descend", "lr",
+        "pieces", "num_nodes", "num_edges", "edge_sums", "node_sums", "num_sums", "out_index", "weight", "bias",
+        "live_bias_index", "grad_weight", "grad_bias", "accumulate", "takes_step", "lr",
     )  # fmt: skip
     with code.pieces() as piece:
         start, stop = _range(code, piece)
@@ -194,18 +191,18 @@ def write_finish(module: Value, shape: Shape, name: str) -> None:
                 total = _total(code, "edge_sums", "num_edges", edge, kind)
                 code.store(total, code.at(code.field("edge_sums"), edge, code.size), code.size)
         with code.loop(start, stop) as edge:
-            slot = code.index_at(code.field("out_slots"), edge)
+            index = code.index_at(code.field("out_index"), edge)
             total = code.load(code.at(code.field("edge_sums"), edge, code.size), code.number)
-            _deliver(code, total, "grad_weight", "weight", slot)
+            _deliver(code, total, "grad_weight", "weight", index)
         with (
             build.if_then(build.icmp_signed("==", piece, code.i64(0))),
             build.if_then(is_given(code, "grad_bias")),
             code.loop(code.i64(0), code.field("num_nodes")) as node,
         ):
-            slot = code.index_at(code.field("live_bias_slots"), node)
-            with build.if_then(build.icmp_signed(">=", slot, code.i64(0))):
+            index = code.index_at(code.field("live_bias_index"), node)
+            with build.if_then(build.icmp_signed(">=", index, code.i64(0))):
                 total = _total(code, "node_sums", "num_nodes", node, code.number)
-                _deliver(code, total, "grad_bias", "bias", slot)
+                _deliver(code, total, "grad_bias", "bias", index)
     code.finish()
 
 
@@ -229,11 +226,11 @@ def _total(code: CodeWriter, sums: str, length: str, index: Value, kind: Value) 
     return build.load(total)
 
 
-def _deliver(code: CodeWriter, value: Value, gradient: str, parameter: str, slot: Value) -> None:
+def _deliver(code: CodeWriter, value: Value, gradient: str, parameter: str, index: Value) -> None:
     build = code.build
-    address = code.at(code.field(gradient), slot, code.size)
+    address = code.at(code.field(gradient), index, code.size)
     before = code.load(address, code.number)
     value = build.select(is_given(code, "accumulate"), build.fadd(before, value), value)
     code.store(value, address)
-    with build.if_then(is_given(code, "descend")):
-        descend(code, value, code.at(code.field(parameter), slot, code.size))
+    with build.if_then(is_given(code, "takes_step")):
+        sgd_step(code, value, code.at(code.field(parameter), index, code.size))

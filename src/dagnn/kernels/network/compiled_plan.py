@@ -1,80 +1,23 @@
 """`CompiledPlan`: a network as the arrays that its compiled functions walk along, and those functions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.graph.cached import ordinary_tensors
 from dagnn.graph.edges import offsets_of, stable_order
 from dagnn.graph.levels import peel
 from dagnn.kernels.emit.functions import CODES, INPUT, KEEPS_SLOPE
-from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
-from dagnn.kernels.network import backward as code_backward
-from dagnn.kernels.network import forward as code_forward
-from dagnn.kernels.network.dense_blocks import Block, find_blocks
+from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled
+from dagnn.kernels.network import backward, forward, single
+from dagnn.kernels.network.dense_blocks import find_blocks
 from dagnn.kernels.network.forward import Shape
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dagnn.kernels.emit.native import NativeFunction
-    from dagnn.kernels.network.plan import NetworkPlan
-
-
-@cache
-def tile_functions(shape: Shape) -> Mapping[str, NativeFunction]:
-    """``forward``, ``backward``, ``gather`` and ``finish`` for tiles of sparse nodes."""
-    from dagnn.kernels.network import backward as code_backward
-    from dagnn.kernels.network import backward as code_edges
-    from dagnn.kernels.network import forward as code_forward
-
-    module = _module(shape)
-    code_forward.write_forward(module, shape, "forward", summed=False)
-    code_backward.write_backward(module, shape, "backward")
-    code_edges.write_gather(module, shape, "gather")
-    code_edges.write_finish(module, shape, "finish")
-    return compiled(str(module), ("forward", "backward", "gather", "finish"), shape.target)
-
-
-@cache
-def block_functions(shape: Shape) -> Mapping[str, NativeFunction]:
-    """``activate``: bias and activation for the nodes whose sums a matrix product computed."""
-    from dagnn.kernels.network import forward as code_forward
-
-    module = _module(shape)
-    code_forward.write_forward(module, shape, "activate", summed=True)
-    return compiled(str(module), ("activate",), shape.target)
-
-
-@cache
-def single_functions(shape: Shape) -> Mapping[str, NativeFunction]:
-    """``forward`` and ``backward``, one sample at a time."""
-    from dagnn.kernels.network import single as code_single
-
-    module = _module()
-    code_single.write_single_forward(module, shape, "forward")
-    code_single.write_single_backward(module, shape, "backward")
-    return compiled(str(module), ("forward", "backward"), shape.target)
-
-
-def _module(shape: Shape | None = None) -> object:
-    """A module, with what tiles of a shape need between matrices and rows."""
-    from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
-
-    module = ir.Module("dagnn")
-    if shape is not None:
-        from dagnn.kernels.network import forward as code_rows
-
-        code_rows.write_read_rows(module, shape)
-        code_rows.write_write_rows(module, shape)
-    return module
-
 
 # Up to so many samples are computed one by one.
 LARGEST_SINGLE = 2
@@ -126,7 +69,7 @@ class Prepared(NamedTuple):
     """
 
     cut: Cut
-    functions: "Mapping[str, NativeFunction]"
+    functions: Mapping[str, NativeFunction]
     frame: Frame
 
 
@@ -141,26 +84,38 @@ class CompiledPlan:
     blocks none is.)
 
     Args:
-        plan: the network.
-        target: the processor to compile for; by default the one at hand.
+        edges: ``[num_edges, 2]`` (source, target), sorted by (target, source); row e belongs to weight e.
+        levels: ``[num_nodes]``, not decreasing.
+        inputs, outputs: nodes, feature by feature and output by output.
+        bias_index: ``[num_nodes]``, where the bias of a node is in the bias vector; -1 for no bias.
+        activation: name for every node; those of inputs are not used.
+        target: the processor to compile for.
     """
 
-    def __init__(self, plan: "NetworkPlan", target: Target | None = None) -> None:
-        self.target = host_target() if target is None else target
-        self.num_nodes, self.num_edges = plan.num_nodes, len(plan.edges)
-        self.num_inputs, self.num_outputs = len(plan.inputs), len(plan.outputs)
-        ends = plan.edges.numpy()
-        source = np.ascontiguousarray(ends[:, 0], dtype=np.int32)
-        in_offsets = offsets_of(np.bincount(ends[:, 1], minlength=self.num_nodes))
+    def __init__(
+        self,
+        edges: NDArray[np.int64],
+        levels: NDArray[np.int64],
+        inputs: NDArray[np.int64],
+        outputs: NDArray[np.int64],
+        bias_index: NDArray[np.int64],
+        activation: Sequence[str],
+        target: Target,
+    ) -> None:
+        self.target = target
+        self.num_nodes, self.num_edges = len(levels), len(edges)
+        self.num_inputs, self.num_outputs = len(inputs), len(outputs)
+        source = np.ascontiguousarray(edges[:, 0], dtype=np.int32)
+        in_offsets = offsets_of(np.bincount(edges[:, 1], minlength=self.num_nodes))
 
         is_input = np.zeros(self.num_nodes, dtype=bool)
-        is_input[plan.inputs.numpy()] = True
-        codes = np.fromiter(map(CODES.__getitem__, plan.activation), np.uint8, self.num_nodes)
+        is_input[inputs] = True
+        codes = np.fromiter(map(CODES.__getitem__, activation), np.uint8, self.num_nodes)
         self._names = _compiled_for([name for name, code in CODES.items() if (codes[~is_input] == code).any()])
         codes[is_input] = INPUT
         self.keeps_slopes = any((codes[~is_input] == CODES[name]).any() for name in KEEPS_SLOPE)
 
-        blocks = find_blocks(source, in_offsets, plan.node_levels.numpy())
+        blocks = find_blocks(source, in_offsets, levels)
         dense = sum(block.num_edges for block in blocks)
         self.blocks = blocks if dense >= _MIN_BLOCK_SHARE * max(1, self.num_edges) else []
         self.reads_inputs_only = [
@@ -172,38 +127,36 @@ class CompiledPlan:
 
         live = np.ones(self.num_nodes, dtype=bool)
         if not self.blocks:
-            live = _reaching(source, in_offsets, np.concatenate([plan.inputs.numpy(), plan.outputs.numpy()]))
+            live = _reaching(source, in_offsets, np.concatenate([inputs, outputs]))
         nodes = np.flatnonzero(live)
         self.num_live = len(nodes)
 
         seeded = np.zeros(self.num_nodes, dtype=np.uint8)
-        seeded[plan.outputs.numpy()] = 1
-        is_sparse = live[ends[:, 1]]
+        seeded[outputs] = 1
+        is_sparse = live[edges[:, 1]]
         for block in self.blocks:
             seeded[block.source_first : block.source_last] = 1
-            is_sparse[block.slot : block.slot + block.num_edges] = False
+            is_sparse[block.first_weight : block.first_weight + block.num_edges] = False
         sparse = np.flatnonzero(is_sparse)
         self.num_sparse = len(sparse)
-        out_slots = sparse[stable_order(source[sparse].astype(np.int64), self.num_nodes)]
+        out_index = sparse[stable_order(source[sparse].astype(np.int64), self.num_nodes)]
 
-        bias_slots = np.where(plan.has_bias.numpy(), plan.bias_slot.numpy(), -1)
-        self.dead_edges = torch.from_numpy(np.flatnonzero(~live[ends[:, 1]]))
-        self.dead_biases = torch.from_numpy(bias_slots[~live & (bias_slots >= 0)])
+        self.dead_edges = torch.from_numpy(np.flatnonzero(~live[edges[:, 1]]))
+        self.dead_biases = torch.from_numpy(bias_index[~live & (bias_index >= 0)])
         self._arrays: dict[str, NDArray[np.generic]] = {
             "codes": codes,
             "live_nodes": nodes.astype(np.int32),
             "in_offsets": in_offsets,
-            "in_sources": _longer(source, code_forward.AHEAD),
-            "bias_slots": bias_slots.astype(np.int32),
-            "live_bias_slots": np.where(live, bias_slots, -1).astype(np.int32),
+            "in_sources": _longer(source, forward.AHEAD),
+            "bias_index": bias_index.astype(np.int32),
+            "live_bias_index": np.where(live, bias_index, -1).astype(np.int32),
             "out_offsets": offsets_of(np.bincount(source[sparse], minlength=self.num_nodes)),
-            "out_targets": _longer(ends[out_slots, 1], code_backward.AHEAD),
-            "out_slots": out_slots.astype(np.int32),
+            "out_targets": _longer(edges[out_index, 1], backward.AHEAD),
+            "out_index": out_index.astype(np.int32),
             "seeded": seeded,
-            "input_rows": plan.inputs.numpy().astype(np.int32),
-            "output_rows": plan.outputs.numpy().astype(np.int32),
+            "input_rows": inputs.astype(np.int32),
+            "output_rows": outputs.astype(np.int32),
         }
-        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
         self._prepared: dict[tuple[int, bool], Prepared] = {}
         self._frame = Frame()
         self._frame.set(
@@ -253,12 +206,12 @@ class CompiledPlan:
         far = self.num_nodes * tile * (8 if double else 4) > self.target.level2_bytes
         return Shape(double, tile, self._names, self.target, apart=bool(self.blocks), far=far)
 
-    def functions(self, shape: Shape) -> "Mapping[str, NativeFunction]":
+    def functions(self, shape: Shape) -> Mapping[str, NativeFunction]:
         """``forward``, ``backward``, ``gather`` and ``finish``; ``activate`` if there are blocks."""
         functions = tile_functions(shape)
         return {**functions, **block_functions(shape)} if self.blocks else functions
 
-    def single_functions(self, double: bool) -> "Mapping[str, NativeFunction]":
+    def single_functions(self, double: bool) -> Mapping[str, NativeFunction]:
         """``forward`` and ``backward``, sample by sample."""
         lanes = self.target.vector_bytes // (8 if double else 4)
         return single_functions(Shape(double, lanes, self._names, self.target, apart=False, far=False))
@@ -290,22 +243,6 @@ class CompiledPlan:
         """Prepare everything anew at the next pass."""
         self._prepared.clear()
 
-    def borrow(self, use: str, length: int, dtype: torch.dtype) -> Tensor:
-        """Memory of at least this length for one use, such as "scratch"; see `give_back`.
-
-        Memory that the system just handed out costs a page fault for every 4 KiB: as much as the backward pass
-        itself on a wide network with a small batch.
-        """
-        kept = self._kept.pop((use, dtype), None)  # one step: two threads never get the same
-        if kept is not None and kept.numel() >= length:
-            return kept
-        with ordinary_tensors():
-            return torch.empty(length, dtype=dtype, device="cpu")
-
-    def give_back(self, use: str, memory: Tensor) -> None:
-        """Keep memory for the next pass: one piece for each use."""
-        self._kept[use, memory.dtype] = memory
-
     def segments(self) -> list[tuple[int, int, int | None]]:
         """All nodes in order, cut where blocks begin and end: (first, last, number of the block or None)."""
         result: list[tuple[int, int, int | None]] = []
@@ -323,9 +260,45 @@ class CompiledPlan:
         """The weights of a block as a matrix: a view of ``weight``, contiguous, or its weights spread out."""
         block, positions = self.blocks[number], self.positions[number]
         if positions is None:
-            return weight.as_strided(block.shape, (block.shape[1], 1), weight.storage_offset() + block.slot)
-        own = weight[block.slot : block.slot + block.num_edges]
+            return weight.as_strided(block.shape, (block.shape[1], 1), weight.storage_offset() + block.first_weight)
+        own = weight[block.first_weight : block.first_weight + block.num_edges]
         return own.new_zeros(block.shape[0] * block.shape[1]).index_copy_(0, positions, own).view(block.shape)
+
+
+@cache
+def tile_functions(shape: Shape) -> Mapping[str, NativeFunction]:
+    """``forward``, ``backward``, ``gather`` and ``finish`` for tiles of sparse nodes."""
+    module = _tile_module(shape)
+    forward.write_forward(module, shape, "forward", summed=False)
+    backward.write_backward(module, shape, "backward")
+    backward.write_gather(module, shape, "gather")
+    backward.write_finish(module, shape, "finish")
+    return compiled(str(module), ("forward", "backward", "gather", "finish"), shape.target)
+
+
+@cache
+def block_functions(shape: Shape) -> Mapping[str, NativeFunction]:
+    """``activate``: bias and activation for the nodes whose sums a matrix product computed."""
+    module = _tile_module(shape)
+    forward.write_forward(module, shape, "activate", summed=True)
+    return compiled(str(module), ("activate",), shape.target)
+
+
+@cache
+def single_functions(shape: Shape) -> Mapping[str, NativeFunction]:
+    """``forward`` and ``backward``, one sample at a time."""
+    module = ir.Module("dagnn")
+    single.write_single_forward(module, shape, "forward")
+    single.write_single_backward(module, shape, "backward")
+    return compiled(str(module), ("forward", "backward"), shape.target)
+
+
+def _tile_module(shape: Shape) -> object:
+    """A module with what tiles need to read and write rows of the batch."""
+    module = ir.Module("dagnn")
+    forward.write_read_rows(module, shape)
+    forward.write_write_rows(module, shape)
+    return module
 
 
 def _reaching(source: NDArray[np.int32], in_offsets: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -349,6 +322,3 @@ def _compiled_for(names: list[str]) -> tuple[str, ...]:
     Every set of activations is compiled anew. The usual network has one, and another at its outputs.
     """
     return tuple(sorted(names if len(names) <= 2 else CODES))
-
-
-__all__ = ["LARGEST_SINGLE", "Block", "CompiledPlan", "Cut"]

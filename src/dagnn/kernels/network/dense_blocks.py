@@ -24,7 +24,7 @@ class Block:
     """Nodes ``first .. last - 1`` get all their edges from nodes ``source_first .. source_last - 1``.
 
     Attributes:
-        slot: the first of their weights; the others follow.
+        first_weight: index of the first of their weights; the others follow.
         num_edges: how many weights there are.
         positions: None when they fill the matrix ``[last - first, source_last - source_first]``, row by row;
             otherwise int64 ``[num_edges]``, the place of each weight in the matrix, counted row by row.
@@ -34,7 +34,7 @@ class Block:
     last: int
     source_first: int
     source_last: int
-    slot: int
+    first_weight: int
     num_edges: int
     positions: NDArray[np.int64] | None
 
@@ -106,9 +106,9 @@ def _block(
     connected = low[first:last] >= 0
     source_first = int(low[first:last][connected].min())
     source_last = int(high[first:last].max())
-    slot, end = int(in_offsets[first]), int(in_offsets[last])
+    start, end = int(in_offsets[first]), int(in_offsets[last])
     positions = None
-    if end - slot < (last - first) * (source_last - source_first):
+    if end - start < (last - first) * (source_last - source_first):
         row = np.repeat(np.arange(last - first), np.diff(in_offsets[first : last + 1]))
-        positions = row * (source_last - source_first) + (source[slot:end] - source_first)
-    return Block(first, last, source_first, source_last, slot, end - slot, positions)
+        positions = row * (source_last - source_first) + (source[start:end] - source_first)
+    return Block(first, last, source_first, source_last, start, end - start, positions)

@@ -99,11 +99,11 @@ def by_activation(
 def bias_of(code: CodeWriter, node: Value) -> Value:
     """The bias of a node; 0 where it has none."""
     build = code.build
-    slot = code.index_at(code.field("bias_slots"), node)
-    none = build.icmp_signed("<", slot, code.i64(0))
+    index = code.index_at(code.field("bias_index"), node)
+    none = build.icmp_signed("<", index, code.i64(0))
     nothing = code.variable(code.number)
     code.build.store(ir.Constant(code.number, 0.0), nothing)
-    place = code.at(code.field("bias"), slot, code.size)
+    place = code.at(code.field("bias"), index, code.size)
     return code.load(build.select(none, build.ptrtoint(nothing, place.type), place), code.number)
 
 
@@ -235,7 +235,7 @@ def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> No
     code = shape.writer(module, name)
     code.fields(
         "pieces", "batch", "live_nodes", "first", "last", "values", "slopes", "row_bytes", "tile_bytes", "codes",
-        "in_offsets", "in_sources", "weight", "bias", "bias_slots", "x", "num_inputs", "input_rows", "y", "num_outputs",
+        "in_offsets", "in_sources", "weight", "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs",
         "output_rows",
     )  # fmt: skip
     with code.pieces() as tile:

@@ -9,8 +9,8 @@ from torch.autograd.function import FunctionCtx
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.kernels import reference
-from dagnn.kernels.autograd import are_first, is_plain, is_plain_leaf, only_adds, turn, with_memory, written
-from dagnn.kernels.network import passes as compiled_network
+from dagnn.kernels.autograd import added_to, are_first, is_plain, is_plain_leaf, only_adds, with_memory, written
+from dagnn.kernels.network import passes
 from dagnn.kernels.network.passes import Gradients, Saved
 from dagnn.kernels.network.plan import NetworkPlan, plan_of
 
@@ -19,11 +19,11 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
     """The same as `reference.run_network`, for tensors on the CPU of one floating dtype."""
     if not x.shape[0]:
         return reference.run_network(plan.levels, x, edge_weight, bias)
-    check_sizes(plan, edge_weight, bias)
+    _check_sizes(plan, edge_weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or edge_weight.requires_grad or bias.requires_grad):
         y: Tensor = _apply(x, edge_weight, bias, plan)
         return y
-    y, _ = compiled_network.forward(plan.compiled, x.contiguous(), edge_weight.contiguous(), bias.contiguous())
+    y, _ = passes.forward(plan.compiled, x.contiguous(), edge_weight.contiguous(), bias.contiguous())
     return y
 
 
@@ -42,9 +42,12 @@ def accumulate(
         return False
     if x.shape[0]:
         x, grad_y = x.contiguous(), grad_y.contiguous()
-        with torch.no_grad(), turn((edge_weight, bias)):
-            _, saved = compiled_network.forward(plan.compiled, x, edge_weight, bias)
-            _add(plan, grad_y, saved, edge_weight, bias, lr=lr, needs_x=False)
+        with torch.no_grad(), added_to((edge_weight, bias), may_overwrite=True) as ((weight, of_bias), accumulate):
+            _, saved = passes.forward(plan.compiled, x, edge_weight, bias)
+            into = Gradients(weight, of_bias, accumulate, lr)
+            passes.backward(plan.compiled, grad_y, saved, edge_weight, bias, into, needs_x=False)
+            if lr is not None:
+                written(edge_weight, bias)
     return True
 
 
@@ -52,7 +55,7 @@ class _Network(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: NetworkPlan) -> Tensor:
         weight, own_bias = edge_weight.contiguous(), bias.contiguous()
-        y, saved = compiled_network.forward(plan.compiled, x.contiguous(), weight, own_bias)
+        y, saved = passes.forward(plan.compiled, x.contiguous(), weight, own_bias)
         ctx.plan = plan
         ctx.saved = saved  # not a saved tensor: nobody else can see it or write to it
         ctx.save_for_backward(x, edge_weight, bias)
@@ -61,7 +64,7 @@ class _Network(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, edge_weight, bias = ctx.saved_tensors
-        check_sizes(ctx.plan, edge_weight, bias)
+        _check_sizes(ctx.plan, edge_weight, bias)
         plain = is_plain(grad_y)
         if not plain:
             grad_y = with_memory(grad_y)
@@ -86,35 +89,16 @@ def _compiled_backward(
     if not are_first(edge_weight, bias) and only_adds(
         (edge_weight, bias), [node for node, _ in ctx.next_functions[1:3]]
     ):
-        with turn((edge_weight, bias)):
-            return _add(ctx.plan, grad_y, saved, edge_weight, bias, lr=None, needs_x=needs_x), None, None, None
-    into = _new_gradients(weight, own_bias)
-    grad_x = compiled_network.backward(ctx.plan.compiled, grad_y, saved, weight, own_bias, into, needs_x=needs_x)
+        with added_to((edge_weight, bias), may_overwrite=True) as ((of_weight, of_bias), accumulate):
+            into = Gradients(of_weight, of_bias, accumulate)
+            grad_x = passes.backward(ctx.plan.compiled, grad_y, saved, weight, own_bias, into, needs_x=needs_x)
+        return grad_x, None, None, None
+    into = Gradients(torch.empty_like(weight), torch.empty_like(own_bias), accumulate=False)
+    grad_x = passes.backward(ctx.plan.compiled, grad_y, saved, weight, own_bias, into, needs_x=needs_x)
     return grad_x, into.weight if needs_weight else None, into.bias if needs_bias else None, None
 
 
-def _add(
-    plan: NetworkPlan,
-    grad_y: Tensor,
-    saved: Saved,
-    edge_weight: Tensor,
-    bias: Tensor,
-    *,
-    lr: float | None,
-    needs_x: bool,
-) -> Tensor | None:
-    """Adds to the ``.grad`` of contiguous parameters, with ``lr`` also steps, in their `turn`; the gradient of x."""
-    into = _gradients_of(edge_weight, bias)._replace(lr=lr)
-    grad_x = compiled_network.backward(plan.compiled, grad_y, saved, edge_weight, bias, into, needs_x=needs_x)
-    edge_weight.grad, bias.grad = into.weight, into.bias
-    if into.accumulate:
-        written(into.weight, into.bias)
-    if lr is not None:
-        written(edge_weight, bias)
-    return grad_x
-
-
-def check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
+def _check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
     """Compiled code trusts what it is given, and reads past the end of a parameter that is too short.
 
     Raises:
@@ -142,22 +126,6 @@ def _check_dtype(grad_y: Tensor, parameter: Tensor) -> None:
         )
 
 
-def _gradients_of(edge_weight: Tensor, bias: Tensor) -> Gradients:
-    """The buffers that the parameters hold, to be added to; or new ones, to be written, if neither holds any."""
-    held = (edge_weight.grad, bias.grad)
-    if held == (None, None):
-        return _new_gradients(edge_weight, bias)
-    weight, of_bias = (
-        torch.zeros_like(parameter) if grad is None else grad
-        for parameter, grad in zip((edge_weight, bias), held, strict=True)
-    )
-    return Gradients(weight, of_bias, accumulate=True)
-
-
-def _new_gradients(edge_weight: Tensor, bias: Tensor) -> Gradients:
-    return Gradients(edge_weight.new_empty(edge_weight.numel()), bias.new_empty(bias.numel()), False)
-
-
 def _by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
     """Differentiable gradients: those of the reference, computed anew."""
     levels = ctx.plan.levels
@@ -167,39 +135,31 @@ def _by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias
     return (*(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[:3], strict=True)), None)
 
 
-__all__ = ["accumulate", "run_network"]
-
-
 @torch.library.custom_op("dagnn::network", mutates_args=())
 def _forward(x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str) -> Tensor:
-    from dagnn.kernels.network import passes as compiled_network
-
     if not len(x):
         return x.new_empty(0, len(plan_of(plan).outputs))
     _check(plan_of(plan), x, edge_weight, bias)
-    y, _ = compiled_network.forward(plan_of(plan).compiled, x.contiguous(), edge_weight.contiguous(), bias.contiguous())
+    y, _ = passes.forward(plan_of(plan).compiled, x.contiguous(), edge_weight.contiguous(), bias.contiguous())
     return y
 
 
 @torch.library.custom_op("dagnn::network_backward", mutates_args=())
 def _backward(grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str) -> tuple[Tensor, Tensor, Tensor]:
-    from dagnn.kernels.network import passes as compiled_network
-
     if not len(x):
         return torch.zeros_like(x), torch.zeros_like(edge_weight), torch.zeros_like(bias)
     _check(plan_of(plan), x, edge_weight, bias, grad_y)
     compiled, weight, own_bias = plan_of(plan).compiled, edge_weight.contiguous(), bias.contiguous()
-    _, saved = compiled_network.forward(compiled, x.contiguous(), weight, own_bias)
-    into = compiled_network.Gradients(torch.empty_like(weight), torch.empty_like(own_bias), accumulate=False)
-    grad_x = compiled_network.backward(compiled, grad_y.contiguous(), saved, weight, own_bias, into, needs_x=True)
+    _, saved = passes.forward(compiled, x.contiguous(), weight, own_bias)
+    into = Gradients(torch.empty_like(weight), torch.empty_like(own_bias), accumulate=False)
+    grad_x = passes.backward(compiled, grad_y.contiguous(), saved, weight, own_bias, into, needs_x=True)
     assert grad_x is not None
     return grad_x, into.weight, into.bias
 
 
 def _check(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, grad_y: Tensor | None = None) -> None:
     """Anybody can call ``torch.ops.dagnn.network``, and compiled code reads wherever the plan sends it."""
-
-    check_sizes(plan, edge_weight, bias)
+    _check_sizes(plan, edge_weight, bias)
     for name, rows, columns in (("x", x, len(plan.inputs)), ("grad_y", grad_y, len(plan.outputs))):
         if rows is not None and rows.shape != (len(x), columns):
             raise GraphError(f"{name} must have the shape {[len(x), columns]}, got {list(rows.shape)}.")

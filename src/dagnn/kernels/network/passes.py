@@ -9,27 +9,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dagnn.kernels.autograd import Borrowed
 from dagnn.kernels.emit.native import Frame
 from dagnn.kernels.emit.workers import num_workers, run
 from dagnn.kernels.network.compiled_plan import CompiledPlan, Cut
 
 
 class Saved:
-    """What the forward pass leaves for the backward pass. When it is no longer needed, its memory serves the next.
+    """What the forward pass leaves for the backward pass. When nobody holds it any more, its memory serves the next.
 
     Attributes:
         values: of all nodes at the beginning of it; see `Cut` for where.
-        slopes: of the activations that do not tell theirs by their value; None if there are none.
+        slopes: of the activations whose slope does not follow from their value; None if there are none.
     """
 
     def __init__(self, plan: CompiledPlan, length: int, dtype: torch.dtype) -> None:
-        self._plan, count = plan, 2 if plan.keeps_slopes else 1
-        self._memory = plan.borrow("values", count * length, dtype)
-        self.values = self._memory
-        self.slopes: Tensor | None = self._memory[length : 2 * length] if plan.keeps_slopes else None
-
-    def __del__(self) -> None:
-        self._plan.give_back("values", self._memory)
+        self._memory = Borrowed((2 if plan.keeps_slopes else 1) * length, dtype)
+        self.values = self._memory.numbers
+        self.slopes: Tensor | None = self.values[length : 2 * length] if plan.keeps_slopes else None
 
 
 class Gradients(NamedTuple):
@@ -115,8 +112,8 @@ def backward(
     # One piece of scratch memory, one part after another.
     of_workers = 0 if plan.blocks else (num_workers(cut.pieces) if cut.is_shared else 1) * tile_rows
     of_edges, of_nodes = cut.pieces * plan.num_sparse, cut.pieces * plan.num_nodes
-    scratch = plan.borrow("scratch", of_workers + plan.num_sparse + of_edges + of_nodes, grad_y.dtype)
-    deltas_at = scratch.data_ptr()
+    scratch = Borrowed(of_workers + plan.num_sparse + of_edges + of_nodes, grad_y.dtype)
+    deltas_at = scratch.numbers.data_ptr()
     weights_at = deltas_at + of_workers * size
     edges_at = weights_at + plan.num_sparse * size
     frame = frame.copy(
@@ -135,7 +132,6 @@ def backward(
     else:
         run(functions["backward"], frame, cut.pieces, is_shared=cut.is_shared)
     run(functions["finish"], frame, edge_pieces)
-    plan.give_back("scratch", scratch)
     return grad_x
 
 
@@ -159,7 +155,7 @@ def _set_gradients(
     frame.set_addresses(grad_y=grad_y, grad_x=grad_x, grad_weight=into.weight, grad_bias=into.bias)
     frame.set(accumulate=int(into.accumulate))
     if into.lr is not None:
-        frame.set_descent(into.lr, double=weight.dtype == torch.float64)
+        frame.set_step(into.lr, double=weight.dtype == torch.float64)
 
 
 def _backward_steps(
@@ -202,11 +198,11 @@ def _backward_steps(
             else:
                 torch.mm(delta, source.t(), out=own)
         else:
-            own = into.weight[block.slot : block.slot + block.num_edges]
+            own = into.weight[block.first_weight : block.first_weight + block.num_edges]
             found = (delta @ source.t()).view(-1).index_select(0, positions)
             _ = own.add_(found) if into.accumulate else own.copy_(found)
         if into.lr is not None:
-            weight[block.slot : block.slot + block.num_edges].add_(own.view(-1), alpha=-into.lr)
+            weight[block.first_weight : block.first_weight + block.num_edges].add_(own.view(-1), alpha=-into.lr)
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:

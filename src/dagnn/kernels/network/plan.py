@@ -4,17 +4,16 @@ import hashlib
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dagnn.errors import GraphError
 from dagnn.graph.cached import cached_tensor_property, constant
+from dagnn.kernels.emit.native import Target, host_target
 from dagnn.kernels.levels import NetworkLevels, plan_network_levels
-
-if TYPE_CHECKING:
-    from dagnn.kernels.network.compiled_plan import CompiledPlan
+from dagnn.kernels.network.compiled_plan import CompiledPlan
 
 
 class NetworkPlan:
@@ -63,15 +62,15 @@ class NetworkPlan:
         return int(self.has_bias.sum())
 
     @cached_tensor_property
-    def bias_slot(self) -> Tensor:
-        """int64 ``[num_nodes]``, entry of the bias vector, or its length for no bias."""
+    def bias_index(self) -> Tensor:
+        """int64 ``[num_nodes]``, where the bias of a node is in the bias vector; its length for no bias."""
         return torch.where(self.has_bias, self.has_bias.cumsum(0) - 1, self.num_biases)
 
     @cached_tensor_property
     def levels(self) -> NetworkLevels:
         """For the reference path, on `device`."""
         return plan_network_levels(
-            self.edges, self.node_levels, self.inputs, self.outputs, self.bias_slot, self.activation
+            self.edges, self.node_levels, self.inputs, self.outputs, self.bias_index, self.activation
         ).to(self.device)
 
     @constant
@@ -80,11 +79,21 @@ class NetworkPlan:
         return self.levels
 
     @cached_tensor_property
-    def compiled(self) -> "CompiledPlan":
-        """For the compiled path."""
-        from dagnn.kernels.network.compiled_plan import CompiledPlan  # here: it needs llvmlite
+    def compiled(self) -> CompiledPlan:
+        """For the compiled path, on the processor at hand."""
+        return self.compile(host_target())
 
-        return CompiledPlan(self)
+    def compile(self, target: Target) -> CompiledPlan:
+        """For the compiled path on another processor."""
+        return CompiledPlan(
+            self.edges.numpy(),
+            self.node_levels.numpy(),
+            self.inputs.numpy(),
+            self.outputs.numpy(),
+            torch.where(self.has_bias, self.bias_index, -1).numpy(),
+            self.activation,
+            target,
+        )
 
     def to(self, device: torch.device) -> "NetworkPlan":
         """The same plan for tensors on ``device``."""

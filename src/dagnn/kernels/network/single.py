@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
-from dagnn.kernels.emit.functions import KEEPS_SLOPE, activated, descend, through
+from dagnn.kernels.emit.functions import KEEPS_SLOPE, activated, sgd_step, through
 from dagnn.kernels.emit.writer import I32, I64, CodeWriter, Value
 from dagnn.kernels.network.forward import Shape, bias_of, by_activation, is_given
 
@@ -23,7 +23,7 @@ def write_single_forward(module: Value, shape: Shape, name: str) -> None:
     build = code.build
     code.fields(
         "batch", "num_nodes", "live_nodes", "last", "values", "slopes", "codes", "in_offsets", "in_sources", "weight",
-        "bias", "bias_slots", "x", "num_inputs", "input_rows", "y", "num_outputs", "output_rows",
+        "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs", "output_rows",
     )  # fmt: skip
     sums = [code.variable(code.number) for _ in range(_SUMS_IN_FLIGHT)]
     with code.loop(code.i64(0), code.field("batch")) as sample:
@@ -54,8 +54,8 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
     build = code.build
     code.fields(
         "batch", "num_nodes", "live_nodes", "last", "values", "slopes", "deltas", "codes", "in_offsets", "in_sources",
-        "weight", "bias", "bias_slots", "num_inputs", "input_rows", "num_outputs", "output_rows", "grad_y", "grad_x",
-        "grad_weight", "grad_bias", "accumulate", "descend", "lr",
+        "weight", "bias", "bias_index", "num_inputs", "input_rows", "num_outputs", "output_rows", "grad_y", "grad_x",
+        "grad_weight", "grad_bias", "accumulate", "takes_step", "lr",
     )  # fmt: skip
     deltas = code.field("deltas")
     nothing = code.variable(code.vector)
@@ -64,7 +64,7 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
     with code.loop(code.i64(0), code.field("batch")) as sample:
         adds = build.or_(is_given(code, "accumulate"), build.icmp_signed(">", sample, code.i64(0)))
         is_last = build.icmp_signed("==", build.add(sample, code.i64(1)), code.field("batch"))
-        steps = build.and_(is_given(code, "descend"), is_last)
+        steps = build.and_(is_given(code, "takes_step"), is_last)
         shift = build.mul(sample, code.field("num_nodes"))
         values, slopes = (code.at(code.field(field), shift, code.size) for field in ("values", "slopes"))
         with code.loop(code.i64(0), code.field("num_nodes")) as node:
@@ -168,18 +168,18 @@ def _push(
     by_activation(code, shape, code.byte_at(code.field("codes"), node), through_activation)
     of_node = build.load(delta)
 
-    def deliver(value: Value, gradient: str, parameter: str, slot: Value) -> None:
-        address = code.at(code.field(gradient), slot, code.size)
+    def deliver(value: Value, gradient: str, parameter: str, index: Value) -> None:
+        address = code.at(code.field(gradient), index, code.size)
         # New memory is written only: reading it first would make the system find a page for it twice.
         before = code.load(build.select(adds, address, zeros), value.type, code.size)
         value = build.fadd(before, value)
         code.store(value, address, code.size)
         with build.if_then(steps):
-            descend(code, value, code.at(code.field(parameter), slot, code.size))
+            sgd_step(code, value, code.at(code.field(parameter), index, code.size))
 
-    slot = code.index_at(code.field("bias_slots"), node)
-    with build.if_then(build.icmp_signed(">=", slot, code.i64(0))), build.if_then(is_given(code, "grad_bias")):
-        deliver(of_node, "grad_bias", "bias", slot)
+    index = code.index_at(code.field("bias_index"), node)
+    with build.if_then(build.icmp_signed(">=", index, code.i64(0))), build.if_then(is_given(code, "grad_bias")):
+        deliver(of_node, "grad_bias", "bias", index)
     start = code.offset_at(code.field("in_offsets"), node)
     stop = code.offset_at(code.field("in_offsets"), build.add(node, code.i64(1)))
     done = code.variable(I64)

@@ -3,20 +3,19 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
+from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from torch import Tensor
 
 from dagnn.kernels.emit.native import NativeFunction, compiled
-from dagnn.kernels.sweep.packed import Panels
-
-if TYPE_CHECKING:
-    from dagnn.kernels.levels import LevelPlan
-    from dagnn.kernels.sweep.plan import SweepPlan
-
+from dagnn.kernels.levels import LevelPlan
+from dagnn.kernels.sweep import child_sum, gru, packed, sums, tree_lstm
+from dagnn.kernels.sweep.packed import PackedLayout
+from dagnn.kernels.sweep.plan import SweepPlan
 
 Kind = Literal["tree_lstm", "child_sum", "sum", "mean", "max", "attention"]
-"""A cell that can be compiled: the two TreeLSTMs, and the GRU by what it hears."""
+"""A cell that can be compiled: the two TreeLSTMs, and the GRU by how it aggregates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,18 +36,18 @@ class ProjectedCell:
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """Where a sweep goes.
+class SweepGraph:
+    """The graph of a sweep, in one direction, as each path needs it.
 
     Attributes:
         plan: for the compiled path.
-        levels, position: for the other one; worked out when they are asked for.
+        levels, position: for the reference path; each works its result out when it is called.
         operator: int64 ``[num_nodes]``, or None.
         feature_rows: int64 ``[num_nodes]``, the row of the features of every node; None for its own.
     """
 
-    plan: "SweepPlan"
-    levels: "Callable[[], LevelPlan]"
+    plan: SweepPlan
+    levels: Callable[[], LevelPlan]
     position: Callable[[], Tensor]
     operator: Tensor | None
     feature_rows: Tensor | None
@@ -67,7 +66,7 @@ class Projects(Protocol):
         ...
 
 
-def fits(cell: ProjectedCell, plan: "SweepPlan", *, by_operator: int | None) -> bool:
+def fits(cell: ProjectedCell, plan: SweepPlan, *, by_operator: int | None) -> bool:
     """Whether the tensors have the shapes that the arithmetic needs, and are large enough for all nodes of a plan.
 
     A parameter may have been replaced by another, a parametrization may change its shape, and the attributes of a graph
@@ -94,41 +93,33 @@ def fits(cell: ProjectedCell, plan: "SweepPlan", *, by_operator: int | None) -> 
 
 
 @cache
-def sweep_functions(kind: Kind, panels: Panels) -> Mapping[str, NativeFunction]:
+def sweep_functions(kind: Kind, layout: PackedLayout) -> Mapping[str, NativeFunction]:
     """``forward`` and ``backward``; ``weight`` and ``table``, sums over all nodes, and what else the kind needs."""
-    from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
-
-    from dagnn.kernels.sweep import child_sum as code_child_sum
-    from dagnn.kernels.sweep import gru as code_gru
-    from dagnn.kernels.sweep import packed as code_product
-    from dagnn.kernels.sweep import sums as code_sums
-    from dagnn.kernels.sweep import tree_lstm as code_tree_lstm
-
     module, names = ir.Module("dagnn"), ["forward", "backward", "weight", "table"]
-    code_product.write_product(module, panels, "product", adds=False)
-    code_product.write_outer(module, panels, "outer")
+    packed.write_product(module, layout, "product", adds=False)
+    packed.write_outer(module, layout, "outer")
     if kind != "tree_lstm":
-        code_product.write_product(module, panels, "product_added", adds=True)
+        packed.write_product(module, layout, "product_added", adds=True)
     if kind == "tree_lstm":
-        code_tree_lstm.write_forward(module, panels, "forward")
-        code_tree_lstm.write_backward(module, panels, "backward")
-        code_sums.write_weight(module, panels, "weight", code_tree_lstm.GATES, 3)
-        code_sums.write_table(module, panels, "table", code_tree_lstm.GATES, (0, 1, 2, 3), per_slot=3)
+        tree_lstm.write_forward(module, layout, "forward")
+        tree_lstm.write_backward(module, layout, "backward")
+        sums.write_weight(module, layout, "weight", tree_lstm.GATES, 3)
+        sums.write_table(module, layout, "table", tree_lstm.GATES, (0, 1, 2, 3), per_slot=3)
     elif kind == "child_sum":
-        code_child_sum.write_forward(module, panels, "forward")
-        code_child_sum.write_backward(module, panels, "backward")
-        code_sums.write_weight(module, panels, "weight", code_child_sum.GATES, 3)
-        code_sums.write_weight(module, panels, "forget", code_child_sum.FORGET, 1)
-        code_sums.write_table(module, panels, "table", code_child_sum.GATES, (0, 1, 2, 3))
+        child_sum.write_forward(module, layout, "forward")
+        child_sum.write_backward(module, layout, "backward")
+        sums.write_weight(module, layout, "weight", child_sum.GATES, 3)
+        sums.write_weight(module, layout, "forget", child_sum.FORGET, 1)
+        sums.write_table(module, layout, "table", child_sum.GATES, (0, 1, 2, 3))
         names.append("forget")
     else:
-        code_gru.write_forward(module, panels, "forward", kind)
-        code_gru.write_backward(module, panels, "backward", kind)
-        code_sums.write_weight(module, panels, "weight", code_gru.GATES, 3)
-        code_sums.write_table(module, panels, "table", code_gru.GATES, code_gru.COLUMNS)
-        code_sums.write_bias(module, panels, "bias", code_gru.GATES, 2)
+        gru.write_forward(module, layout, "forward", kind)
+        gru.write_backward(module, layout, "backward", kind)
+        sums.write_weight(module, layout, "weight", gru.GATES, 3)
+        sums.write_table(module, layout, "table", gru.GATES, gru.COLUMNS)
+        sums.write_bias(module, layout, "bias", gru.GATES, 2)
         names.append("bias")
         if kind == "attention":
-            code_sums.write_score(module, panels, "score")
+            sums.write_score(module, layout, "score")
             names.append("score")
-    return compiled(str(module), tuple(names), panels.target)
+    return compiled(str(module), tuple(names), layout.target)

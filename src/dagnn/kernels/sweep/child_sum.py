@@ -1,153 +1,153 @@
 """The child-sum TreeLSTM, forward and backward: a forget gate for every edge, one product for every node.
 
 What a node's output says to the forget gates of those that use it, ``U_f h``, is the same for all of them: it is
-computed once, where the node is, and not for every edge. Gates of a row, in panels: i, o, u, the gradient of what the
+computed once, where the node is, and not for every edge. Gates of a row, in packs: i, o, u, the gradient of what the
 features say to the forget gates (on the way back only), tanh(c).
 """
 
 from dagnn.kernels.emit.writer import Value
-from dagnn.kernels.sweep.packed import PRODUCT, Panels, PanelWriter, call, sigmoid
-from dagnn.kernels.sweep.tiles import FIELDS, GateRows, Tile, each_tile
-from dagnn.kernels.sweep.tree_lstm import hear, input_gates, input_gradients, is_asked, lstm_output
+from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, each_block
+from dagnn.kernels.sweep.packed import PRODUCT, PackedLayout, PackedWriter, call, sigmoid
+from dagnn.kernels.sweep.tree_lstm import aggregate_operands, input_gates, input_gradients, is_asked, lstm_output
 
 GATES = GateRows(fixed=5, per_slot=0)
 FORGET = GateRows(fixed=1, per_slot=0)
 _F, _SQUASHED = 3, 4
 
 
-def write_forward(module: Value, panels: Panels, name: str) -> None:
+def write_forward(module: Value, layout: PackedLayout, name: str) -> None:
     """The function ``name``: ``y`` and ``states`` of all nodes, and what the way back reads."""
-    code = PanelWriter(module, panels, name)
+    code = PackedWriter(module, layout, name)
     code.fields(
-        *FIELDS, "num_nodes", "projected", "weight", "weight_panel", "forget_weight", "states", "y", "in_places",
+        *FIELDS, "num_nodes", "projected", "weight", "weight_pack", "forget_weight", "states", "y", "in_places",
         "hidden", "forget_products", "edge_gates",
     )  # fmt: skip
-    with each_tile(code, GATES) as tile:
-        with code.build.if_then(tile.has_operands):
-            hear(code, tile)
-            tile.forward_product("product", "weight", code.i64(3), code.field("panels"))
-        _gates(code, tile)
-        _forget_product(code, tile, "product", "hidden", "forget_weight", "forget_products")
+    with each_block(code, GATES) as block:
+        with code.build.if_then(block.has_operands):
+            aggregate_operands(code, block)
+            block.forward_product("product", "weight", code.i64(3), code.field("packs"))
+        _gates(code, block)
+        _forget_product(code, block, "product", "hidden", "forget_weight", "forget_products")
     code.finish()
 
 
-def _gates(code: PanelWriter, tile: Tile) -> None:
+def _gates(code: PackedWriter, block: NodeBlock) -> None:
     build = code.build
-    with tile.each_row() as row, row.each_panel() as panel:
+    with block.each_row() as row, row.each_pack() as pack:
         cells, outs = code.places(), []
         for half, cell in enumerate(cells):
-            i, o, u = input_gates(code, row, panel, half)
+            i, o, u = input_gates(code, row, pack, half)
             build.store(build.fmul(i, u), cell)
             outs.append(o)
         with row.each_slot() as slot, row.each_in_edge(slot) as edge:
-            said = row.state("forget_products", panel, code.index_at(code.field("in_places"), edge))
-            kept = row.state("states", panel, code.index_at(code.field("in_sources"), edge))
+            message = row.state("forget_products", pack, code.index_at(code.field("in_places"), edge))
+            kept = row.state("states", pack, code.index_at(code.field("in_sources"), edge))
             for half, cell in enumerate(cells):
-                own = code.load_half(row.projected(_F, panel), half)
-                f = sigmoid(code, build.fadd(own, code.load_half(said, half)))
-                code.store_half(f, row.state("edge_gates", panel, edge), half)
+                own = code.load_half(row.projected(_F, pack), half)
+                f = sigmoid(code, build.fadd(own, code.load_half(message, half)))
+                code.store_half(f, row.state("edge_gates", pack, edge), half)
                 build.store(code.multiply_add(f, code.load_half(kept, half), build.load(cell)), cell)
         for half, cell in enumerate(cells):
-            h = lstm_output(code, row, panel, half, outs[half], build.load(cell), code.i64(_SQUASHED))
-            code.store_half(h, _by_place(code, "hidden", panel, row.place), half)
+            h = lstm_output(code, row, pack, half, outs[half], build.load(cell), code.i64(_SQUASHED))
+            code.store_half(h, _by_place(code, "hidden", pack, row.place), half)
 
 
-def write_backward(module: Value, panels: Panels, name: str) -> None:
+def write_backward(module: Value, layout: PackedLayout, name: str) -> None:
     """The function ``name``: gradients of the gates over the gates, and ``grad_projected`` where it is asked for.
 
     ``slot_gradients`` and ``slot_states`` hold the gradients of the summed outputs and of c, for the operands to fetch.
     """
-    code = PanelWriter(module, panels, name)
+    code = PackedWriter(module, layout, name)
     code.fields(
-        *FIELDS, "num_nodes", "back_weight", "back_weight_panel", "back_forget_weight", "states", "grad_y",
+        *FIELDS, "num_nodes", "back_weight", "back_weight_pack", "back_forget_weight", "states", "grad_y",
         "slot_gradients", "slot_states", "grad_projected", "out_edges", "edge_gates", "forget_gradients",
         "hidden_gradients", "state_gradients",
     )  # fmt: skip
-    with each_tile(code, GATES, back=True) as tile:
-        _fetch(code, tile)
-        _forget_product(code, tile, "product_added", "forget_gradients", "back_forget_weight", "hidden_gradients")
-        _gate_gradients(code, tile)
-        with code.build.if_then(tile.has_operands):
-            first_slot = code.index_at(code.field("first_slots"), tile.first)
+    with each_block(code, GATES, back=True) as block:
+        _fetch(code, block)
+        _forget_product(code, block, "product_added", "forget_gradients", "back_forget_weight", "hidden_gradients")
+        _gate_gradients(code, block)
+        with code.build.if_then(block.has_operands):
+            first_slot = code.index_at(code.field("first_slots"), block.first)
             out = code.offset(code.field("slot_gradients"), code.field("state_bytes"), first_slot)
-            tile.backward_product("product", "back_weight", code.i64(3), out)
+            block.backward_product("product", "back_weight", code.i64(3), out)
     code.finish()
 
 
-def _fetch(code: PanelWriter, tile: Tile) -> None:
+def _fetch(code: PackedWriter, block: NodeBlock) -> None:
     """Gradients that the users of each node have left: of h, of c and of what it says to their forget gates."""
     build, one = code.build, code.constant(1)
-    with tile.each_row() as row, row.each_panel() as panel:
-        of_h, of_c, of_said = code.places(), code.places(), code.places()
+    with block.each_row() as row, row.each_pack() as pack:
+        of_h, of_c, of_message = code.places(), code.places(), code.places()
         for half, place in enumerate(of_h):
-            build.store(code.load_half(row.state("grad_y", panel), half), place)
+            build.store(code.load_half(row.state("grad_y", pack), half), place)
         with row.each_out_edge() as edge:
-            slot = code.index_at(code.field("out_slots"), edge)
-            gate = row.state("edge_gates", panel, code.index_at(code.field("out_edges"), edge))
+            slot = code.index_at(code.field("out_index"), edge)
+            gate = row.state("edge_gates", pack, code.index_at(code.field("out_edges"), edge))
             for half in (0, 1):
-                heard = code.load_half(row.state("slot_gradients", panel, slot), half)
-                build.store(build.fadd(build.load(of_h[half]), heard), of_h[half])
+                of_aggregate = code.load_half(row.state("slot_gradients", pack, slot), half)
+                build.store(build.fadd(build.load(of_h[half]), of_aggregate), of_h[half])
                 f = code.load_half(gate, half)
-                passed = build.fmul(code.load_half(row.state("slot_states", panel, slot), half), f)
+                passed = build.fmul(code.load_half(row.state("slot_states", pack, slot), half), f)
                 build.store(build.fadd(build.load(of_c[half]), passed), of_c[half])
-                total = code.multiply_add(passed, build.fsub(one, f), build.load(of_said[half]))
-                build.store(total, of_said[half])
+                total = code.multiply_add(passed, build.fsub(one, f), build.load(of_message[half]))
+                build.store(total, of_message[half])
         for half in (0, 1):
-            code.store_half(build.load(of_h[half]), row.state("hidden_gradients", panel, row.place), half)
-            code.store_half(build.load(of_c[half]), row.state("state_gradients", panel, row.place), half)
-            said = build.fmul(build.load(of_said[half]), code.load_half(row.state("states", panel), half))
-            code.store_half(said, _by_place(code, "forget_gradients", panel, row.place), half)
+            code.store_half(build.load(of_h[half]), row.state("hidden_gradients", pack, row.place), half)
+            code.store_half(build.load(of_c[half]), row.state("state_gradients", pack, row.place), half)
+            gradient = build.fmul(build.load(of_message[half]), code.load_half(row.state("states", pack), half))
+            code.store_half(gradient, _by_place(code, "forget_gradients", pack, row.place), half)
 
 
-def _gate_gradients(code: PanelWriter, tile: Tile) -> None:
+def _gate_gradients(code: PackedWriter, block: NodeBlock) -> None:
     build, one = code.build, code.constant(1)
-    with tile.each_row() as row, row.each_panel() as panel:
+    with block.each_row() as row, row.each_pack() as pack:
         whole, forgotten = [], code.places()
         for half in (0, 1):
-            of_h = code.load_half(row.state("hidden_gradients", panel, row.place), half)
-            of_c = code.load_half(row.state("state_gradients", panel, row.place), half)
-            whole.append(input_gradients(code, row, panel, half, of_h, of_c, code.i64(_SQUASHED)))
+            of_h = code.load_half(row.state("hidden_gradients", pack, row.place), half)
+            of_c = code.load_half(row.state("state_gradients", pack, row.place), half)
+            whole.append(input_gradients(code, row, pack, half, of_h, of_c, code.i64(_SQUASHED)))
         with row.each_slot() as slot:
             for half, of_c in enumerate(whole):
-                code.store_half(of_c, row.state("slot_states", panel, row.first_slot), half)
+                code.store_half(of_c, row.state("slot_states", pack, row.first_slot), half)
             with row.each_in_edge(slot) as edge:
-                kept = row.state("states", panel, code.index_at(code.field("in_sources"), edge))
-                gate = row.state("edge_gates", panel, edge)
+                kept = row.state("states", pack, code.index_at(code.field("in_sources"), edge))
+                gate = row.state("edge_gates", pack, edge)
                 for half, of_c in enumerate(whole):
                     f = code.load_half(gate, half)
                     passed = build.fmul(build.fmul(of_c, f), code.load_half(kept, half))
                     total = code.multiply_add(passed, build.fsub(one, f), build.load(forgotten[half]))
                     build.store(total, forgotten[half])
         for half, total in enumerate(forgotten):
-            code.store_half(build.load(total), row.gate(_F, panel), half)
+            code.store_half(build.load(total), row.gate(_F, pack), half)
         with build.if_then(is_asked(code)):
             for half, total in enumerate(forgotten):
-                code.store_half(build.load(total), row.projected(_F, panel, "grad_projected"), half)
+                code.store_half(build.load(total), row.projected(_F, pack, "grad_projected"), half)
 
 
-def _forget_product(code: PanelWriter, tile: Tile, name: str, left: str, right: str, out: str) -> None:
-    """The tile's rows of ``out``, row-major by place: (``+``)= ``left @ right``."""
-    zero, panels = code.i64(0), code.field("panels")
-    rows_of_weight = code.build.mul(panels, code.i64(code.panels.width))
+def _forget_product(code: PackedWriter, block: NodeBlock, name: str, left: str, right: str, out: str) -> None:
+    """The block's rows of ``out``, row-major by place: (``+``)= ``left @ right``."""
+    zero, packs = code.i64(0), code.field("packs")
+    rows_of_weight = code.build.mul(packs, code.i64(code.layout.width))
     call(
         code,
         name,
         PRODUCT,
-        left=_by_place(code, left, zero, tile.first),
-        left_panel=code.at(zero, code.field("num_nodes"), code.panels.line),
-        left_panels=panels,
+        left=_by_place(code, left, zero, block.first),
+        left_pack=code.at(zero, code.field("num_nodes"), code.layout.line),
+        left_packs=packs,
         right=code.field(right),
-        right_panel=code.at(zero, rows_of_weight, code.panels.line),
-        right_panels=panels,
-        out=code.offset(code.field(out), code.field("state_bytes"), tile.first),
+        right_pack=code.at(zero, rows_of_weight, code.layout.line),
+        right_packs=packs,
+        out=code.offset(code.field(out), code.field("state_bytes"), block.first),
         out_row=code.field("state_bytes"),
-        out_panel=code.i64(code.panels.line),
-        rows=tile.rows,
+        out_pack=code.i64(code.layout.line),
+        rows=block.rows,
         width=code.field("width"),
     )
 
 
-def _by_place(code: PanelWriter, field: str, panel: Value, place: Value) -> Value:
-    """The line of a matrix in panels that has a row for every place."""
-    rows = code.build.mul(panel, code.field("num_nodes"))
-    return code.at(code.field(field), code.build.add(rows, place), code.panels.line)
+def _by_place(code: PackedWriter, field: str, pack: Value, place: Value) -> Value:
+    """The line of a matrix in packs that has a row for every place."""
+    rows = code.build.mul(pack, code.field("num_nodes"))
+    return code.at(code.field(field), code.build.add(rows, place), code.layout.line)

@@ -9,14 +9,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dagnn.kernels import autograd as descent
 from dagnn.kernels import reference
-from dagnn.kernels import reference as cell_steps
-from dagnn.kernels.autograd import added_to, are_first, is_plain, only_adds, with_memory
+from dagnn.kernels.autograd import added_to, are_first, current_step, is_plain, only_adds, with_memory
 from dagnn.kernels.emit import workers
-from dagnn.kernels.emit.workers import Work, joined, run_works
-from dagnn.kernels.sweep import passes as compiled_sweep
-from dagnn.kernels.sweep.cells import Course, Kind, ProjectedCell
+from dagnn.kernels.emit.workers import Work, concatenated, run_works
+from dagnn.kernels.sweep import passes
+from dagnn.kernels.sweep.cells import Kind, ProjectedCell, SweepGraph
 from dagnn.kernels.sweep.passes import Sweep
 
 T = TypeVar("T")
@@ -27,12 +25,12 @@ T = TypeVar("T")
 AT_ONCE_WORK = 1 << 18
 
 
-def run_sweeps(sweeps: Sequence[tuple[Course, ProjectedCell]]) -> list[Tensor]:
+def run_sweeps(sweeps: Sequence[tuple[SweepGraph, ProjectedCell]]) -> list[Tensor]:
     """What `reference.run_sweep` gives for each cell, on the CPU in one floating dtype; none waits for another.
 
     Two are run at the same time where that pays: where neither shares out its levels and both are long enough.
     """
-    tasks = [_task(course, cell) for course, cell in sweeps]
+    tasks = [_task(graph, cell) for graph, cell in sweeps]
     tensors = [(cell.projected, *cell.weights) for _, cell in sweeps]
     needs = [torch.is_grad_enabled() and any(one.requires_grad for one in given) for given in tensors]
     if len(tasks) == 2 and needs[0] == needs[1] and _pays_at_once(tasks):
@@ -50,21 +48,21 @@ def _run(tasks: Sequence["_Task"], tensors: Sequence[Tensor], needs_gradient: bo
 class _Task:
     """One sweep of a pass: what it is beside its tensors, and how many these are."""
 
-    course: Course
+    graph: SweepGraph
     kind: Kind
     hidden: int
     is_shared: bool
     num_tensors: int
 
 
-def _task(course: Course, cell: ProjectedCell) -> _Task:
-    is_shared = compiled_sweep.is_parallel(course.plan, cell.hidden)
-    return _Task(course, cell.kind, cell.hidden, is_shared, 1 + len(cell.weights))
+def _task(graph: SweepGraph, cell: ProjectedCell) -> _Task:
+    is_shared = passes.is_parallel(graph.plan, cell.hidden)
+    return _Task(graph, cell.kind, cell.hidden, is_shared, 1 + len(cell.weights))
 
 
 def _pays_at_once(tasks: Sequence[_Task]) -> bool:
     return workers.num_workers(2) > 1 and all(
-        not task.is_shared and compiled_sweep.work_of(task.course.plan, task.hidden) >= AT_ONCE_WORK for task in tasks
+        not task.is_shared and passes.work_of(task.graph.plan, task.hidden) >= AT_ONCE_WORK for task in tasks
     )
 
 
@@ -104,11 +102,11 @@ class _Sweeps(torch.autograd.Function):
 def _swept(tasks: Sequence[_Task], tensors: Sequence[Tensor]) -> list[Sweep]:
     return [
         Sweep(
-            task.course.plan,
+            task.graph.plan,
             task.kind,
             task.hidden,
             projected,
-            task.course.feature_rows,
+            task.graph.feature_rows,
             _with_operators(weights),
             is_shared=task.is_shared,
         )
@@ -126,7 +124,7 @@ def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tenso
     parts = zip(*(_parts(ctx.tasks, given) for given in (tensors, all_needed, all_nodes)), strict=True)
     asked: list[tuple[int, int, Tensor]] = []  # sweep, weight of it, the weight
     kept: dict[tuple[int, int], Tensor] = {}
-    step = descent.current()
+    step = current_step()
     for place, (of_sweep, needed, nodes) in enumerate(parts):
         for number, weight in enumerate(of_sweep[1:]):
             if needed[1 + number]:
@@ -139,7 +137,7 @@ def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tenso
                     kept[place, number] = weight
                 asked.append((place, number, weight))
 
-    with added_to(list(kept.values())) as held:
+    with added_to(list(kept.values())) as (held, _):
         grads = dict(zip(kept, held, strict=True))
         works: dict[int, list[Work[Tensor]]] = {}
         for place, number, _ in asked:
@@ -147,7 +145,9 @@ def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tenso
         # Backwards, as autograd goes, where both add to the gradient of one weight: in that order, never at once.
         order = sorted(works, reverse=True)
         is_apart = len({id(grad) for grad in held}) == len(held)
-        results = dict(zip(order, run_works([joined(works[place]) for place in order], at_once=is_apart), strict=True))
+        results = dict(
+            zip(order, run_works([concatenated(works[place]) for place in order], at_once=is_apart), strict=True)
+        )
 
     gradients: list[list[Tensor | None]] = [[None] * (task.num_tensors - 1) for task in ctx.tasks]
     for place, number, weight in asked:
@@ -183,13 +183,13 @@ def _by_reference(ctx: Any, grads: Sequence[Tensor], tensors: Sequence[Tensor]) 
 
 def _arithmetic(task: _Task) -> Callable[..., Tensor]:
     """The sweep of a task in plain PyTorch, as a function of its tensors."""
-    course = task.course
-    levels, position = course.levels(), course.position()
+    graph = task.graph
+    levels, position = graph.levels(), graph.position()
 
     def sweep(projected: Tensor, *weights: Tensor) -> Tensor:
-        rows = projected if course.feature_rows is None else projected.index_select(0, course.feature_rows)
+        rows = projected if graph.feature_rows is None else projected.index_select(0, graph.feature_rows)
         step = _Step(task.kind, task.hidden, weights)
-        return reference.run_sweep(levels, rows, position, step, course.operator)
+        return reference.run_sweep(levels, rows, position, step, graph.operator)
 
     return sweep
 
@@ -211,10 +211,10 @@ class _Step:
         operator: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         if self._kind == "tree_lstm":
-            return cell_steps.tree_lstm_step(features, states, target, position, self._weights[0], operator)
+            return reference.tree_lstm_step(features, states, target, position, self._weights[0], operator)
         if self._kind == "child_sum":
-            return cell_steps.child_sum_step(features, states, target, *self._weights, operator=operator)
-        return cell_steps.gru_step(features, states, target, self._kind, *self._weights, operator=operator)
+            return reference.child_sum_step(features, states, target, *self._weights, operator=operator)
+        return reference.gru_step(features, states, target, self._kind, *self._weights, operator=operator)
 
 
 __all__ = ["run_sweeps"]

@@ -4,60 +4,60 @@ from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
 from dagnn.kernels.emit.functions import exp, tanh
 from dagnn.kernels.emit.writer import I32, Value
-from dagnn.kernels.sweep.packed import Panels, PanelWriter, sigmoid
-from dagnn.kernels.sweep.tiles import FIELDS, GateRows, Row, Tile, each_tile
+from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, Row, each_block
+from dagnn.kernels.sweep.packed import PackedLayout, PackedWriter, sigmoid
 from dagnn.kernels.sweep.tree_lstm import is_asked, summed_sources
 
 
-def hear(code: PanelWriter, row: Row, how: str) -> None:
+def aggregate_messages(code: PackedWriter, row: Row, kind: str) -> None:
     """``operands`` of a row: the sum, mean or maximum of the outputs of its operands, or weighed by attention."""
     build, zero = code.build, code.i64(0)
-    if how == "attention":
+    if kind == "attention":
         _attend(code, row)
-    share = code.splat(_one_over_count(code, row)) if how == "mean" else None
-    with row.each_panel() as panel:
-        if how == "max":
-            totals = _largest(code, row, panel)
-        elif how == "attention":
-            totals = _weighed(code, row, panel)
+    share = code.splat(_one_over_count(code, row)) if kind == "mean" else None
+    with row.each_pack() as pack:
+        if kind == "max":
+            totals = _largest(code, row, pack)
+        elif kind == "attention":
+            totals = _weighed(code, row, pack)
         else:
-            totals = summed_sources(code, row, zero, panel, "y")
+            totals = summed_sources(code, row, zero, pack, "y")
         for half, total in enumerate(totals):
             value = build.load(total)
             if share is not None:
                 value = build.fmul(value, share)
-            code.store_half(value, row.tile.operand(zero, panel, row.row), half)
-            if how == "max":
-                code.store_half(value, row.state("extremes", panel, row.first_slot), half)
+            code.store_half(value, row.block.operand(zero, pack, row.row), half)
+            if kind == "max":
+                code.store_half(value, row.state("extremes", pack, row.first_slot), half)
 
 
-def let_hear(code: PanelWriter, row: Row, how: str) -> None:
+def message_gradients(code: PackedWriter, row: Row, kind: str) -> None:
     """Prepares the ``slot_gradients`` of a row for its operands: each takes its share when its turn comes."""
-    if how == "attention":
+    if kind == "attention":
         _attention_gradients(code, row)
-    if how in ("sum", "attention"):
+    if kind in ("sum", "attention"):
         return
-    share = code.splat(_one_over_count(code, row)) if how == "mean" else None
-    with row.each_panel() as panel:
-        place = row.state("slot_gradients", panel, row.first_slot)
-        shares = [share, share] if share is not None else _one_over_winners(code, row, panel)
+    share = code.splat(_one_over_count(code, row)) if kind == "mean" else None
+    with row.each_pack() as pack:
+        place = row.state("slot_gradients", pack, row.first_slot)
+        shares = [share, share] if share is not None else _one_over_winners(code, row, pack)
         for half, factor in enumerate(shares):
             code.store_half(code.build.fmul(code.load_half(place, half), factor), place, half)
 
 
-def score_node(code: PanelWriter, row: Row) -> None:
-    """``scores`` of a node, for those that will hear it: ``w h``."""
+def score_node(code: PackedWriter, row: Row) -> None:
+    """``scores`` of a node, for the nodes that will attend to it: ``w h``."""
     build = code.build
     (total,) = code.places(1)
-    with row.each_panel() as panel:
+    with row.each_pack() as pack:
         for half in (0, 1):
-            weight = code.load_half(code.line(code.field("score_weight"), panel), half)
-            h = code.load_half(row.state("y", panel), half)
+            weight = code.load_half(code.line(code.field("score_weight"), pack), half)
+            h = code.load_half(row.state("y", pack), half)
             build.store(code.multiply_add(weight, h, build.load(total)), total)
     code.store(code.sum(build.load(total)), code.at(code.field("scores"), row.place, code.size), code.size)
 
 
-def shared_gradient(code: PanelWriter, row: Row) -> Value:
+def shared_gradient(code: PackedWriter, row: Row) -> Value:
     """The gradient of the node's score, in every lane; also written to ``score_gradients``."""
     build = code.build
     total = _number(code, 0.0)
@@ -69,13 +69,13 @@ def shared_gradient(code: PanelWriter, row: Row) -> Value:
     return code.splat(value)
 
 
-def _largest(code: PanelWriter, row: Row, panel: Value) -> list[Value]:
+def _largest(code: PackedWriter, row: Row, pack: Value) -> list[Value]:
     build = code.build
     totals = code.places()
     for total in totals:
         build.store(code.constant(float("-inf")), total)
     with row.each_in_edge() as edge:
-        line = row.state("y", panel, code.index_at(code.field("in_sources"), edge))
+        line = row.state("y", pack, code.index_at(code.field("in_sources"), edge))
         for half, total in enumerate(totals):
             value, best = code.load_half(line, half), build.load(total)
             larger = build.fcmp_ordered(">", value, best)
@@ -84,27 +84,27 @@ def _largest(code: PanelWriter, row: Row, panel: Value) -> list[Value]:
     return totals
 
 
-def _one_over_winners(code: PanelWriter, row: Row, panel: Value) -> list[Value]:
+def _one_over_winners(code: PackedWriter, row: Row, pack: Value) -> list[Value]:
     """1 / (how many operands are the maximum), number by number: equal winners share, as PyTorch documents."""
     build, one = code.build, code.constant(1)
     counts = code.places()
-    best = row.state("extremes", panel, row.first_slot)
+    best = row.state("extremes", pack, row.first_slot)
     with row.each_in_edge() as edge:
-        line = row.state("y", panel, code.index_at(code.field("in_sources"), edge))
+        line = row.state("y", pack, code.index_at(code.field("in_sources"), edge))
         for half, count in enumerate(counts):
             wins = build.fcmp_ordered("==", code.load_half(line, half), code.load_half(best, half))
             build.store(build.fadd(build.load(count), build.select(wins, one, code.constant(0))), count)
     return [build.fdiv(one, build.load(count)) for count in counts]
 
 
-def _one_over_count(code: PanelWriter, row: Row) -> Value:
+def _one_over_count(code: PackedWriter, row: Row) -> Value:
     count = _number(code, 0.0)
     with row.each_in_edge():
         code.build.store(code.build.fadd(code.build.load(count), code.number_constant(1)), count)
     return code.build.fdiv(code.number_constant(1), code.build.load(count))
 
 
-def _attend(code: PanelWriter, row: Row) -> None:
+def _attend(code: PackedWriter, row: Row) -> None:
     """``edge_weights`` of a row: softmax of its operands' scores."""
     build = code.build
     highest, total = _number(code, float("-inf")), _number(code, 0.0)
@@ -125,26 +125,26 @@ def _attend(code: PanelWriter, row: Row) -> None:
         code.store(build.fdiv(weight, build.load(total)), _edge(code, "edge_weights", edge), code.size)
 
 
-def _weighed(code: PanelWriter, row: Row, panel: Value) -> list[Value]:
+def _weighed(code: PackedWriter, row: Row, pack: Value) -> list[Value]:
     build = code.build
     totals = code.places()
     with row.each_in_edge() as edge:
         weight = code.splat(code.number_at(code.field("edge_weights"), edge))
-        line = row.state("y", panel, code.index_at(code.field("in_sources"), edge))
+        line = row.state("y", pack, code.index_at(code.field("in_sources"), edge))
         for half, total in enumerate(totals):
             build.store(code.multiply_add(weight, code.load_half(line, half), build.load(total)), total)
     return totals
 
 
-def _attention_gradients(code: PanelWriter, row: Row) -> None:
+def _attention_gradients(code: PackedWriter, row: Row) -> None:
     """``edge_gradients`` of a row: those of its operands' scores, through the softmax."""
     build = code.build
     mean = _number(code, 0.0)
     with row.each_in_edge() as edge:
         source = code.index_at(code.field("in_sources"), edge)
         (product,) = code.places(1)
-        with row.each_panel() as panel:
-            gradient, line = row.state("slot_gradients", panel, row.first_slot), row.state("y", panel, source)
+        with row.each_pack() as pack:
+            gradient, line = row.state("slot_gradients", pack, row.first_slot), row.state("y", pack, source)
             for half in (0, 1):
                 term = code.multiply_add(
                     code.load_half(gradient, half), code.load_half(line, half), build.load(product)
@@ -160,11 +160,11 @@ def _attention_gradients(code: PanelWriter, row: Row) -> None:
         code.store(value, _edge(code, "edge_gradients", edge), code.size)
 
 
-def _edge(code: PanelWriter, field: str, edge: Value) -> Value:
+def _edge(code: PackedWriter, field: str, edge: Value) -> Value:
     return code.at(code.field(field), edge, code.size)
 
 
-def _number(code: PanelWriter, value: float) -> Value:
+def _number(code: PackedWriter, value: float) -> Value:
     """A variable for a number, with a first value."""
     place = code.variable(code.number)
     code.build.store(code.number_constant(value), place)
@@ -174,125 +174,125 @@ def _number(code: PanelWriter, value: float) -> Value:
 GATES = GateRows(fixed=4, per_slot=0)
 COLUMNS = (0, 1, 3)
 """The gates whose gradients are those of the projected features r, z, n."""
-_R, _Z, _SAID, _N = range(4)
+_R, _Z, _CANDIDATE, _N = range(4)
 
 
-def write_forward(module: Value, panels: Panels, name: str, how: str) -> None:
+def write_forward(module: Value, layout: PackedLayout, name: str, kind: str) -> None:
     """The function ``name``: ``y`` of all nodes; ``operands`` and ``gates`` for the way back.
 
     Args:
-        how: ``"sum"``, ``"mean"``, ``"max"`` or ``"attention"``.
+        kind: ``"sum"``, ``"mean"``, ``"max"`` or ``"attention"``.
     """
-    code = PanelWriter(module, panels, name)
+    code = PackedWriter(module, layout, name)
     code.fields(
-        *FIELDS, "projected", "weight", "weight_panel", "bias", "y", "in_places", "extremes", "scores", "score_weight",
+        *FIELDS, "projected", "weight", "weight_pack", "bias", "y", "in_places", "extremes", "scores", "score_weight",
         "edge_weights",
     )  # fmt: skip
-    with each_tile(code, GATES) as tile:
-        with code.build.if_then(tile.has_operands):
-            with tile.each_row() as row:
-                hear(code, row, how)
-            tile.forward_product("product", "weight", code.i64(3), code.field("panels"))
-        _gates(code, tile)
-        if how == "attention":
-            with tile.each_row() as row:
+    with each_block(code, GATES) as block:
+        with code.build.if_then(block.has_operands):
+            with block.each_row() as row:
+                aggregate_messages(code, row, kind)
+            block.forward_product("product", "weight", code.i64(3), code.field("packs"))
+        _gates(code, block)
+        if kind == "attention":
+            with block.each_row() as row:
                 score_node(code, row)
     code.finish()
 
 
-def _gates(code: PanelWriter, tile: Tile) -> None:
+def _gates(code: PackedWriter, block: NodeBlock) -> None:
     build = code.build
-    with tile.each_row() as row, row.each_panel() as panel:
+    with block.each_row() as row, row.each_pack() as pack:
         for half in (0, 1):
-            own = [code.load_half(row.projected(gate, panel), half) for gate in range(3)]
-            said = code.load_half(code.line(code.field("bias"), panel), half)
-            said = build.fadd(said, row.heard(_SAID, panel, half))
-            heard = _operand(code, row, panel, half)
-            r, z = (sigmoid(code, build.fadd(own[gate], row.heard(gate, panel, half))) for gate in (_R, _Z))
-            n = tanh(code, code.multiply_add(r, said, own[2]))
-            for gate, value in ((_R, r), (_Z, z), (_SAID, said), (_N, n)):
-                code.store_half(value, row.gate(gate, panel), half)
-            code.store_half(code.multiply_add(z, build.fsub(heard, n), n), row.state("y", panel), half)
+            own = [code.load_half(row.projected(gate, pack), half) for gate in range(3)]
+            candidate = code.load_half(code.line(code.field("bias"), pack), half)
+            candidate = build.fadd(candidate, row.product(_CANDIDATE, pack, half))
+            aggregate = _operand(code, row, pack, half)
+            r, z = (sigmoid(code, build.fadd(own[gate], row.product(gate, pack, half))) for gate in (_R, _Z))
+            n = tanh(code, code.multiply_add(r, candidate, own[2]))
+            for gate, value in ((_R, r), (_Z, z), (_CANDIDATE, candidate), (_N, n)):
+                code.store_half(value, row.gate(gate, pack), half)
+            code.store_half(code.multiply_add(z, build.fsub(aggregate, n), n), row.state("y", pack), half)
 
 
-def write_backward(module: Value, panels: Panels, name: str, how: str) -> None:
+def write_backward(module: Value, layout: PackedLayout, name: str, kind: str) -> None:
     """The function ``name``: gradients of the gates over the gates, and ``grad_projected`` where it is asked for.
 
-    ``slot_gradients`` hold the gradients of what nodes have heard, for their operands to fetch.
+    ``slot_gradients`` hold the gradients of what aggregates, for the operands to fetch.
     """
-    code = PanelWriter(module, panels, name)
+    code = PackedWriter(module, layout, name)
     code.fields(
-        *FIELDS, "back_weight", "back_weight_panel", "y", "grad_y", "slot_gradients", "grad_projected", "out_edges",
+        *FIELDS, "back_weight", "back_weight_pack", "y", "grad_y", "slot_gradients", "grad_projected", "out_edges",
         "extremes", "score_weight", "edge_weights", "edge_gradients", "score_gradients",
     )  # fmt: skip
-    with each_tile(code, GATES, back=True) as tile:
-        _gate_gradients(code, tile, how)
-        with code.build.if_then(tile.has_operands):
-            first_slot = code.index_at(code.field("first_slots"), tile.first)
+    with each_block(code, GATES, back=True) as block:
+        _gate_gradients(code, block, kind)
+        with code.build.if_then(block.has_operands):
+            first_slot = code.index_at(code.field("first_slots"), block.first)
             out = code.offset(code.field("slot_gradients"), code.field("state_bytes"), first_slot)
-            tile.backward_product("product_added", "back_weight", code.i64(3), out)
-            with tile.each_row() as row:
-                let_hear(code, row, how)
+            block.backward_product("product_added", "back_weight", code.i64(3), out)
+            with block.each_row() as row:
+                message_gradients(code, row, kind)
     code.finish()
 
 
-def _operand(code: PanelWriter, row: Row, panel: Value, half: int) -> Value:
-    """Half of what the node hears; 0 for a node without operands."""
-    build, has = code.build, row.tile.has_operands
+def _operand(code: PackedWriter, row: Row, pack: Value, half: int) -> Value:
+    """Half of the node's aggregate; 0 for a node without operands."""
+    build, has = code.build, row.block.has_operands
     # Such a node has no place among the operands: anything that is there to be read will do.
-    line = build.select(has, row.tile.operand(code.i64(0), panel, row.row), row.gate(_R, panel))
+    line = build.select(has, row.block.operand(code.i64(0), pack, row.row), row.gate(_R, pack))
     return build.select(has, code.load_half(line, half), code.constant(0))
 
 
-def _gate_gradients(code: PanelWriter, tile: Tile, how: str) -> None:
+def _gate_gradients(code: PackedWriter, block: NodeBlock, kind: str) -> None:
     build, one = code.build, code.constant(1)
-    with tile.each_row() as row:
-        shared = shared_gradient(code, row) if how == "attention" else None
-        with row.each_panel() as panel:
-            of_h = _fetched(code, row, panel, how, shared)
+    with block.each_row() as row:
+        shared = shared_gradient(code, row) if kind == "attention" else None
+        with row.each_pack() as pack:
+            of_h = _fetched(code, row, pack, kind, shared)
             for half in (0, 1):
                 gradient = build.load(of_h[half])
-                r, z, said, n = (code.load_half(row.gate(gate, panel), half) for gate in range(4))
-                heard = _operand(code, row, panel, half)
+                r, z, candidate, n = (code.load_half(row.gate(gate, pack), half) for gate in range(4))
+                aggregate = _operand(code, row, pack, half)
                 of_n = build.fmul(gradient, build.fsub(one, z))
                 of_n = build.fmul(of_n, build.fsub(one, build.fmul(n, n)))
-                of_z = build.fmul(build.fmul(gradient, build.fsub(heard, n)), build.fmul(z, build.fsub(one, z)))
-                of_r = build.fmul(build.fmul(of_n, said), build.fmul(r, build.fsub(one, r)))
-                gradients = {_R: of_r, _Z: of_z, _SAID: build.fmul(of_n, r), _N: of_n}
+                of_z = build.fmul(build.fmul(gradient, build.fsub(aggregate, n)), build.fmul(z, build.fsub(one, z)))
+                of_r = build.fmul(build.fmul(of_n, candidate), build.fmul(r, build.fsub(one, r)))
+                gradients = {_R: of_r, _Z: of_z, _CANDIDATE: build.fmul(of_n, r), _N: of_n}
                 for gate, value in gradients.items():
-                    code.store_half(value, row.gate(gate, panel), half)
-                with build.if_then(tile.has_operands):
-                    place = row.state("slot_gradients", panel, row.first_slot)
+                    code.store_half(value, row.gate(gate, pack), half)
+                with build.if_then(block.has_operands):
+                    place = row.state("slot_gradients", pack, row.first_slot)
                     code.store_half(build.fmul(gradient, z), place, half)
                 with build.if_then(is_asked(code)):
                     for column, gate in enumerate(COLUMNS):
-                        code.store_half(gradients[gate], row.projected(column, panel, "grad_projected"), half)
+                        code.store_half(gradients[gate], row.projected(column, pack, "grad_projected"), half)
 
 
-def _fetched(code: PanelWriter, row: Row, panel: Value, how: str, shared: Value | None) -> list[Value]:
+def _fetched(code: PackedWriter, row: Row, pack: Value, kind: str, shared: Value | None) -> list[Value]:
     """Variables with the gradient of the output: that of ``y``, and what the users of the node have left for it."""
     build = code.build
     of_h = code.places()
     for half, place in enumerate(of_h):
-        value = code.load_half(row.state("grad_y", panel), half)
+        value = code.load_half(row.state("grad_y", pack), half)
         if shared is not None:
-            weight = code.load_half(code.line(code.field("score_weight"), panel), half)
+            weight = code.load_half(code.line(code.field("score_weight"), pack), half)
             value = code.multiply_add(shared, weight, value)
         build.store(value, place)
     with row.each_out_edge() as edge:
-        slot = code.index_at(code.field("out_slots"), edge)
+        slot = code.index_at(code.field("out_index"), edge)
         attention = None
-        if how == "attention":
+        if kind == "attention":
             number = code.index_at(code.field("out_edges"), edge)
             attention = code.splat(code.number_at(code.field("edge_weights"), number))
         for half, place in enumerate(of_h):
-            value = code.load_half(row.state("slot_gradients", panel, slot), half)
+            value = code.load_half(row.state("slot_gradients", pack, slot), half)
             total = build.load(place)
             if attention is not None:
                 total = code.multiply_add(attention, value, total)
-            elif how == "max":
-                own = code.load_half(row.state("y", panel), half)
-                wins = build.fcmp_ordered("==", own, code.load_half(row.state("extremes", panel, slot), half))
+            elif kind == "max":
+                own = code.load_half(row.state("y", pack), half)
+                wins = build.fcmp_ordered("==", own, code.load_half(row.state("extremes", pack, slot), half))
                 total = build.select(wins, build.fadd(total, value), total)
             else:
                 total = build.fadd(total, value)

@@ -11,7 +11,7 @@ from dagnn.kernels.emit.writer import CodeWriter, Value
 
 
 @dataclass(frozen=True)
-class Panels:
+class PackedLayout:
     """What a set of compiled functions of a sweep is made for.
 
     Attributes:
@@ -34,12 +34,12 @@ class Panels:
 
     @property
     def width(self) -> int:
-        """Columns of a panel."""
+        """Columns of a pack."""
         return 2 * self.lanes
 
     @property
     def line(self) -> int:
-        """Bytes of a panel's row."""
+        """Bytes of a pack's row."""
         return self.width * self.size
 
     @property
@@ -48,33 +48,33 @@ class Panels:
         return (12, 6, 4, 2, 1) if self.target.vector_bytes == 64 else (6, 4, 2, 1)
 
     def count(self, columns: int) -> int:
-        """Panels of a matrix with so many columns; the last one is filled up with zeros."""
+        """PackedLayout of a matrix with so many columns; the last one is filled up with zeros."""
         return -(-columns // self.width)
 
 
-class PanelWriter(CodeWriter):
-    """A `CodeWriter` whose vectors are the halves of a panel's row.
+class PackedWriter(CodeWriter):
+    """A `CodeWriter` whose vectors are the halves of a pack's row.
 
     Loads and stores ask for no alignment: rows may lie in tensors of the user's, and aligned ones are as fast anyway.
 
     Args:
         module, name, num_arguments: as for `CodeWriter`.
-        panels: the precision and the processor.
+        layout: the precision and the processor.
     """
 
-    def __init__(self, module: Value, panels: Panels, name: str, num_arguments: int | None = None) -> None:
+    def __init__(self, module: Value, layout: PackedLayout, name: str, num_arguments: int | None = None) -> None:
         super().__init__(
             module,
             name,
-            double=panels.double,
-            lanes=panels.lanes,
-            target=panels.target,
+            double=layout.double,
+            lanes=layout.lanes,
+            target=layout.target,
             num_arguments=num_arguments,
         )
-        self.panels = panels
+        self.layout = layout
 
     def half(self, line: Value, half: int) -> Value:
-        """The address of a half (0 or 1) of a panel's row."""
+        """The address of a half (0 or 1) of a pack's row."""
         return self.build.add(line, self.i64(half * self.lanes * self.size))
 
     def load_half(self, line: Value, half: int) -> Value:
@@ -86,9 +86,9 @@ class PanelWriter(CodeWriter):
     def add_to_half(self, value: Value, line: Value, half: int) -> None:
         self.store_half(self.build.fadd(self.load_half(line, half), value), line, half)
 
-    def line(self, base: Value, panel: Value) -> Value:
-        """The address of a panel's part of a row whose panels lie side by side."""
-        return self.at(base, panel, self.panels.line)
+    def line(self, base: Value, pack: Value) -> Value:
+        """The address of a pack's part of a row whose packs lie side by side."""
+        return self.at(base, pack, self.layout.line)
 
     def places(self, count: int = 2) -> list[Value]:
         """Variables for vectors, all 0 now: one for each half, or as many as asked for."""
@@ -116,7 +116,7 @@ def sigmoid(code: CodeWriter, z: Value) -> Value:
 
 
 PRODUCT = (
-    "left", "left_panel", "left_panels", "right", "right_panel", "right_panels", "out", "out_row", "out_panel", "rows",
+    "left", "left_pack", "left_packs", "right", "right_pack", "right_packs", "out", "out_row", "out_pack", "rows",
     "width",
 )  # fmt: skip
 OUTER = ("left", "right", "out", "out_row", "left_row", "right_row", "rows")
@@ -125,70 +125,70 @@ OUTER = ("left", "right", "out", "out_row", "left_row", "right_row", "rows")
 _UNROLL = 2
 
 
-def write_product(module: Value, panels: Panels, name: str, *, adds: bool) -> None:
+def write_product(module: Value, layout: PackedLayout, name: str, *, adds: bool) -> None:
     """The function ``name``: ``out = left @ right``, or with ``adds`` ``out += left @ right``.
 
-    Arguments, in the order of `PRODUCT`: of ``left [rows, left_panels * width]`` the first row to work on and the bytes
-    from panel to panel; of ``right [left_panels * width, right_panels * width]`` the same; of ``out`` the first row,
-    the bytes from row to row and from panel to panel; and the number of rows.
+    Arguments, in the order of `PRODUCT`: of ``left [rows, left_packs * width]`` the first row to work on and the bytes
+    from pack to pack; of ``right [left_packs * width, right_packs * width]`` the same; of ``out`` the first row,
+    the bytes from row to row and from pack to pack; and the number of rows.
     """
-    code = PanelWriter(module, panels, name, len(PRODUCT))
+    code = PackedWriter(module, layout, name, len(PRODUCT))
     build, part = code.build, dict(zip(PRODUCT, code.arguments, strict=True))
-    with code.loop(code.i64(0), part["right_panels"]) as panel:
-        right = code.offset(part["right"], part["right_panel"], panel)
-        out = code.offset(part["out"], part["out_panel"], panel)
+    with code.loop(code.i64(0), part["right_packs"]) as pack:
+        right = code.offset(part["right"], part["right_pack"], pack)
+        out = code.offset(part["out"], part["out_pack"], pack)
         first = code.i64(0)
-        for size in panels.row_blocks:
+        for size in layout.row_blocks:
             count = build.sdiv(build.sub(part["rows"], first), code.i64(size))
             last = build.add(first, build.mul(count, code.i64(size)))
             with code.loop(first, last, size) as row:
                 places = [code.offset(out, part["out_row"], build.add(row, code.i64(k))) for k in range(size)]
-                _product_block(code, panels, part, row, right, places, adds)
+                _product_block(code, layout, part, row, right, places, adds)
             first = last
     code.finish()
 
 
 def _product_block(
-    code: PanelWriter,
-    panels: Panels,
+    code: PackedWriter,
+    layout: PackedLayout,
     part: dict[str, Value],
     row: Value,
     right: Value,
     places: list[Value],
     adds: bool,
 ) -> None:
-    """Some rows of one panel: two vectors of sums for each, in registers."""
-    build, line = code.build, panels.line
+    """Some rows of one pack: two vectors of sums for each, in registers."""
+    build, line = code.build, layout.line
     sums = _sums(code, len(places))
     for place, pair in zip(places, sums, strict=True):
         for half, total in enumerate(pair):
             build.store(code.load_half(place, half) if adds else code.constant(0), total)
-    with code.loop(code.i64(0), part["left_panels"]) as panel:
-        left = code.at(code.offset(part["left"], part["left_panel"], panel), row, line)
-        terms = code.at(right, panel, panels.width * line)
+    with code.loop(code.i64(0), part["left_packs"]) as pack:
+        left = code.at(code.offset(part["left"], part["left_pack"], pack), row, line)
+        terms = code.at(right, pack, layout.width * line)
         with code.loop(code.i64(0), part["width"], _UNROLL) as step:
             for further in range(_UNROLL):
                 term = build.add(step, code.i64(further))
                 vectors = _halves(code, code.at(terms, term, line))
                 for k, pair in enumerate(sums):
-                    factor = code.at(build.add(left, code.i64(k * line)), term, panels.size)
+                    factor = code.at(build.add(left, code.i64(k * line)), term, layout.size)
                     _add(code, pair, code.splat(code.load(factor, code.number)), vectors)
     for place, pair in zip(places, sums, strict=True):
         for half, total in enumerate(pair):
             code.store_half(build.load(total), place, half)
 
 
-def write_outer(module: Value, panels: Panels, name: str) -> None:
-    """The function ``name``: ``out += left.T @ right`` for one panel of each, over some rows.
+def write_outer(module: Value, layout: PackedLayout, name: str) -> None:
+    """The function ``name``: ``out += left.T @ right`` for one pack of each, over some rows.
 
-    Arguments, in the order of `OUTER`: the first rows of both panels; ``out [width, width]`` and the bytes from row to
+    Arguments, in the order of `OUTER`: the first rows of both packs; ``out [width, width]`` and the bytes from row to
     row; the bytes from row to row of ``left`` and ``right``; and the number of rows. The sum starts at zero and is
     added at the end: a sum of sums, which loses less than one long sum.
     """
-    code = PanelWriter(module, panels, name, len(OUTER))
+    code = PackedWriter(module, layout, name, len(OUTER))
     build, part = code.build, dict(zip(OUTER, code.arguments, strict=True))
-    parts = -(-panels.width // panels.row_blocks[0])
-    bounds = [panels.width * k // parts for k in range(parts + 1)]
+    parts = -(-layout.width // layout.row_blocks[0])
+    bounds = [layout.width * k // parts for k in range(parts + 1)]
     for first, last in pairwise(bounds):
         sums = _sums(code, last - first)
         for pair in sums:
@@ -198,7 +198,7 @@ def write_outer(module: Value, panels: Panels, name: str) -> None:
             left = code.offset(part["left"], part["left_row"], row)
             vectors = _halves(code, code.offset(part["right"], part["right_row"], row))
             for k, pair in enumerate(sums):
-                factor = build.add(left, code.i64((first + k) * panels.size))
+                factor = build.add(left, code.i64((first + k) * layout.size))
                 _add(code, pair, code.splat(code.load(factor, code.number)), vectors)
         for k, pair in enumerate(sums):
             place = code.offset(part["out"], part["out_row"], code.i64(first + k))
@@ -207,19 +207,19 @@ def write_outer(module: Value, panels: Panels, name: str) -> None:
     code.finish()
 
 
-def call(code: PanelWriter, name: str, names: tuple[str, ...], **arguments: Value) -> None:
+def call(code: PackedWriter, name: str, names: tuple[str, ...], **arguments: Value) -> None:
     """Call a function of this module with arguments by name."""
     code.build.call(code.module.globals[name], [arguments[argument] for argument in names])
 
 
-def _sums(code: PanelWriter, rows: int) -> list[tuple[Value, Value]]:
+def _sums(code: PackedWriter, rows: int) -> list[tuple[Value, Value]]:
     return [(code.variable(code.vector), code.variable(code.vector)) for _ in range(rows)]
 
 
-def _add(code: PanelWriter, pair: tuple[Value, Value], factor: Value, vectors: list[Value]) -> None:
+def _add(code: PackedWriter, pair: tuple[Value, Value], factor: Value, vectors: list[Value]) -> None:
     for total, vector in zip(pair, vectors, strict=True):
         code.build.store(code.multiply_add(factor, vector, code.build.load(total)), total)
 
 
-def _halves(code: PanelWriter, line: Value) -> list[Value]:
+def _halves(code: PackedWriter, line: Value) -> list[Value]:
     return [code.load_half(line, half) for half in (0, 1)]

@@ -2,7 +2,7 @@
 
 A pass is a `Work`: calls that are ready to run. Who asks for it runs it, alone or beside another.
 
-Rows are filled up to whole panels with zeros, which stay zeros all the way: a gate of nothing passes nothing.
+Rows are filled up to whole packs with zeros, which stay zeros all the way: a gate of nothing passes nothing.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from dagnn.kernels.autograd import Borrowed
 from dagnn.kernels.emit.native import Frame, Target, host_target
 from dagnn.kernels.emit.workers import Call, Work
 from dagnn.kernels.sweep.cells import Kind, sweep_functions
-from dagnn.kernels.sweep.packed import Panels
+from dagnn.kernels.sweep.packed import PackedLayout
 from dagnn.kernels.sweep.plan import SweepPlan
 from dagnn.kernels.sweep.sums import LEFT_PART, RIGHT_PART
 
@@ -88,9 +88,9 @@ class Sweep:
         target: Target | None = None,
     ) -> None:
         self._plan, self._kind, self._hidden, self._dtype = plan, kind, hidden, projected.dtype
-        self._panels = Panels(projected.dtype == torch.float64, host_target() if target is None else target)
-        self._functions = sweep_functions(kind, self._panels)
-        self._wide = self._panels.count(hidden) * self._panels.width
+        self._layout = PackedLayout(projected.dtype == torch.float64, host_target() if target is None else target)
+        self._functions = sweep_functions(kind, self._layout)
+        self._wide = self._layout.count(hidden) * self._layout.width
         self._columns = projected.shape[1] // hidden
         self._feature_rows = _places_of(plan, feature_rows)
         self._table_rows = None if feature_rows is None else len(projected)
@@ -109,7 +109,7 @@ class Sweep:
         inputs = {"projected": self._widened(self._projected), "y": output, **self._packed(self._weights)}
         self._set(**inputs)
         self._done.zero_()
-        call = self._call("forward", len(self._plan.tiles), self._frame.copy(), in_order=True)
+        call = self._call("forward", len(self._plan.blocks), self._frame.copy(), in_order=True)
 
         def result() -> Tensor:
             # A copy and no view: an output of an autograd Function that is one may not be written to.
@@ -123,7 +123,7 @@ class Sweep:
 
         ``y`` is what `forward` gave; kinds other than ``"max"`` and ``"attention"`` need none.
         """
-        plan, panels = self._plan, self._panels
+        plan, layout = self._plan, self._layout
         scratch = self._borrow(_SCRATCH[self._kind])
         grad_rows = plan.num_nodes if self._table_rows is None else self._table_rows
         by_table = needs_projected and self._table_rows is not None
@@ -139,10 +139,10 @@ class Sweep:
         self._set(**inputs)
         self._held = (scratch, inputs)  # gradients of weights read them too
         self._done.zero_()
-        calls = [self._call("backward", len(plan.tiles), self._frame.copy(), in_order=True)]
+        calls = [self._call("backward", len(plan.blocks), self._frame.copy(), in_order=True)]
         if by_table:
             frame = self._frame.copy(grad_projected=grad_projected.data_ptr())
-            calls.append(self._call("table", width // panels.width, frame))
+            calls.append(self._call("table", width // layout.width, frame))
         return Work(calls, lambda: self._narrowed(grad_projected, 1) if needs_projected else None)
 
     # ---- gradients of weights ----
@@ -150,7 +150,7 @@ class Sweep:
     def adds_to(self, number: int, weight: Tensor) -> bool:
         """Whether `weight_gradient` can add to a gradient that this weight, the one of that number, has already.
 
-        It can to those of matrices, where no panel is filled up. The weight may have changed since the forward pass.
+        It can to those of matrices, where no pack is filled up. The weight may have changed since the forward pass.
         """
         own = self._weights[number]
         return (
@@ -161,26 +161,26 @@ class Sweep:
         )
 
     def weight_gradient(
-        self, number: int, into: Tensor | None = None, descent: tuple[Tensor, float] | None = None
+        self, number: int, into: Tensor | None = None, step: tuple[Tensor, float] | None = None
     ) -> Work[Tensor]:
         """The gradient of a weight, after the `backward` pass.
 
         Args:
             number: which of the weights.
             into: contiguous, of the shape of the weight: is added to, and is the result. None for new memory.
-            descent: with ``into``, where `adds_to` holds, the weight itself and ``lr``: then also
+            step: with ``into``, where `adds_to` holds, the weight itself and ``lr``: then also
                 ``weight -= lr * into``, all that ``into`` now holds.
         """
         if number == 0:
-            return self._matrix_gradient("weight", self._weights[0], self._plan.classes, into, descent)
+            return self._matrix_gradient("weight", self._weights[0], self._plan.classes, into, step)
         if self._kind == "child_sum":
             every = np.array([[self._plan.num_nodes, 1, 0, 0, 0]], dtype=np.int64)
             given = {"operands": self._address["hidden"], "gates": self._address["forget_gradients"]}
-            return self._matrix_gradient("forget", self._weights[1].unsqueeze(0), every, into, descent, **given)
+            return self._matrix_gradient("forget", self._weights[1].unsqueeze(0), every, into, step, **given)
         gradient = self._weights[0].new_empty(self._wide)
         function = ("bias", "score")[number - 1]
         frame = self._frame.copy(**{f"grad_{function}": gradient.data_ptr()})
-        call = self._call(function, self._panels.count(self._hidden), frame)
+        call = self._call(function, self._layout.count(self._hidden), frame)
         return Work([call], lambda: gradient[: self._hidden])
 
     def _matrix_gradient(
@@ -189,12 +189,12 @@ class Sweep:
         weight: Tensor,
         classes: NDArray[np.int64],
         into: Tensor | None,
-        descent: tuple[Tensor, float] | None,
+        step: tuple[Tensor, float] | None,
         **addresses: int,
     ) -> Work[Tensor]:
-        panels, count = self._panels, self._panels.count(self._hidden)
+        layout, count = self._layout, self._layout.count(self._hidden)
         left, right = (weight.shape[k] // self._hidden * count for k in (1, 2))
-        height, width = left * panels.width, right * panels.width
+        height, width = left * layout.width, right * layout.width
         gradient = weight.new_zeros(len(weight), height, width) if into is None else into
         first = np.searchsorted(classes[:, 4], np.arange(len(weight) + 1)).astype(np.int64)
         parts = -(-left // LEFT_PART), -(-right // RIGHT_PART)
@@ -202,28 +202,28 @@ class Sweep:
             grad_weight=gradient.data_ptr(),
             class_table=_address(classes),
             class_first=_address(first),
-            weight_stride=height * width * panels.size,
-            left_panels=left,
-            right_panels=right,
+            weight_stride=height * width * layout.size,
+            left_packs=left,
+            right_packs=right,
             left_parts=parts[0],
             right_parts=parts[1],
             **addresses,
         )
-        if descent is not None:
-            moved, lr = descent
+        if step is not None:
+            moved, lr = step
             frame.set(weight=moved.data_ptr())
-            frame.set_descent(lr, double=panels.size == 8)
+            frame.set_step(lr, double=layout.size == 8)
         call = self._call(function, len(weight) * parts[0] * parts[1], frame)
 
         def result() -> Tensor:
             return gradient if into is not None else self._narrowed(self._narrowed(gradient, 1), 2)
 
-        return Work([call], result, (classes, first, descent))
+        return Work([call], result, (classes, first, step))
 
     # ---- memory ----
 
     def _framed(self) -> Frame:
-        plan, panels = self._plan, self._panels
+        plan, layout = self._plan, self._layout
         names = (
             "nodes",
             "first_slots",
@@ -231,7 +231,6 @@ class Sweep:
             "in_sources",
             "in_places",
             "out_offsets",
-            "out_slots",
             "out_edges",
         )
         frame = Frame()
@@ -239,20 +238,21 @@ class Sweep:
         columns = (3 + self._slots if self._kind == "tree_lstm" else 3) * self._wide
         frame.set(
             **{name: _address(getattr(plan, name)) for name in names},
-            tile_table=_address(plan.tiles),
+            block_table=_address(plan.blocks),
             class_table=_address(plan.classes),
             feature_rows=_address(self._feature_rows),
-            num_tiles=len(plan.tiles),
+            out_index=_address(plan.out_slots),
+            num_blocks=len(plan.blocks),
             num_nodes=plan.num_nodes,
-            tiles_done=self._done.data_ptr(),
+            blocks_done=self._done.data_ptr(),
             yield_core=_yield_core(),
-            panels=panels.count(self._hidden),
-            width=panels.width,
-            state_bytes=self._wide * panels.size,
-            projected_bytes=self._columns * self._wide * panels.size,
-            weight_stride=rows * columns * panels.size,
-            weight_panel=rows * panels.line,
-            back_weight_panel=columns * panels.line,
+            packs=layout.count(self._hidden),
+            width=layout.width,
+            state_bytes=self._wide * layout.size,
+            projected_bytes=self._columns * self._wide * layout.size,
+            weight_stride=rows * columns * layout.size,
+            weight_pack=rows * layout.line,
+            back_weight_pack=columns * layout.line,
         )
         return frame
 
@@ -276,40 +276,40 @@ class Sweep:
         """Memory for arrays, whose addresses go into the frame; each begins at a multiple of 64 bytes."""
         lengths = [-(-self._rows(name) // 16) * 16 for name in names]
         memory = Borrowed(sum(lengths), self._dtype)
-        starts = np.cumsum([0, *lengths]) * self._panels.size + memory.numbers.data_ptr()
+        starts = np.cumsum([0, *lengths]) * self._layout.size + memory.numbers.data_ptr()
         address = {name: int(start) for name, start in zip(names, starts, strict=False)}
         self._address.update(address)
         self._frame.set(**address)
         return memory
 
     def _packed(self, weights: tuple[Tensor, ...], *, back: bool = False) -> dict[str, Tensor]:
-        """The weights in panels, by their names in the frame; for the way back transposed."""
+        """The weights in packs, by their names in the frame; for the way back transposed."""
         first, *rest = (weight.detach() for weight in weights)
-        pack = self._in_panels_transposed if back else self._in_panels
-        result = {"back_weight" if back else "weight": pack(first)}
+        packed = self._in_packs_transposed if back else self._in_packs
+        result = {"back_weight" if back else "weight": packed(first)}
         if self._kind == "child_sum":
-            result["back_forget_weight" if back else "forget_weight"] = pack(rest[0].unsqueeze(0))
+            result["back_forget_weight" if back else "forget_weight"] = packed(rest[0].unsqueeze(0))
         for name, vector in zip(("bias", "score_weight"), rest, strict=False):
             if self._kind not in ("tree_lstm", "child_sum"):
                 result[name] = F.pad(vector, (0, self._wide - self._hidden)).contiguous()
         return result
 
-    def _in_panels(self, weight: Tensor) -> Tensor:
-        """``[operators, rows, columns]`` as ``[operators, panels of columns, rows, width]``."""
+    def _in_packs(self, weight: Tensor) -> Tensor:
+        """``[operators, rows, columns]`` as ``[operators, packs of columns, rows, width]``."""
         wide = self._widened(self._widened(weight), 1)
         operators, rows, columns = wide.shape
-        width = self._panels.width
+        width = self._layout.width
         return wide.reshape(operators, rows, columns // width, width).permute(0, 2, 1, 3).contiguous()
 
-    def _in_panels_transposed(self, weight: Tensor) -> Tensor:
-        """``[operators, rows, columns]`` as ``[operators, panels of rows, columns, width]``."""
+    def _in_packs_transposed(self, weight: Tensor) -> Tensor:
+        """``[operators, rows, columns]`` as ``[operators, packs of rows, columns, width]``."""
         wide = self._widened(self._widened(weight), 1)
         operators, rows, columns = wide.shape
-        width = self._panels.width
+        width = self._layout.width
         return wide.reshape(operators, rows // width, width, columns).permute(0, 1, 3, 2).contiguous()
 
     def _widened(self, values: Tensor, dim: int = -1) -> Tensor:
-        """With every ``hidden`` entries of a dimension filled up to whole panels; contiguous in the last."""
+        """With every ``hidden`` entries of a dimension filled up to whole packs; contiguous in the last."""
         if self._wide == self._hidden:
             return values.contiguous()
         dim = dim % values.dim()

@@ -3,7 +3,7 @@
 Nodes are sorted by (level, operator, slots). A *slot* is a place for operands: an ordered cell has one for every
 position up to the highest that the node uses, other cells have one for all operands together; a node without operands
 has none. Nodes with the same operator and number of slots are a *class*: they share a matrix product, and their rows
-lie together in memory, so that the gradient of a weight is one product over all levels. A *tile* is a run of nodes of
+lie together in memory, so that the gradient of a weight is one product over all levels. A *block* is a run of nodes of
 one class on one level: the unit of work, and of what waits for what.
 """
 
@@ -20,9 +20,9 @@ from dagnn.graph.edges import offsets_of, stable_order
 
 Ints = NDArray[np.int64]
 
-# Rows of a tile: the panels of the weight are read once for all of them. 24 to 96 measure alike.
-TILE_ROWS = 48
-TILE_FIELDS = ("first", "rows", "klass", "local", "after", "after_back")
+# Rows of a block: the packs of the weight are read once for all of them. 24 to 96 measure alike.
+BLOCK_ROWS = 48
+BLOCK_FIELDS = ("first", "rows", "node_class", "local", "after", "after_back")
 CLASS_FIELDS = ("rows", "slots", "operand_row", "gate_row", "operator")
 
 
@@ -40,8 +40,8 @@ class SweepPlan:
         out_offsets: int64 ``[num_nodes + 1]``, for each place the edges out of its node, in ``out_slots`` and
             ``out_edges``.
         out_slots, out_edges: ``[num_edges]``, the slot that an edge goes to, and its number in the order above.
-        tiles: int64 ``[num_tiles, 6]``, columns `TILE_FIELDS`: first place, rows, class, first row in its class, and
-            how many tiles must be done before, on the way up and on the way back.
+        blocks: int64 ``[num_blocks, 6]``, columns `BLOCK_FIELDS`: first place, rows, class, first row in its class, and
+            how many blocks must be done before, on the way up and on the way back.
         classes: int64 ``[num_classes, 5]``, columns `CLASS_FIELDS`: rows, slots of each, rows times slots of the
             classes before (where its operands begin), the same for gates by `gates_of`, operator. Sorted by operator.
         levels: number of levels.
@@ -55,7 +55,7 @@ class SweepPlan:
     out_offsets: Ints
     out_slots: NDArray[np.int32]
     out_edges: NDArray[np.int32]
-    tiles: Ints
+    blocks: Ints
     classes: Ints
     levels: int
 
@@ -88,8 +88,8 @@ class SweepPlan:
 
     def speedup(self, workers: int) -> float:
         """How many times faster so many workers could be: a level waits for the one before."""
-        tiles_of_level = np.bincount(np.unique(self.tiles[:, 4], return_inverse=True)[1])
-        return len(self.tiles) / max(1, int((-(-tiles_of_level // workers)).sum()))
+        blocks_of_level = np.bincount(np.unique(self.blocks[:, 4], return_inverse=True)[1])
+        return len(self.blocks) / max(1, int((-(-blocks_of_level // workers)).sum()))
 
 
 def plan_sweep(
@@ -134,7 +134,7 @@ def plan_sweep(
     in_sources, in_slots = source[in_order], slot[in_order]
     in_places = place[in_sources]
     out_edges = stable_order(in_places, num_nodes)
-    tiles, classes = _tiles_and_classes(key[nodes], operators * most, most)
+    blocks, classes = _blocks_and_classes(key[nodes], operators * most, most)
     return SweepPlan(
         nodes.astype(np.int32),
         first_slots[:-1].astype(np.int32),
@@ -144,7 +144,7 @@ def plan_sweep(
         offsets_of(np.bincount(in_places, minlength=num_nodes)),
         in_slots[out_edges].astype(np.int32),
         out_edges.astype(np.int32),
-        tiles,
+        blocks,
         classes,
         levels,
     )
@@ -161,7 +161,7 @@ def _check_levels(source: Ints, target: Ints, level: Ints) -> None:
         )
 
 
-def _tiles_and_classes(key: Ints, classes_of_level: int, most: int) -> tuple[Ints, Ints]:
+def _blocks_and_classes(key: Ints, classes_of_level: int, most: int) -> tuple[Ints, Ints]:
     """From the sorted keys: level times ``classes_of_level`` plus operator times ``most`` plus slots."""
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     sizes = np.diff(starts, append=len(key))
@@ -176,21 +176,21 @@ def _tiles_and_classes(key: Ints, classes_of_level: int, most: int) -> tuple[Int
     local = np.empty_like(starts)
     local[by_class] = before[:-1] - offsets_of(rows)[:-1][class_of[by_class]]
 
-    per_group = -(-sizes // TILE_ROWS)
+    per_group = -(-sizes // BLOCK_ROWS)
     group = np.repeat(np.arange(len(starts)), per_group)
-    within = (np.arange(len(group)) - (np.cumsum(per_group) - per_group)[group]) * TILE_ROWS
-    tile_level = level_of[group]
-    tiles = np.stack(
+    within = (np.arange(len(group)) - (np.cumsum(per_group) - per_group)[group]) * BLOCK_ROWS
+    block_level = level_of[group]
+    blocks = np.stack(
         [
             starts[group] + within,
-            np.minimum(sizes[group] - within, TILE_ROWS),
+            np.minimum(sizes[group] - within, BLOCK_ROWS),
             class_of[group],
             local[group] + within,
-            np.searchsorted(tile_level, tile_level),
-            len(group) - np.searchsorted(tile_level, tile_level, side="right"),
+            np.searchsorted(block_level, block_level),
+            len(group) - np.searchsorted(block_level, block_level, side="right"),
         ],
         axis=1,
     )
     operand_row = offsets_of(rows * slots)[:-1]
     classes = np.stack([rows, slots, operand_row, offsets_of(rows)[:-1], operator], axis=1)
-    return np.ascontiguousarray(tiles, dtype=np.int64), np.ascontiguousarray(classes, dtype=np.int64)
+    return np.ascontiguousarray(blocks, dtype=np.int64), np.ascontiguousarray(classes, dtype=np.int64)

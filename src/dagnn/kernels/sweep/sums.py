@@ -5,33 +5,33 @@ They are shared out by what they sum into, so every sum has one worker and one o
 
 from collections.abc import Sequence
 
-from dagnn.kernels.emit.functions import descend
+from dagnn.kernels.emit.functions import sgd_step
 from dagnn.kernels.emit.writer import Value
 from dagnn.kernels.network.forward import is_given
-from dagnn.kernels.sweep.packed import OUTER, Panels, PanelWriter, call
+from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock
+from dagnn.kernels.sweep.packed import OUTER, PackedLayout, PackedWriter, call
 from dagnn.kernels.sweep.plan import CLASS_FIELDS
-from dagnn.kernels.sweep.tiles import FIELDS, GateRows, Tile
 
-# Panels of a weight's rows and columns in one piece of work, and nodes that go through it at a time: the lines of
+# PackedLayout of a weight's rows and columns in one piece of work, and nodes that go through it at a time: the lines of
 # those nodes stay in the first- and second-level caches, whatever the number of nodes.
 LEFT_PART, RIGHT_PART = 4, 8
 _NODES = 128
 
 
-def write_weight(module: Value, panels: Panels, name: str, gates: GateRows, columns: int) -> None:
-    """The function ``name``: ``grad_weight += operands.T @ gradients``, and with ``descend`` a step of ``weight``.
+def write_weight(module: Value, layout: PackedLayout, name: str, gates: GateRows, columns: int) -> None:
+    """The function ``name``: ``grad_weight += operands.T @ gradients``, and with ``takes_step`` a step of ``weight``.
 
     The gradients are those of the first ``columns + slots * per_slot`` gates.
     A piece is a part of the matrix of one operator; ``grad_weight [operators, rows, columns]`` is row-major.
     """
-    code = PanelWriter(module, panels, name)
+    code = PackedWriter(module, layout, name)
     code.fields(
-        "pieces", "class_table", "class_first", "panels", "operands", "gates", "grad_weight", "weight_stride",
-        "left_panels", "right_panels", "left_parts", "right_parts", "weight", "descend", "lr",
+        "pieces", "class_table", "class_first", "packs", "operands", "gates", "grad_weight", "weight_stride",
+        "left_packs", "right_packs", "left_parts", "right_parts", "weight", "takes_step", "lr",
     )  # fmt: skip
     build, zero, one = code.build, code.i64(0), code.i64(1)
-    row_bytes = code.at(zero, code.field("panels"), panels.line)
-    out_row = code.at(zero, code.field("right_panels"), panels.line)
+    row_bytes = code.at(zero, code.field("packs"), layout.line)
+    out_row = code.at(zero, code.field("right_packs"), layout.line)
     parts = build.mul(code.field("left_parts"), code.field("right_parts"))
     with code.pieces() as piece:
         operator, part = build.sdiv(piece, parts), build.srem(piece, parts)
@@ -40,124 +40,124 @@ def write_weight(module: Value, panels: Panels, name: str, gates: GateRows, colu
         gradient = code.offset(code.field("grad_weight"), code.field("weight_stride"), operator)
         first_class = code.offset_at(code.field("class_first"), operator)
         last_class = code.offset_at(code.field("class_first"), build.add(operator, one))
-        with code.loop(first_class, last_class) as klass:
-            entry = code.at(code.field("class_table"), klass, 8 * len(CLASS_FIELDS))
+        with code.loop(first_class, last_class) as node_class:
+            entry = code.at(code.field("class_table"), node_class, 8 * len(CLASS_FIELDS))
             rows, slots, operand_row, gate_row = (code.offset_at(entry, code.i64(k)) for k in range(4))
             gate_rows = build.add(
                 build.mul(gate_row, code.i64(gates.fixed)), build.mul(operand_row, code.i64(gates.per_slot))
             )
             left_base = code.offset(code.field("operands"), row_bytes, operand_row)
             right_base = code.offset(code.field("gates"), row_bytes, gate_rows)
-            panel_bytes = code.at(zero, rows, panels.line)
+            pack_bytes = code.at(zero, rows, layout.line)
             width = build.add(code.i64(columns), build.mul(slots, code.i64(gates.per_slot)))
-            left_last = _least(code, build.add(left_first, code.i64(LEFT_PART)), build.mul(slots, code.field("panels")))
+            left_last = _least(code, build.add(left_first, code.i64(LEFT_PART)), build.mul(slots, code.field("packs")))
             right_last = _least(
-                code, build.add(right_first, code.i64(RIGHT_PART)), build.mul(width, code.field("panels"))
+                code, build.add(right_first, code.i64(RIGHT_PART)), build.mul(width, code.field("packs"))
             )
             with (
                 code.loop(zero, rows, _NODES) as first,
                 code.loop(left_first, left_last) as left,
                 code.loop(right_first, right_last) as right,
             ):
-                out = code.offset(gradient, out_row, build.mul(left, code.i64(panels.width)))
+                out = code.offset(gradient, out_row, build.mul(left, code.i64(layout.width)))
                 call(
                     code,
                     "outer",
                     OUTER,
-                    left=code.at(code.offset(left_base, panel_bytes, left), first, panels.line),
-                    right=code.at(code.offset(right_base, panel_bytes, right), first, panels.line),
+                    left=code.at(code.offset(left_base, pack_bytes, left), first, layout.line),
+                    right=code.at(code.offset(right_base, pack_bytes, right), first, layout.line),
                     out=code.line(out, right),
                     out_row=out_row,
-                    left_row=code.i64(panels.line),
-                    right_row=code.i64(panels.line),
+                    left_row=code.i64(layout.line),
+                    right_row=code.i64(layout.line),
                     rows=_least(code, code.i64(_NODES), build.sub(rows, first)),
                 )
         # Also where no node has an operand: the gradient may hold something from before.
-        with build.if_then(is_given(code, "descend")):
-            lefts = build.add(left_first, code.i64(LEFT_PART)), code.field("left_panels")
-            rights = build.add(right_first, code.i64(RIGHT_PART)), code.field("right_panels")
+        with build.if_then(is_given(code, "takes_step")):
+            lefts = build.add(left_first, code.i64(LEFT_PART)), code.field("left_packs")
+            rights = build.add(right_first, code.i64(RIGHT_PART)), code.field("right_packs")
             left_bound, right_bound = _least(code, *lefts), _least(code, *rights)
             moved = code.offset(code.field("weight"), code.field("weight_stride"), operator)
-            width = code.i64(panels.width)
+            width = code.i64(layout.width)
             with (
                 code.loop(build.mul(left_first, width), build.mul(left_bound, width)) as row,
                 code.loop(right_first, right_bound) as right,
             ):
                 sums, weights = (code.line(code.offset(base, out_row, row), right) for base in (gradient, moved))
                 for half in (0, 1):
-                    descend(code, code.load_half(sums, half), code.half(weights, half))
+                    sgd_step(code, code.load_half(sums, half), code.half(weights, half))
     code.finish()
 
 
 def write_table(
-    module: Value, panels: Panels, name: str, gates: GateRows, columns: Sequence[int], per_slot: int | None = None
+    module: Value, layout: PackedLayout, name: str, gates: GateRows, columns: Sequence[int], per_slot: int | None = None
 ) -> None:
     """The function ``name``: ``grad_projected[feature row of a node] += `` its gradients, for all nodes in order.
 
-    A piece is one panel of the table.
+    A piece is one pack of the table.
 
     Args:
         columns: the gate that each column of the table takes.
         per_slot: then the last column also takes the gates of all slots, which begin at this one.
     """
-    code = PanelWriter(module, panels, name)
-    code.fields(*FIELDS, "grad_projected", "num_tiles")
+    code = PackedWriter(module, layout, name)
+    code.fields(*FIELDS, "grad_projected", "num_blocks")
     build, zero = code.build, code.i64(0)
     with code.pieces() as piece:
-        column, panel = build.sdiv(piece, code.field("panels")), build.srem(piece, code.field("panels"))
+        column, pack = build.sdiv(piece, code.field("packs")), build.srem(piece, code.field("packs"))
         place = code.line(code.field("grad_projected"), piece)
         for number, gate in enumerate(columns):
             with (
                 build.if_then(build.icmp_signed("==", column, code.i64(number))),
-                code.loop(zero, code.field("num_tiles")) as index,
-                Tile(code, index, gates).each_row() as row,
+                code.loop(zero, code.field("num_blocks")) as index,
+                NodeBlock(code, index, gates).each_row() as row,
             ):
                 feature = code.index_at(code.field("feature_rows"), row.place)
                 into = code.offset(place, code.field("projected_bytes"), feature)
                 if per_slot is not None and number == len(columns) - 1:
                     with row.each_slot() as slot:
-                        _add_line(code, row.gate(build.add(slot, code.i64(per_slot)), panel), into)
+                        _add_line(code, row.gate(build.add(slot, code.i64(per_slot)), pack), into)
                 else:
-                    _add_line(code, row.gate(gate, panel), into)
+                    _add_line(code, row.gate(gate, pack), into)
     code.finish()
 
 
-def write_bias(module: Value, panels: Panels, name: str, gates: GateRows, gate: int) -> None:
-    """The function ``name``: ``grad_bias = `` the sum of a gate over all nodes. A piece is one panel of it."""
-    code = PanelWriter(module, panels, name)
-    code.fields(*FIELDS, "grad_bias", "num_tiles")
-    with code.pieces() as panel:
+def write_bias(module: Value, layout: PackedLayout, name: str, gates: GateRows, gate: int) -> None:
+    """The function ``name``: ``grad_bias = `` the sum of a gate over all nodes. A piece is one pack of it."""
+    code = PackedWriter(module, layout, name)
+    code.fields(*FIELDS, "grad_bias", "num_blocks")
+    with code.pieces() as pack:
         totals = code.places()
-        with code.loop(code.i64(0), code.field("num_tiles")) as index, Tile(code, index, gates).each_row() as row:
+        with code.loop(code.i64(0), code.field("num_blocks")) as index, NodeBlock(code, index, gates).each_row() as row:
             for half, total in enumerate(totals):
-                value = code.load_half(row.gate(gate, panel), half)
+                value = code.load_half(row.gate(gate, pack), half)
                 code.build.store(code.build.fadd(code.build.load(total), value), total)
         for half, total in enumerate(totals):
-            code.store_half(code.build.load(total), code.line(code.field("grad_bias"), panel), half)
+            code.store_half(code.build.load(total), code.line(code.field("grad_bias"), pack), half)
     code.finish()
 
 
-def write_score(module: Value, panels: Panels, name: str) -> None:
-    """The function ``name``: ``grad_score = `` the sum of ``score_gradients[node] * y[node]``. A piece is one panel."""
-    code = PanelWriter(module, panels, name)
+def write_score(module: Value, layout: PackedLayout, name: str) -> None:
+    """The function ``name``: ``grad_score = `` the sum of ``score_gradients[node] * y[node]``. A piece is one pack."""
+    code = PackedWriter(module, layout, name)
     code.fields("pieces", "num_nodes", "y", "state_bytes", "score_gradients", "grad_score")
-    with code.pieces() as panel:
+    with code.pieces() as pack:
         totals = code.places()
         with code.loop(code.i64(0), code.field("num_nodes")) as node:
             factor = code.splat(code.number_at(code.field("score_gradients"), node))
-            line = code.line(code.offset(code.field("y"), code.field("state_bytes"), node), panel)
+            line = code.line(code.offset(code.field("y"), code.field("state_bytes"), node), pack)
             for half, total in enumerate(totals):
                 value = code.multiply_add(factor, code.load_half(line, half), code.build.load(total))
                 code.build.store(value, total)
         for half, total in enumerate(totals):
-            code.store_half(code.build.load(total), code.line(code.field("grad_score"), panel), half)
+            code.store_half(code.build.load(total), code.line(code.field("grad_score"), pack), half)
     code.finish()
 
 
-def _add_line(code: PanelWriter, line: Value, into: Value) -> None:
+def _add_line(code: PackedWriter, line: Value, into: Value) -> None:
     for half in (0, 1):
         code.add_to_half(code.load_half(line, half), into, half)
 
 
-def _least(code: PanelWriter, one: Value, other: Value) -> Value:
+def _least(code: PackedWriter, one: Value, other: Value) -> Value:
     return code.build.select(code.build.icmp_signed("<", one, other), one, other)

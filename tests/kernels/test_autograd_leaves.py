@@ -12,8 +12,8 @@ from small_sweeps import CELLS, DIRECT, GRAPH, RAGGED, WHOLE, D, features, sweep
 from torch import Tensor, nn
 
 from dagnn.graph import Dag, DagBatch
-from dagnn.kernels import autograd as leaf_gradients
-from dagnn.kernels.sweep import passes as compiled_sweep
+from dagnn.kernels import autograd
+from dagnn.kernels.sweep import passes
 from dagnn.nn import DagNN, DagSweep
 
 every_cell = pytest.mark.parametrize("name", CELLS)
@@ -40,14 +40,14 @@ def assert_equal(found, expected) -> None:
 def direct(monkeypatch):
     """Numbers of the weights whose gradients were added in place."""
     numbers: list[int] = []
-    original = compiled_sweep.Sweep.weight_gradient
+    original = passes.Sweep.weight_gradient
 
-    def noticed(self, number, into=None, descent=None):
+    def noticed(self, number, into=None, step=None):
         if into is not None:
             numbers.append(number)
-        return original(self, number, into, descent)
+        return original(self, number, into, step)
 
-    monkeypatch.setattr(compiled_sweep.Sweep, "weight_gradient", noticed)
+    monkeypatch.setattr(passes.Sweep, "weight_gradient", noticed)
     return numbers
 
 
@@ -219,8 +219,8 @@ def test_a_weight_whose_memory_was_exchanged_since_the_forward_pass(direct):
 
 @every_cell
 def test_the_bits_do_not_depend_on_the_number_of_threads(name, monkeypatch):
-    monkeypatch.setattr(compiled_sweep, "PARALLEL_WORK", 0)
-    monkeypatch.setattr(compiled_sweep, "PARALLEL_SPEEDUP", 0)
+    monkeypatch.setattr(passes, "PARALLEL_WORK", 0)
+    monkeypatch.setattr(passes, "PARALLEL_SPEEDUP", 0)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -237,7 +237,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(name, monkeypatch):
 @pytest.mark.parametrize("begins", ["with a gradient", "with none"])
 @pytest.mark.parametrize("direction", ["up", "both"])
 def test_threads_that_share_weights_lose_no_gradient(begins, direction):
-    sweep, passes, graph = sweep_of("child_sum", direction), 20, DagBatch.from_dags(list(GRAPH) * 60)
+    sweep, rounds, graph = sweep_of("child_sum", direction), 20, DagBatch.from_dags(list(GRAPH) * 60)
     x = features().repeat(60, 1)
     once = torch.autograd.grad(sweep(x, graph).square().sum(), list(sweep.parameters()))
     shared = [p for name, p in sweep.named_parameters() if "state_weight" in name or "forget_weight" in name]
@@ -248,7 +248,7 @@ def test_threads_that_share_weights_lose_no_gradient(begins, direction):
 
     def work() -> None:
         gate.wait()
-        for _ in range(passes):
+        for _ in range(rounds):
             sweep(x, graph).square().sum().backward(inputs=shared)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
@@ -257,7 +257,7 @@ def test_threads_that_share_weights_lose_no_gradient(begins, direction):
     for thread in threads:
         thread.join()
     expected = dict(zip(sweep.parameters(), once, strict=True))
-    assert_equal([p.grad / (3 * passes) for p in shared], [expected[p] for p in shared])
+    assert_equal([p.grad / (3 * rounds) for p in shared], [expected[p] for p in shared])
 
 
 def test_a_pass_waits_for_another_that_is_adding():
@@ -265,7 +265,7 @@ def test_a_pass_waits_for_another_that_is_adding():
     expected = [2 * g for g in returned(sweep)]
     loss_of(sweep).backward()
     thread = threading.Thread(target=lambda: loss_of(sweep).backward())
-    with leaf_gradients.added_to([sweep.cells["up"].forget_weight]) as (grad,):
+    with autograd.added_to([sweep.cells["up"].forget_weight]) as ((grad,), _):
         before = grad.clone()
         thread.start()
         thread.join(0.3)
@@ -287,7 +287,7 @@ def test_a_child_that_is_forked_in_the_middle_of_an_addition():
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_child, args=(sweep, queue))
-    with leaf_gradients.added_to(list(sweep.parameters())):
+    with autograd.added_to(list(sweep.parameters())):
         child.start()
     found = queue.get(timeout=60)
     child.join(60)
@@ -299,12 +299,12 @@ def test_a_child_that_is_forked_in_the_middle_of_an_addition():
 def test_threads_that_compiled_code_runs_on_are_no_other_writers(monkeypatch):
     parameter = torch.nn.Parameter(torch.ones(1))
     started = list(range(3))
-    monkeypatch.setattr(leaf_gradients.threading, "active_count", lambda: 1 + len(started))
-    monkeypatch.setattr(leaf_gradients.workers, "_started", started)
-    assert leaf_gradients.are_first(parameter)
+    monkeypatch.setattr(autograd.threading, "active_count", lambda: 1 + len(started))
+    monkeypatch.setattr(autograd.workers, "_started", started)
+    assert autograd.are_first(parameter)
     started.pop()
-    monkeypatch.setattr(leaf_gradients.threading, "active_count", lambda: 4)
-    assert not leaf_gradients.are_first(parameter)
+    monkeypatch.setattr(autograd.threading, "active_count", lambda: 4)
+    assert not autograd.are_first(parameter)
 
 
 @pytest.mark.fault("graphs_and_networks", 9)
@@ -312,7 +312,7 @@ def test_threads_that_compiled_code_runs_on_are_no_other_writers(monkeypatch):
 @pytest.mark.parametrize("kind", ["network", "child_sum"])
 def test_gradients_survive_hooks_on_saved_tensors_beside_other_threads(kind, begins, monkeypatch):
     """Checkpointing and offloading hand the backward pass copies of the parameters."""
-    monkeypatch.setattr(leaf_gradients.threading, "active_count", lambda: 9)  # such as the one of a progress bar
+    monkeypatch.setattr(autograd.threading, "active_count", lambda: 9)  # such as the one of a progress bar
 
     def gradients_with(hooks) -> list[Tensor]:
         torch.manual_seed(0)

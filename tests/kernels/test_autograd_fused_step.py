@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dagnn.errors import ConfigError
 from dagnn.graph import Dag
 from dagnn.kernels.emit import workers
-from dagnn.kernels.sweep import passes as compiled_sweep
+from dagnn.kernels.sweep import passes
 from dagnn.nn import DagNN, DagSweep, Embedding, LearnableModule, TreeLSTMCell
 
 LR = 0.03
@@ -39,14 +39,14 @@ def assert_same_step(module: LearnableModule, loss, rtol: float = 1e-12) -> None
 def moved(monkeypatch):
     """The numbers of the weights that a compiled pass moved."""
     numbers: list[int] = []
-    original = compiled_sweep.Sweep.weight_gradient
+    original = passes.Sweep.weight_gradient
 
-    def noticed(self, number, into=None, descent=None):
-        if descent is not None:
+    def noticed(self, number, into=None, step=None):
+        if step is not None:
             numbers.append(number)
-        return original(self, number, into, descent)
+        return original(self, number, into, step)
 
-    monkeypatch.setattr(compiled_sweep.Sweep, "weight_gradient", noticed)
+    monkeypatch.setattr(passes.Sweep, "weight_gradient", noticed)
     return numbers
 
 

@@ -1,4 +1,7 @@
-"""What compiled code is not given: tensors that are more than their memory, and passes that somebody records."""
+"""Compiled code beside PyTorch: tensors that are more than their memory, recorded passes, borrowed memory."""
+
+import sys
+import threading
 
 import pytest
 import torch
@@ -9,6 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import Dag
+from dagnn.kernels import autograd
+from dagnn.kernels.autograd import Borrowed
 from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, DagNN, DagSweep, GRUCell
 
 # PyTorch's own first forward-mode derivative of a process calls it.
@@ -209,3 +214,42 @@ def test_the_operator_checks_what_it_is_given():
         run(x[:, :1], net.edge_weight, net.bias, number)
     with pytest.raises(DtypeError, match=r"all of one, got torch.float32, torch.float64"):
         run(x.float(), net.edge_weight, net.bias, number)
+
+
+def test_two_users_never_have_the_same_and_the_next_gets_what_the_last_left():
+    one, other = Borrowed(1_000, torch.float64), Borrowed(1_000, torch.float64)
+    assert one.numbers.data_ptr() != other.numbers.data_ptr()
+    left = one.numbers.data_ptr()
+    del one
+    assert Borrowed(900, torch.float64).numbers.data_ptr() == left
+
+
+def test_what_is_kept_is_bounded_and_the_smallest_goes():
+    users = [Borrowed(length, torch.float64) for length in (10, 5_000, 20, 4_000, 30, 40)]
+    users.clear()
+    kept = autograd._kept[torch.float64]
+    assert len(kept) <= 4
+    assert max(piece.numel() for piece in kept.values()) >= 5_000
+
+
+def test_threads_that_borrow_at_the_same_time(monkeypatch):
+    failures: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda failure: failures.append(failure.exc_value))
+
+    def work() -> None:
+        for _ in range(1_500):
+            users = [Borrowed(length, torch.float32) for length in (10, 2_000, 30)]
+            del users
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failures == []
+    assert len(autograd._kept[torch.float32]) <= 4 + len(threads)

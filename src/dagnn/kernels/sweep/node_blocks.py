@@ -1,10 +1,10 @@
-"""What the compiled passes of a sweep have in common: taking tiles in order, waiting for levels, finding rows.
+"""What the compiled passes of a sweep have in common: taking blocks in order, waiting for levels, finding rows.
 
-Every worker takes the next tile of the plan, waits until the levels that it depends on are done, and works. Tiles are
+Every worker takes the next block of the plan, waits until the levels that it depends on are done, and works. Tiles are
 handed out in order, so the oldest one that is not done never waits for a younger one: no deadlock, however few of the
-workers really run. What a tile computes does not depend on who computes it.
+workers really run. What a block computes does not depend on who computes it.
 
-Legend: P panels of the hidden width; a *line* is a panel's part of a row.
+Legend: P packs of the hidden width; a *line* is a pack's part of a row.
 """
 
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
 from dagnn.kernels.emit.writer import I32, I64, Value
-from dagnn.kernels.sweep.packed import PRODUCT, PanelWriter, call
-from dagnn.kernels.sweep.plan import CLASS_FIELDS, TILE_FIELDS
+from dagnn.kernels.sweep.packed import PRODUCT, PackedWriter, call
+from dagnn.kernels.sweep.plan import BLOCK_FIELDS, CLASS_FIELDS
 
 # Looks at a counter before a waiting worker lets others have its core.
 _LOOKS = 256
 
 FIELDS = (
-    "pieces", "tile_table", "class_table", "tiles_done", "yield_core", "nodes", "feature_rows", "first_slots",
-    "in_offsets", "in_sources", "out_offsets", "out_slots", "panels", "state_bytes", "projected_bytes", "operands",
+    "pieces", "block_table", "class_table", "blocks_done", "yield_core", "nodes", "feature_rows", "first_slots",
+    "in_offsets", "in_sources", "out_offsets", "out_index", "packs", "state_bytes", "projected_bytes", "operands",
     "gates", "weight_stride", "width",
 )  # fmt: skip
 
@@ -35,26 +35,26 @@ class GateRows:
     per_slot: int
 
 
-class Tile:
-    """A tile that a worker works on.
+class NodeBlock:
+    """A block that a worker works on.
 
     Attributes:
         first: its first place in the sweep. ``rows``: how many. ``slots``: of each of its nodes.
         operator: of its nodes.
     """
 
-    def __init__(self, code: PanelWriter, number: Value, gates: GateRows) -> None:
+    def __init__(self, code: PackedWriter, number: Value, gates: GateRows) -> None:
         build = code.build
-        entry = code.at(code.field("tile_table"), number, 8 * len(TILE_FIELDS))
-        value = {name: code.offset_at(entry, code.i64(k)) for k, name in enumerate(TILE_FIELDS)}
-        klass = code.at(code.field("class_table"), value["klass"], 8 * len(CLASS_FIELDS))
-        of_class = {name: code.offset_at(klass, code.i64(k)) for k, name in enumerate(CLASS_FIELDS)}
+        entry = code.at(code.field("block_table"), number, 8 * len(BLOCK_FIELDS))
+        value = {name: code.offset_at(entry, code.i64(k)) for k, name in enumerate(BLOCK_FIELDS)}
+        node_class = code.at(code.field("class_table"), value["node_class"], 8 * len(CLASS_FIELDS))
+        of_class = {name: code.offset_at(node_class, code.i64(k)) for k, name in enumerate(CLASS_FIELDS)}
         self._code = code
         self.first, self.rows, self.slots = value["first"], value["rows"], of_class["slots"]
         self.after, self.after_back, self.operator = value["after"], value["after_back"], of_class["operator"]
         self._local = value["local"]
-        self._panel_bytes = code.at(code.i64(0), of_class["rows"], code.panels.line)
-        row_bytes = code.at(code.i64(0), code.field("panels"), code.panels.line)
+        self._pack_bytes = code.at(code.i64(0), of_class["rows"], code.layout.line)
+        row_bytes = code.at(code.i64(0), code.field("packs"), code.layout.line)
         self._operands = code.offset(code.field("operands"), row_bytes, of_class["operand_row"])
         rows_of_gates = build.add(
             build.mul(of_class["gate_row"], code.i64(gates.fixed)),
@@ -62,30 +62,30 @@ class Tile:
         )
         self._gates = code.offset(code.field("gates"), row_bytes, rows_of_gates)
 
-    def gate(self, gate: Value, panel: Value, row: Value) -> Value:
-        """The line of a gate (a number, or a value) of the tile's row."""
+    def gate(self, gate: Value, pack: Value, row: Value) -> Value:
+        """The line of a gate (a number, or a value) of the block's row."""
         code = self._code
         number = code.i64(gate) if isinstance(gate, int) else gate
-        whole = code.build.add(code.build.mul(number, code.field("panels")), panel)
+        whole = code.build.add(code.build.mul(number, code.field("packs")), pack)
         return self._line(self._gates, whole, row)
 
-    def operand(self, slot: Value, panel: Value, row: Value) -> Value:
-        """The line of what the tile's row hears in a slot."""
+    def operand(self, slot: Value, pack: Value, row: Value) -> Value:
+        """The line of the block's row in ``operands``: its aggregate of a slot."""
         code = self._code
-        whole = code.build.add(code.build.mul(slot, code.field("panels")), panel)
+        whole = code.build.add(code.build.mul(slot, code.field("packs")), pack)
         return self._line(self._operands, whole, row)
 
-    def _line(self, base: Value, panel: Value, row: Value) -> Value:
+    def _line(self, base: Value, pack: Value, row: Value) -> Value:
         code = self._code
-        first = code.offset(base, self._panel_bytes, panel)
-        return code.at(first, code.build.add(self._local, row), code.panels.line)
+        first = code.offset(base, self._pack_bytes, pack)
+        return code.at(first, code.build.add(self._local, row), code.layout.line)
 
     @property
     def has_operands(self) -> Value:
         """Whether its nodes have any: one bit."""
         return self._code.build.icmp_signed(">", self.slots, self._code.i64(0))
 
-    def forward_product(self, name: str, weight: str, columns: Value, left_panels: Value) -> None:
+    def forward_product(self, name: str, weight: str, columns: Value, left_packs: Value) -> None:
         """``gates[:columns] = operands @ weight``; columns are counted in gates."""
         code, zero = self._code, self._code.i64(0)
         call(
@@ -93,14 +93,14 @@ class Tile:
             name,
             PRODUCT,
             left=self.operand(zero, zero, zero),
-            left_panel=self._panel_bytes,
-            left_panels=left_panels,
+            left_pack=self._pack_bytes,
+            left_packs=left_packs,
             right=code.offset(code.field(weight), code.field("weight_stride"), self.operator),
-            right_panel=code.field("weight_panel"),
-            right_panels=code.build.mul(columns, code.field("panels")),
+            right_pack=code.field("weight_pack"),
+            right_packs=code.build.mul(columns, code.field("packs")),
             out=self.gate(0, zero, zero),
-            out_row=code.i64(code.panels.line),
-            out_panel=self._panel_bytes,
+            out_row=code.i64(code.layout.line),
+            out_pack=self._pack_bytes,
             rows=self.rows,
             width=code.field("width"),
         )
@@ -108,81 +108,81 @@ class Tile:
     def backward_product(self, name: str, weight: str, columns: Value, out: Value) -> None:
         """What the gradients of the first ``columns`` gates say to the slots, row-major from ``out``."""
         code, zero = self._code, self._code.i64(0)
-        slots_of_row = code.build.mul(self.slots, code.field("panels"))
+        slots_of_row = code.build.mul(self.slots, code.field("packs"))
         call(
             code,
             name,
             PRODUCT,
             left=self.gate(0, zero, zero),
-            left_panel=self._panel_bytes,
-            left_panels=code.build.mul(columns, code.field("panels")),
+            left_pack=self._pack_bytes,
+            left_packs=code.build.mul(columns, code.field("packs")),
             right=code.offset(code.field(weight), code.field("weight_stride"), self.operator),
-            right_panel=code.field("back_weight_panel"),
-            right_panels=slots_of_row,
+            right_pack=code.field("back_weight_pack"),
+            right_packs=slots_of_row,
             out=out,
-            out_row=code.at(code.i64(0), slots_of_row, code.panels.line),
-            out_panel=code.i64(code.panels.line),
+            out_row=code.at(code.i64(0), slots_of_row, code.layout.line),
+            out_pack=code.i64(code.layout.line),
             rows=self.rows,
             width=code.field("width"),
         )
 
     @contextmanager
     def each_row(self) -> Iterator["Row"]:
-        """Code for every row of the tile."""
+        """Code for every row of the block."""
         code = self._code
         with code.loop(code.i64(0), self.rows) as row:
             yield Row(code, self, row)
 
 
 class Row:
-    """A node of a tile.
+    """A node of a block.
 
     Attributes:
-        row: its number in the tile. ``place``: in the sweep. ``node``: in the graph.
+        row: its number in the block. ``place``: in the sweep. ``node``: in the graph.
         first_slot: its first slot.
     """
 
-    def __init__(self, code: PanelWriter, tile: Tile, row: Value) -> None:
-        self._code, self.tile, self.row = code, tile, row
-        self.place = code.build.add(tile.first, row)
+    def __init__(self, code: PackedWriter, block: NodeBlock, row: Value) -> None:
+        self._code, self.block, self.row = code, block, row
+        self.place = code.build.add(block.first, row)
         self.node = code.index_at(code.field("nodes"), self.place)
         self.first_slot = code.index_at(code.field("first_slots"), self.place)
 
-    def projected(self, gate: int, panel: Value, field: str = "projected") -> Value:
+    def projected(self, gate: int, pack: Value, field: str = "projected") -> Value:
         """The line of a gate of the projected features, or of their gradient."""
         code = self._code
         at = "feature_rows" if field == "projected" else "nodes"
         row = code.index_at(code.field(at), self.place)
         base = code.offset(code.field(field), code.field("projected_bytes"), row)
         shift = code.build.mul(code.i64(gate), code.field("state_bytes"))
-        return code.line(code.build.add(base, shift), panel)
+        return code.line(code.build.add(base, shift), pack)
 
-    def gate(self, gate: Value, panel: Value) -> Value:
-        return self.tile.gate(gate, panel, self.row)
+    def gate(self, gate: Value, pack: Value) -> Value:
+        return self.block.gate(gate, pack, self.row)
 
-    def heard(self, gate: int, panel: Value, half: int) -> Value:
+    def product(self, gate: int, pack: Value, half: int) -> Value:
         """Half of what a product has left in the place of a gate; 0 for a node without operands, which has none."""
         code = self._code
-        value = code.load_half(self.gate(gate, panel), half)
-        return code.build.select(self.tile.has_operands, value, code.constant(0))
+        value = code.load_half(self.gate(gate, pack), half)
+        return code.build.select(self.block.has_operands, value, code.constant(0))
 
-    def state(self, field: str, panel: Value, index: Value | None = None) -> Value:
+    def state(self, field: str, pack: Value, index: Value | None = None) -> Value:
         """The line of this node's row, or of the row ``index``, of a matrix of one row for each node or slot."""
         code = self._code
         row = self.node if index is None else index
-        return code.line(code.offset(code.field(field), code.field("state_bytes"), row), panel)
+        return code.line(code.offset(code.field(field), code.field("state_bytes"), row), pack)
 
     @contextmanager
-    def each_panel(self) -> Iterator[Value]:
+    def each_pack(self) -> Iterator[Value]:
         code = self._code
-        with code.loop(code.i64(0), code.field("panels")) as panel:
-            yield panel
+        with code.loop(code.i64(0), code.field("packs")) as pack:
+            yield pack
 
     @contextmanager
     def each_slot(self) -> Iterator[Value]:
         """Code for every slot of the node, counted from 0."""
         code = self._code
-        with code.loop(code.i64(0), self.tile.slots) as slot:
+        with code.loop(code.i64(0), self.block.slots) as slot:
             yield slot
 
     @contextmanager
@@ -202,28 +202,28 @@ class Row:
 
 
 @contextmanager
-def each_tile(code: PanelWriter, gates: GateRows, *, back: bool = False) -> Iterator[Tile]:
-    """Code for every tile that the worker takes, in the order of the plan or from its end."""
+def each_block(code: PackedWriter, gates: GateRows, *, back: bool = False) -> Iterator[NodeBlock]:
+    """Code for every block that the worker takes, in the order of the plan or from its end."""
     build = code.build
     with code.pieces() as piece:
         last = build.sub(code.field("pieces"), code.i64(1))
-        tile = Tile(code, build.sub(last, piece) if back else piece, gates)
-        _wait(code, tile.after_back if back else tile.after)
-        yield tile
+        block = NodeBlock(code, build.sub(last, piece) if back else piece, gates)
+        _wait(code, block.after_back if back else block.after)
+        yield block
         build.atomic_rmw("add", _done(code), code.i64(1), "acq_rel")
 
 
-def _ends(code: PanelWriter, field: str, group: Value) -> tuple[Value, Value]:
+def _ends(code: PackedWriter, field: str, group: Value) -> tuple[Value, Value]:
     offsets = code.field(field)
     return code.offset_at(offsets, group), code.offset_at(offsets, code.build.add(group, code.i64(1)))
 
 
-def _done(code: PanelWriter) -> Value:
-    return code.build.inttoptr(code.field("tiles_done"), ir.PointerType(I64))
+def _done(code: PackedWriter) -> Value:
+    return code.build.inttoptr(code.field("blocks_done"), ir.PointerType(I64))
 
 
-def _wait(code: PanelWriter, needed: Value) -> None:
-    """Until so many tiles are done."""
+def _wait(code: PackedWriter, needed: Value) -> None:
+    """Until so many blocks are done."""
     build = code.build
     looks = code.variable(I64)
     build.store(code.i64(0), looks)

@@ -12,9 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from dagnn.graph import Dag, DagBatch
 from dagnn.kernels.emit import workers
-from dagnn.kernels.emit import workers as sweep_calls
 from dagnn.kernels.sweep import function as sweep_function
-from dagnn.kernels.sweep import passes as compiled_sweep
+from dagnn.kernels.sweep import passes
 from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, DagSweep, GRUCell, TreeLSTMCell
 
 D = 3
@@ -77,8 +76,8 @@ def at_once(monkeypatch):
     """With two threads, every pair of sweeps goes at once; counts how often."""
     monkeypatch.setattr(sweep_function, "AT_ONCE_WORK", 0)
     threads, times = torch.get_num_threads(), []
-    original = sweep_calls._run_at_once
-    monkeypatch.setattr(sweep_calls, "_run_at_once", lambda rows: times.append(len(rows)) or original(rows))
+    original = workers._run_at_once
+    monkeypatch.setattr(workers, "_run_at_once", lambda rows: times.append(len(rows)) or original(rows))
     torch.set_num_threads(2)
     yield times
     torch.set_num_threads(threads)
@@ -170,14 +169,14 @@ def test_when_it_is_worth_it(at_once, monkeypatch):
     DagSweep(sweep.cells["up"]).double()(x, GRAPH)
     assert len(at_once) == 1
     torch.set_num_threads(2)
-    work = [compiled_sweep.work_of(course_plan(sweep, way), 5) for way in ("up", "down")]
+    work = [passes.work_of(course_plan(sweep, way), 5) for way in ("up", "down")]
     for limit, times in ((min(work), 2), (min(work) + 1, 2)):
         monkeypatch.setattr(sweep_function, "AT_ONCE_WORK", limit)
         sweep(x, GRAPH)
         assert len(at_once) == times
     monkeypatch.setattr(sweep_function, "AT_ONCE_WORK", 0)
-    monkeypatch.setattr(compiled_sweep, "PARALLEL_WORK", 0)
-    monkeypatch.setattr(compiled_sweep, "PARALLEL_SPEEDUP", 0)
+    monkeypatch.setattr(passes, "PARALLEL_WORK", 0)
+    monkeypatch.setattr(passes, "PARALLEL_SPEEDUP", 0)
     sweep(x, GRAPH)  # each of them uses both threads by itself
     assert len(at_once) == 2
 
@@ -195,8 +194,8 @@ def test_a_long_chain_is_worth_it_and_a_short_one_is_not(at_once, monkeypatch):
     torch.set_num_threads(2)
     try:
         counts = []
-        original = sweep_calls._run_at_once
-        monkeypatch.setattr(sweep_calls, "_run_at_once", lambda rows: counts.append(len(rows)) or original(rows))
+        original = workers._run_at_once
+        monkeypatch.setattr(workers, "_run_at_once", lambda rows: counts.append(len(rows)) or original(rows))
         for length in (2, 5_000):
             with torch.no_grad():
                 sweep_of("child_sum", 16)(features(length), chain(length))

@@ -6,7 +6,7 @@ import torch
 from dagnn.graph import Dag
 from dagnn.kernels import ACTIVATIONS, plan_network
 from dagnn.kernels.emit.functions import CODES, INPUT
-from dagnn.kernels.network import passes as compiled_network
+from dagnn.kernels.network import passes
 from dagnn.kernels.network.passes import Gradients
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 4e-15}
@@ -19,9 +19,9 @@ def value_and_slope(name: str, z: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
         dag.edges, dag.levels, dag.inputs, dag.outputs, torch.tensor([False, False]), ["identity", name]
     )
     one = torch.ones(1, dtype=z.dtype)
-    y, saved = compiled_network.forward(plan.compiled, z[:, None].contiguous(), one, one[:0])
+    y, saved = passes.forward(plan.compiled, z[:, None].contiguous(), one, one[:0])
     into = Gradients(torch.empty_like(one), one[:0], accumulate=False)
-    slope = compiled_network.backward(plan.compiled, torch.ones_like(y), saved, one, one[:0], into, needs_x=True)
+    slope = passes.backward(plan.compiled, torch.ones_like(y), saved, one, one[:0], into, needs_x=True)
     assert slope is not None
     return y[:, 0], slope[:, 0]
 
