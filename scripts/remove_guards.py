@@ -247,7 +247,7 @@ GUARDS = [
     Guard(
         "a loss that is not finite makes no step",
         "training/step.py",
-        "        if not joined.empty and not math.isfinite(joined.loss):\n",
+        "        if not totals.empty and not math.isfinite(totals.loss):\n",
         "        if False:\n",
         f"{TRAINER}::test_step_that_is_not_finite_is_refused_shown_and_counted",
     ),

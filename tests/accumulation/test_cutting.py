@@ -7,16 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.accumulation.partition import Cut, cut_windows
+from dagnn.accumulation.partition import PartitionRule, partition_windows
 from dagnn.errors import AccumulationError, ConfigError
 
 
 def cut(loader, carried=None, **options):
     defaults = {"micro_batches": None, "micro_batch_size": None, "max_weight": None, "weight": None, "tail": "flush"}
-    rule = Cut(**(defaults | options))
+    rule = PartitionRule(**(defaults | options))
     rule.check()
     return [
-        [micro.data for micro in window] for window in cut_windows(loader, rule, [] if carried is None else carried)
+        [micro.data for micro in window]
+        for window in partition_windows(loader, rule, [] if carried is None else carried)
     ]
 
 
@@ -59,8 +60,8 @@ def test_windows_are_read_only_as_far_as_needed():
             seen.append(i)
             yield i
 
-    rule = Cut(3, None, None, None, "flush")
-    next(cut_windows(loader(), rule, []))
+    rule = PartitionRule(3, None, None, None, "flush")
+    next(partition_windows(loader(), rule, []))
     assert seen == [0, 1, 2]
 
 

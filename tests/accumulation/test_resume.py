@@ -88,6 +88,17 @@ def test_window_that_is_open_must_be_asked_for():
         break
 
 
+def test_window_whose_mean_is_in_grad_is_not_saved_half_done():
+    model, _, accumulator, loader = setup()
+    window = next(accumulator.windows(loader, micro_batches=K))
+    for x, y in window:
+        window.backward(mse_loss(model(x), y))
+    with pytest.raises(AccumulationError, match="all 4 micro-batches of this window have run"):
+        accumulator.state_dict(inside_window=True)
+    window.step()
+    accumulator.state_dict()
+
+
 def test_state_of_another_model_is_refused():
     model, _, accumulator, loader = setup()
     state = train(model, accumulator, loader, 2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from dagnn.accumulation.items import count_items
-from dagnn.accumulation.partition import join_batches
+from dagnn.accumulation.partition import concatenate
 from dagnn.accumulation.partition import split_batch as split_with_sizes
 from dagnn.errors import AccumulationError, ConfigError
 
@@ -57,7 +57,7 @@ class Graphs:
 def test_pieces_joined_are_the_batch(items, size):
     batch = {"x": torch.randn(items, 2), "y": (torch.arange(items),)}
     pieces = split_batch(batch, size)
-    joined = join_batches(pieces)
+    joined = concatenate(pieces)
     assert torch.equal(joined["x"], batch["x"]) and torch.equal(joined["y"][0], batch["y"][0])
     assert [len(piece["x"]) for piece in pieces] == [size] * (items // size) + ([items % size] if items % size else [])
 

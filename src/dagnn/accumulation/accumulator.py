@@ -11,14 +11,22 @@ from torch.optim import Optimizer
 from dagnn.accumulation.closures import step_with_closure
 from dagnn.accumulation.eager import Eager, LastBackwardSums, MomentumSums, check_eager
 from dagnn.accumulation.optimizers import OwnedParameters, check_models, check_optimizers
-from dagnn.accumulation.partition import Cut, MicroBatch, Plan, Tail, WeightFn, cut_windows, join_plans
+from dagnn.accumulation.partition import (
+    MicroBatch,
+    Outline,
+    PartitionRule,
+    Tail,
+    WeightFn,
+    known_weights,
+    partition_windows,
+)
 from dagnn.accumulation.ranks import FsdpSync, Ranks, ranks_of
 from dagnn.accumulation.shares import Reduction
 from dagnn.accumulation.state import BatchNormMode, BatchNorms
-from dagnn.accumulation.stepping import Finisher, Update
+from dagnn.accumulation.stepping import Finalizer, Update
 from dagnn.accumulation.sums import AccumulateDtype, GradientSums, Sums, check_accumulate_dtype
 from dagnn.accumulation.whole_batch import Job, LossFn, MicroBatchSize, run_batch
-from dagnn.accumulation.window import Engine, OnNonfinite, Window
+from dagnn.accumulation.window import OnNonfinite, Window
 from dagnn.errors import AccumulationError, ConfigError
 
 _STATE_VERSION = 1
@@ -95,7 +103,7 @@ class GradientAccumulator:
         self._models = models
         self._accumulate_dtype = accumulate_dtype
         self._on_nonfinite = on_nonfinite
-        self._finisher = Finisher(
+        self._finalizer = Finalizer(
             models,
             optimizers,
             max_norm=max_norm,
@@ -119,7 +127,7 @@ class GradientAccumulator:
             eager,
             optimizers,
             max_norm=max_norm,
-            has_scaler=self._finisher.scaler is not None,
+            has_scaler=self._finalizer.scaler is not None,
             on_nonfinite=on_nonfinite,
             world_size=self._ranks.world_size,
             accumulate_dtype=accumulate_dtype,
@@ -168,10 +176,10 @@ class GradientAccumulator:
             ConfigError: an argument is out of range.
             AccumulationError: the window before was not stepped.
         """
-        cut = Cut(micro_batches, micro_batch_size, max_weight, weight, tail)
-        cut.check()
+        rule = PartitionRule(micro_batches, micro_batch_size, max_weight, weight, tail)
+        rule.check()
         self._check_nothing_open("windows()")
-        return self._run_windows(loader, cut)
+        return self._run_windows(loader, rule)
 
     def backward(
         self,
@@ -198,7 +206,7 @@ class GradientAccumulator:
             window.backward(loss, weight, reduction, retain_graph=retain_graph)
             window.end_micro_batch()
         except BaseException:
-            if not window.failed and not window.take_back_micro_batch():
+            if not window.failed and not window.forget_micro_batch():
                 window.discard()  # it was the first: nothing is open
             raise
 
@@ -242,9 +250,9 @@ class GradientAccumulator:
             return window
 
         try:
-            if not (self._finisher.needs_closure if closure is None else closure):
+            if not (self._finalizer.needs_closure if closure is None else closure):
                 return run().step()
-            window, stepped = step_with_closure(self._finisher, run)
+            window, stepped = step_with_closure(self._finalizer, run)
             return window.close(stepped)
         except BaseException:
             self.discard()
@@ -322,12 +330,12 @@ class GradientAccumulator:
         self._carried = list(carried)
         self._saved_window = state.get("window")
 
-    def _run_windows(self, loader: Iterable[Any], cut: Cut) -> Iterator[Window]:
-        cutter = cut_windows(loader, cut, self._carried)
+    def _run_windows(self, loader: Iterable[Any], rule: PartitionRule) -> Iterator[Window]:
+        micro_batches = partition_windows(loader, rule, self._carried)
         while True:
-            micros = next(cutter, None)
-            everywhere = self._ranks.gather(Plan.of(micros, declared=cut.weight is not None))
-            if not any(plan.has_window for plan in everywhere):
+            micros = next(micro_batches, None)
+            everywhere = self._ranks.gather(Outline.of(micros, declared=rule.weight is not None))
+            if not any(outline.has_window for outline in everywhere):
                 return
             self._check_nothing_open("windows()")
             yield self._open_window(micros or [], everywhere)
@@ -337,9 +345,8 @@ class GradientAccumulator:
                     "over the window, or window.discard() to give it up."
                 )
 
-    def _open_window(self, micros: list[MicroBatch], everywhere: list[Plan]) -> Window:
-        self._ranks.open_window([plan.micro_batches for plan in everywhere])
-        self._open = Window(self._new_engine(), micros, join_plans(everywhere, micros))
+    def _open_window(self, micros: list[MicroBatch], everywhere: list[Outline]) -> Window:
+        self._open = self._new_window(micros, everywhere)
         if self._saved_window is not None:
             saved, self._saved_window = self._saved_window, None
             self._open.load_state_dict(saved)
@@ -353,34 +360,37 @@ class GradientAccumulator:
             )
         if self._open is None:
             self._manual = True
-            self._ranks.open_window([])
-            self._open = Window(self._new_engine(), [], None)
+            self._open = self._new_window([], [])
         return self._open
 
-    def _new_engine(self) -> Engine:
-        # Anew for each window: parameter groups and dtypes may change between windows.
-        return Engine(
+    def _new_window(self, micros: list[MicroBatch], everywhere: list[Outline]) -> Window:
+        self._ranks.open_window([outline.micro_batches for outline in everywhere])
+        return Window(
+            micros,
+            known_weights(everywhere, micros) if everywhere else None,
             sums=self._new_sums(),
             ranks=self._ranks,
-            finisher=self._finisher,
-            on_nonfinite=self._on_nonfinite,
             batch_norms=self._batch_norms,
+            on_nonfinite=self._on_nonfinite,
+            finalizer=self._finalizer,
             check=self._owned.check,
             names=self._owned.names,
             closed=self._close_window,
         )
 
     def _new_sums(self) -> Sums:
+        # New for each window: parameter groups and dtypes may change between windows.
         if self._broken:
             raise AccumulationError(
-                f"a window with eager={self._eager!r} was given up after its update had begun, which cannot be undone: "
-                "load the model and the optimizer from a checkpoint, and accumulator.load_state_dict(...) with them."
+                f"a window with eager={self._eager!r} was discarded after its update had begun, and the parameters "
+                "cannot be restored: load the model and the optimizer from a checkpoint, and "
+                "accumulator.load_state_dict(...) with them."
             )
         parameters = self._owned.open_window()
         if self._eager == "momentum":
-            return MomentumSums(parameters, self._finisher.optimizers)
+            return MomentumSums(parameters, self._finalizer.optimizers)
         if self._eager == "last":
-            return LastBackwardSums(parameters, self._finisher.optimizers)
+            return LastBackwardSums(parameters, self._finalizer.optimizers)
         return GradientSums(parameters, self._accumulate_dtype)
 
     def _close_window(self, updated: bool, broken: bool) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dagnn.accumulation.state import RandomState
-from dagnn.accumulation.stepping import Finisher, Stepped, losses_are_finite
+from dagnn.accumulation.stepping import Finalizer, Stepped, losses_are_finite
 from dagnn.accumulation.sums import clip_factor, total_norm
 from dagnn.accumulation.window import Window
 from dagnn.errors import AccumulationError, ConfigError
@@ -31,17 +31,17 @@ class WindowClosure:
     def __call__(self) -> float:
         if self._seen is not None and self._seen == self._identity():
             self._seen = None
-            return self.first[0].joined.loss
+            return self.first[0].totals.loss
         self._seen = None
         self._random.restore()
         window, norm = self._evaluate()
         self._random_after.restore()
-        if not norm < float("inf") or not losses_are_finite(window.joined.losses):
+        if not norm < float("inf") or not losses_are_finite(window.totals.losses):
             raise AccumulationError(
                 "the gradient or the loss became inf or nan inside one optimizer step, which was undone: lower the "
                 "learning rate, or give LBFGS line_search_fn='strong_wolfe'."
             )
-        return window.joined.loss
+        return window.totals.loss
 
     def _evaluate(self) -> tuple[Window, float]:
         with torch.enable_grad():  # optimizers step under no_grad
@@ -58,8 +58,8 @@ class WindowClosure:
         return [(id(p.grad), p._version) for p in self._parameters]
 
 
-def step_with_closure(finisher: Finisher, run: Callable[[], Window]) -> tuple[Window, Stepped]:
-    """Step the one optimizer of ``finisher``; ``run`` makes a settled window at the parameters of the moment.
+def step_with_closure(finalizer: Finalizer, run: Callable[[], Window]) -> tuple[Window, Stepped]:
+    """Step the one optimizer of ``finalizer``; ``run`` makes a settled window at the parameters of the moment.
 
     Returns:
         the window of the first evaluation, at the parameters before the step, and what happened.
@@ -68,22 +68,22 @@ def step_with_closure(finisher: Finisher, run: Callable[[], Window]) -> tuple[Wi
         ConfigError: there are several optimizers or a loss scaler, which a closure cannot serve.
         AccumulationError: the gradient stopped being finite after the first evaluation.
     """
-    if len(finisher.optimizers) > 1 or finisher.scaler is not None:
+    if len(finalizer.optimizers) > 1 or finalizer.scaler is not None:
         raise ConfigError(
-            f"an update by closure needs one optimizer and no scaler, got {len(finisher.optimizers)} optimizers and "
-            f"scaler={'None' if finisher.scaler is None else 'a GradScaler'}."
+            f"an update by closure needs one optimizer and no scaler, got {len(finalizer.optimizers)} optimizers and "
+            f"scaler={'None' if finalizer.scaler is None else 'a GradScaler'}."
         )
-    (optimizer,) = finisher.optimizers
+    (optimizer,) = finalizer.optimizers
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    lr = finisher.lr
-    closure = WindowClosure(parameters, finisher.max_norm, run)
+    lr = finalizer.lr
+    closure = WindowClosure(parameters, finalizer.max_norm, run)
     window, norm = closure.first
-    if window.joined.empty:
+    if window.totals.empty:
         return window, Stepped(float("nan"), lr, "empty")
-    losses = window.joined.losses
+    losses = window.totals.losses
     if not norm < float("inf") or not losses_are_finite(losses):
         gradients = [(f"parameter {i}", p.grad) for i, p in enumerate(parameters) if p.grad is not None]
-        finisher.refuse_nonfinite(gradients, losses)
+        finalizer.refuse_nonfinite(gradients, losses)
         return window, Stepped(norm, lr, "non-finite")
     before = [parameter.detach().clone() for parameter in parameters]
     try:
@@ -93,8 +93,8 @@ def step_with_closure(finisher: Finisher, run: Callable[[], Window]) -> tuple[Wi
         with torch.no_grad():
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
-        if finisher.needs_closure:
+        if finalizer.needs_closure:
             optimizer.state.clear()  # LBFGS cannot go on from a history that ends inside a step
         raise
-    finisher.after_step()
+    finalizer.after_step()
     return window, Stepped(norm, lr, None)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from dagnn.accumulation.items import CUT, count_items
-from dagnn.accumulation.partition import join_batches, slice_batch
+from dagnn.accumulation.items import CANNOT_SPLIT, count_items
+from dagnn.accumulation.partition import concatenate, slice_batch
 from dagnn.accumulation.state import RandomState
 from dagnn.errors import AccumulationError
 
@@ -74,7 +74,7 @@ def cached_loss(
 
 
 def _run_pieces(function: Callable[..., Any], args: Any, kwargs: Any, size: int, calls: list[_Call]) -> Any:
-    num_items = count_items((*args, *kwargs.values()), advice=CUT)
+    num_items = count_items((*args, *kwargs.values()), advice=CANNOT_SPLIT)
     with_gradient = torch.is_grad_enabled()
     flat, spec = tree_flatten((args, kwargs))
     originals: list[tuple[Tensor, Tensor]] = []
@@ -94,7 +94,7 @@ def _run_pieces(function: Callable[..., Any], args: Any, kwargs: Any, size: int,
             output = function(*piece_args, **piece_kwargs)
             _check_separable(output, stop - start)
             outputs.append(output)
-    joined = join_batches(outputs)
+    joined = concatenate(outputs)
     if not with_gradient:
         return joined
     flat_outputs, output_spec = tree_flatten(joined)

@@ -59,6 +59,18 @@ class _HookedSums(Sums):
     def narrow(self) -> None:
         pass
 
+    def state(self) -> list[Tensor | None]:
+        raise AccumulationError(
+            f"a window with eager updates cannot be saved half done, with {sum(self.has_sum())} of "
+            f"{len(self.parameters)} parameters begun: save at its boundary."
+        )
+
+    def load_state(self, state: Sequence[Tensor | None]) -> None:
+        raise ConfigError(
+            f"a window of {len(state)} saved sums cannot go on with eager updates: load it into an accumulator without "
+            "eager."
+        )
+
     def begin_trial(self) -> None:
         raise AssertionError("refused at construction")
 

@@ -12,11 +12,11 @@ from torch.utils.data import default_collate
 from dagnn.errors import AccumulationError
 
 # What to do about a batch that cannot be read, when its items are to be counted and when it is to be cut.
-COUNT = (
+CANNOT_COUNT = (
     "so its items cannot be counted: pass weight=... (a function of the micro-batch that returns its number of items, "
     "or whatever its loss divides by)"
 )
-CUT = (
+CANNOT_SPLIT = (
     "so it cannot be cut, with or without weight=...: give tensors whose first dimension is the item, or cut it "
     "yourself and pass the pieces to windows(pieces, micro_batches=...)"
 )
@@ -26,7 +26,7 @@ class Parts(list[Any]):
     """A list whose elements are parts of one batch, as ``default_collate`` makes it, and not items."""
 
 
-def count_items(batch: Any, *, advice: str = COUNT) -> int:
+def count_items(batch: Any, *, advice: str = CANNOT_COUNT) -> int:
     """Number of items in ``batch``: the one count that all of its parts agree on.
 
     Args:
@@ -137,7 +137,7 @@ def is_list_of_items(value: Any, num_items: int, *, outer: bool, beside_items: b
     counts = _agreed(value)
     if counts is None or num_items not in counts or beside_items:
         return True
-    raise AccumulationError(_two_readings(value if outer else None, counts, CUT))
+    raise AccumulationError(_two_readings(value if outer else None, counts, CANNOT_SPLIT))
 
 
 def holds_list_of_items(parts: Iterable[Any]) -> bool:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from dagnn.accumulation.fetched import Fetched
 from dagnn.accumulation.items import (
-    CUT,
+    CANNOT_SPLIT,
     Parts,
     as_parts,
     count_items,
@@ -23,7 +23,7 @@ from dagnn.accumulation.items import (
     is_structure,
     parts_of,
 )
-from dagnn.accumulation.shares import SINGLE, Planned, Weights, check_weights
+from dagnn.accumulation.shares import SINGLE, KnownWeights, Weights, check_weights
 from dagnn.errors import AccumulationError, ConfigError
 
 
@@ -46,7 +46,7 @@ def split_batch(batch: Any, micro_batch_size: int) -> list[tuple[Any, int]]:
     """
     if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int) or micro_batch_size < 1:
         raise ConfigError(f"micro_batch_size must be a positive whole number, got {micro_batch_size!r}.")
-    num_items = count_items(batch, advice=CUT)
+    num_items = count_items(batch, advice=CANNOT_SPLIT)
     starts = range(0, num_items, micro_batch_size)
     sizes = [min(micro_batch_size, num_items - start) for start in starts]
     return [
@@ -56,7 +56,7 @@ def split_batch(batch: Any, micro_batch_size: int) -> list[tuple[Any, int]]:
 
 def slice_batch(batch: Any, start: int, stop: int, num_items: int | None = None) -> Any:
     """Items ``start .. stop - 1`` of the ``num_items`` in ``batch`` (counted if not given), in the same structure."""
-    num_items = count_items(batch, advice=CUT) if num_items is None else num_items
+    num_items = count_items(batch, advice=CANNOT_SPLIT) if num_items is None else num_items
     if stop - start == num_items:
         return list(batch) if isinstance(batch, Parts) else batch
     return _slice(batch, start, stop, num_items, outer=True)
@@ -94,17 +94,17 @@ def _slice(
     return dataclasses.replace(batch, **{field.name: piece for field, piece in fields if field.init})
 
 
-def join_batches(parts: list[Any]) -> Any:
+def concatenate(parts: list[Any]) -> Any:
     """Inverse of slicing for what models return: tensors, and tuples, lists and mappings of tensors."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts)
     if isinstance(first, Mapping):
-        return _rebuild(first, {key: join_batches([part[key] for part in parts]) for key in first})
+        return _rebuild(first, {key: concatenate([part[key] for part in parts]) for key in first})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(join_batches(list(group)) for group in zip(*parts, strict=True)))
+        return type(first)(*(concatenate(list(group)) for group in zip(*parts, strict=True)))
     if isinstance(first, (list, tuple)):
-        return type(first)(join_batches(list(group)) for group in zip(*parts, strict=True))
+        return type(first)(concatenate(list(group)) for group in zip(*parts, strict=True))
     if first is None:
         return None
     raise AccumulationError(f"outputs of type {type(first).__name__} cannot be joined: return tensors.")
@@ -130,7 +130,7 @@ class MicroBatch(NamedTuple):
     weights: Weights | None
 
 
-class Cut(NamedTuple):
+class PartitionRule(NamedTuple):
     """How to cut: exactly one of the first three is set."""
 
     micro_batches: int | None
@@ -162,7 +162,7 @@ class Cut(NamedTuple):
             raise ConfigError(f"weight must be a function of a micro-batch, got {type(self.weight).__name__}.")
 
 
-def cut_windows(loader: Iterable[Any], cut: Cut, carried: list[Any]) -> Iterator[list[MicroBatch]]:
+def partition_windows(loader: Iterable[Any], rule: PartitionRule, carried: list[Any]) -> Iterator[list[MicroBatch]]:
     """Windows of ``loader``: each a list of micro-batches, complete unless it is the last.
 
     Args:
@@ -171,13 +171,13 @@ def cut_windows(loader: Iterable[Any], cut: Cut, carried: list[Any]) -> Iterator
     """
     collated = is_collated(loader)
     # Only what is fetched while others wait can be written over; a list is there already, a collated batch is new.
-    look = cut.micro_batches != 1 and not collated and not isinstance(loader, (list, tuple))
+    look = rule.micro_batches != 1 and not collated and not isinstance(loader, (list, tuple))
     loader = itertools.chain(carried.copy(), loader)
     carried.clear()
-    if cut.micro_batch_size is not None:
+    if rule.micro_batch_size is not None:
         for batch in loader:
-            pieces = split_batch(as_parts(batch) if collated else batch, cut.micro_batch_size)
-            yield [counted(micro, cut.weight, items=items) for micro, items in pieces]
+            pieces = split_batch(as_parts(batch) if collated else batch, rule.micro_batch_size)
+            yield [counted(micro, rule.weight, items=items) for micro, items in pieces]
         return
 
     window: list[MicroBatch] = []
@@ -186,23 +186,23 @@ def cut_windows(loader: Iterable[Any], cut: Cut, carried: list[Any]) -> Iterator
     for batch in loader:
         if look:
             fetched.add(batch)
-        micro = counted(batch, cut.weight, collated=collated)
-        if cut.max_weight is not None:
+        micro = counted(batch, rule.weight, collated=collated)
+        if rule.max_weight is not None:
             weight = _main_weight(micro)
-            if window and filled + weight > cut.max_weight:
+            if window and filled + weight > rule.max_weight:
                 fetched.end_window(keep_last=look)
                 yield window
                 window, filled = [], 0.0
             filled += weight
         window.append(micro)
-        if len(window) == cut.micro_batches:
+        if len(window) == rule.micro_batches:
             fetched.end_window()
             yield window
             window = []
     fetched.end_window()
-    if window and cut.tail == "flush":
+    if window and rule.tail == "flush":
         yield window
-    elif cut.tail == "carry":
+    elif rule.tail == "carry":
         carried.extend(micro.data for micro in window)
 
 
@@ -231,7 +231,7 @@ def _main_weight(micro: MicroBatch) -> float:
     return next(iter(micro.weights.values()))
 
 
-class Plan(NamedTuple):
+class Outline(NamedTuple):
     """One process's part of the next window: sent to all others."""
 
     has_window: bool
@@ -240,8 +240,8 @@ class Plan(NamedTuple):
     declared: bool
 
     @classmethod
-    def of(cls, micros: list[MicroBatch] | None, *, declared: bool) -> "Plan":
-        """The plan of ``micros``; of None where this process has no batches left."""
+    def of(cls, micros: list[MicroBatch] | None, *, declared: bool) -> "Outline":
+        """The outline of ``micros``; of None where this process has no batches left."""
         totals: Weights = {}
         for micro in micros or []:
             if micro.weights is None:
@@ -251,12 +251,12 @@ class Plan(NamedTuple):
         return cls(micros is not None, len(micros or []), totals, declared)
 
 
-def join_plans(plans: list[Plan], micros: list[MicroBatch]) -> Planned | None:
+def known_weights(outlines: list[Outline], micros: list[MicroBatch]) -> KnownWeights | None:
     """The window over all processes, with this process's own ``micros``; None where items could not be counted."""
     totals: Weights = {}
-    for plan in plans:
-        if plan.totals is None:
+    for outline in outlines:
+        if outline.totals is None:
             return None
-        for name, weight in plan.totals.items():
+        for name, weight in outline.totals.items():
             totals[name] = totals.get(name, 0.0) + weight
-    return Planned([micro.weights or {} for micro in micros], totals, plans[0].declared)
+    return KnownWeights([micro.weights or {} for micro in micros], totals, outlines[0].declared)

@@ -20,7 +20,7 @@ Weights = dict[str, float]
 SINGLE = "loss"  # the name of a loss, and of a denominator, that was given without one
 
 
-class Planned(NamedTuple):
+class KnownWeights(NamedTuple):
     """What is known of a window before it runs."""
 
     weights: list[Weights]  # per micro-batch of this process: denominator name -> w
@@ -28,8 +28,8 @@ class Planned(NamedTuple):
     declared: bool  # by the user, not taken from the first dimension
 
 
-class Tally(NamedTuple):
-    """What one process adds to the window: joined over processes with ``join_tallies``."""
+class Contribution(NamedTuple):
+    """What one process adds to the window: joined over processes with ``window_totals``."""
 
     used: Weights  # denominator name -> weight that went into the gradients
     losses: dict[str, tuple[str, float]]  # loss name -> (denominator, sum of w * loss)
@@ -54,8 +54,8 @@ class Shares:
     provisional (``w / reference``), and ``correction`` gives the factor ``reference / N`` for the finished sum.
     """
 
-    def __init__(self, planned: Planned | None, reference: float | None) -> None:
-        self._planned = planned
+    def __init__(self, known: KnownWeights | None, reference: float | None) -> None:
+        self._known = known
         self._reference = reference
         self._divisor: Divisor | None = None  # None until the first backward decides
         self._weights: dict[int, Weights] = {}  # micro-batch -> weights that were used
@@ -94,14 +94,14 @@ class Shares:
         self._weights.pop(micro, None)
         self._records = [record for record in self._records if record.micro != micro]
 
-    def take_back(self, micro: int) -> None:
+    def forget(self, micro: int) -> None:
         """Forget micro-batch ``micro``, which was refused; the first decides again how weights come."""
         self._weights.pop(micro, None)
         self._records = [record for record in self._records if record.micro != micro]
         if not self._weights:
             self._divisor = None
 
-    def tally(self) -> Tally:
+    def contribution(self) -> Contribution:
         """Everything this process contributes, as plain numbers (waits for the device once)."""
         used: Weights = {}
         for weights in self._weights.values():
@@ -111,7 +111,7 @@ class Shares:
         for record, loss in zip(self._records, self.loss_values(), strict=True):
             previous = losses[record.name][1] if record.name in losses else 0.0
             losses[record.name] = (record.denominator, previous + record.factor * loss)
-        return Tally(used, losses, self._divisor, self._dropped, self._overflowed, self._reference)
+        return Contribution(used, losses, self._divisor, self._dropped, self._overflowed, self._reference)
 
     def loss_values(self) -> list[float]:
         """The recorded losses as numbers, in the order of the backward calls."""
@@ -152,7 +152,7 @@ class Shares:
         if weight is None:
             return self._planned_weight(micro, name)
         weight = check_weight(weight, "weight")
-        if self._planned is not None and self._planned.declared:
+        if self._known is not None and self._known.declared:
             denominator, own, total = self._planned_weight(micro, name)
             if own != weight:
                 raise AccumulationError(
@@ -172,14 +172,14 @@ class Shares:
         return SINGLE, weight, self._reference or 1.0
 
     def _planned_weight(self, micro: int, name: str) -> tuple[str, float, float]:
-        if self._planned is None:
+        if self._known is None:
             raise AccumulationError(
                 "the weight of this micro-batch is not known: pass weight=... to backward (the number of items or "
                 "tokens that the loss is the mean of; weight=1 if all micro-batches count the same). If the batches "
                 "are lists [inputs, targets], tuples in their place are counted."
             )
         self._decide("planned")
-        weights, totals = self._planned.weights[micro], self._planned.totals
+        weights, totals = self._known.weights[micro], self._known.totals
         denominator = name if name in totals else SINGLE
         if denominator not in totals:
             raise AccumulationError(
@@ -203,7 +203,7 @@ class Shares:
             )
 
 
-class Joined(NamedTuple):
+class WindowTotals(NamedTuple):
     """The whole window over all processes."""
 
     weight: float  # total of the first denominator; 1 where nothing is divided
@@ -214,7 +214,7 @@ class Joined(NamedTuple):
     empty: bool  # nothing had weight: no gradient, no update
 
 
-def join_tallies(tallies: list[Tally], totals: Mapping[str, float] | None) -> Joined:
+def window_totals(contributions: list[Contribution], totals: Mapping[str, float] | None) -> WindowTotals:
     """Join what all processes added; ``totals`` are the planned totals.
 
     Raises:
@@ -223,24 +223,24 @@ def join_tallies(tallies: list[Tally], totals: Mapping[str, float] | None) -> Jo
     """
     used: Weights = {}
     sums: dict[str, tuple[str, float]] = {}
-    for tally in tallies:
-        for name, weight in tally.used.items():
+    for contribution in contributions:
+        for name, weight in contribution.used.items():
             used[name] = used.get(name, 0.0) + weight
-        for name, (denominator, value) in tally.losses.items():
+        for name, (denominator, value) in contribution.losses.items():
             sums[name] = (denominator, (sums[name][1] if name in sums else 0.0) + value)
-    running = [tally for tally in tallies if tally.used]
-    if len({tally.divisor for tally in running}) > 1:
+    running = [contribution for contribution in contributions if contribution.used]
+    if len({contribution.divisor for contribution in running}) > 1:
         raise AccumulationError(
             "some processes gave weight=... or reduction='undivided' in backward and others did not: do the same on "
             "every process."
         )
-    if any(tally.divisor == "undivided" for tally in running):
+    if any(contribution.divisor == "undivided" for contribution in running):
         used, totals = {SINGLE: 1.0}, None
 
     correction = 1.0
-    if any(tally.divisor == "counted" for tally in running):
+    if any(contribution.divisor == "counted" for contribution in running):
         correction = (running[0].reference or 1.0) / (used.get(SINGLE) or 1.0)
-    elif totals is not None and any(tally.dropped for tally in tallies):
+    elif totals is not None and any(contribution.dropped for contribution in contributions):
         ratios = {total / used[name] for name, total in totals.items() if used.get(name)}
         if len(ratios) > 1 and max(ratios) / min(ratios) > 1 + 1e-12:
             raise AccumulationError(
@@ -250,12 +250,12 @@ def join_tallies(tallies: list[Tally], totals: Mapping[str, float] | None) -> Jo
         correction = ratios.pop() if ratios else 1.0
     losses = {name: value / used[den] for name, (den, value) in sums.items() if used.get(den)}
     first = next(iter(totals), SINGLE) if totals else SINGLE
-    return Joined(
+    return WindowTotals(
         weight=used.get(first, 0.0),
         loss=sum(losses.values()) if losses else math.nan,
         losses=losses,
         correction=correction,
-        overflowed=any(tally.overflowed for tally in tallies),
+        overflowed=any(contribution.overflowed for contribution in contributions),
         empty=not any(used.values()),
     )
 

@@ -39,7 +39,7 @@ class Stepped(NamedTuple):
     skipped: str | None
 
 
-class Finisher:
+class Finalizer:
     """Runs the end of a window over the user's own objects, which stay unwrapped and unpatched."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Finisher:
         """The loss scale of this window: 1.0 without a scaler."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
-    def finish(
+    def finalize(
         self,
         sums: Sums,
         names: Callable[[], dict[int, str]],

@@ -142,6 +142,14 @@ class Sums(ABC):
         """Drop the sums and ``.grad``: memory goes back, and a parameter without gradient is left alone by step."""
 
     @abstractmethod
+    def state(self) -> list[Tensor | None]:
+        """A copy of the sum of each of ``parameters``, in order."""
+
+    @abstractmethod
+    def load_state(self, state: Sequence[Tensor | None]) -> None:
+        """Inverse of ``state``."""
+
+    @abstractmethod
     def begin_trial(self) -> None:
         """Keep what follows apart, until it is accepted or left out. Costs a second set of gradients."""
 
@@ -170,13 +178,13 @@ class GradientSums(Sums):
 
     def __init__(self, parameters: Iterable[nn.Parameter], accumulate_dtype: AccumulateDtype = "auto") -> None:
         self.parameters: list[nn.Parameter] = list(parameters)
-        self.held: list[Tensor | None] = [None] * len(self.parameters)
+        self._held: list[Tensor | None] = [None] * len(self.parameters)
         wide = {dtype: wide_dtype(dtype, accumulate_dtype) for dtype in {p.dtype for p in self.parameters}}
         self._wide = [(p, d) for p in self.parameters if (d := wide[p.dtype]) is not None] if any(wide.values()) else []
         self._base: list[Tensor | None] | None = None  # the sums without the micro-batch on trial
         self.narrow_parameters = any(dtype in _BITS and _BITS[dtype] == 16 for dtype in wide)
         self.rescalable = all(d is not None for dtype, d in wide.items() if dtype in _BITS and _BITS[dtype] == 16)
-        self.exposed = False
+        self._exposed = False
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         pass
@@ -191,21 +199,21 @@ class GradientSums(Sums):
             self._detach()
 
     def expose(self) -> None:
-        if not self.exposed:
+        if not self._exposed:
             self._attach()
-            self.held = [None] * len(self.parameters)
-            self.exposed = True
+            self._held = [None] * len(self.parameters)
+            self._exposed = True
 
     def tensors(self) -> list[Tensor]:
         """The sums that exist, as plain local tensors that share memory with them."""
-        source = [p.grad for p in self.parameters] if self.exposed else self.held
+        source = [p.grad for p in self.parameters] if self._exposed else self._held
         return [local_part(gradient) for gradient in source if gradient is not None]
 
     def has_sum(self) -> list[bool]:
-        return [p.grad is not None for p in self.parameters] if self.exposed else [h is not None for h in self.held]
+        return [p.grad is not None for p in self.parameters] if self._exposed else [h is not None for h in self._held]
 
     def named(self, names: dict[int, str]) -> list[tuple[str, Tensor]]:
-        source = [p.grad for p in self.parameters] if self.exposed else self.held
+        source = [p.grad for p in self.parameters] if self._exposed else self._held
         return [
             (names.get(id(p), f"parameter {i}"), local_part(g))
             for i, (p, g) in enumerate(zip(self.parameters, source, strict=True))
@@ -225,14 +233,31 @@ class GradientSums(Sums):
             if gradient.is_sparse:
                 gradient.mul_(factor)
 
+    def state(self) -> list[Tensor | None]:
+        return [None if held is None else held.detach().clone() for held in self._held]
+
+    def load_state(self, state: Sequence[Tensor | None]) -> None:
+        if len(state) != len(self.parameters):
+            raise ConfigError(
+                f"the saved window had {len(state)} parameters, but this one has {len(self.parameters)}: load the "
+                "state with the same model and the same parameters frozen."
+            )
+        for parameter, saved in zip(self.parameters, state, strict=True):
+            if saved is not None and saved.shape != parameter.shape:
+                raise ConfigError(
+                    f"a saved gradient has the shape {list(saved.shape)}, its parameter {list(parameter.shape)}: the "
+                    "state is of another model."
+                )
+        self._held = [None if s is None else s.to(p.device) for s, p in zip(state, self.parameters, strict=True)]
+
     def begin_trial(self) -> None:
-        self._base, self.held = self.held, [None] * len(self.parameters)
+        self._base, self._held = self._held, [None] * len(self.parameters)
 
     def end_trial(self, *, keep: bool) -> bool:
         keep = keep and math.isfinite(total_norm(self.tensors()))
-        base, trial = self._base or [], self.held
+        base, trial = self._base or [], self._held
         self._base = None
-        self.held = [add_gradients(old, new) if keep else old for old, new in zip(base, trial, strict=True)]
+        self._held = [add_gradients(old, new) if keep else old for old, new in zip(base, trial, strict=True)]
         return keep
 
     def norm(self, sum_parts: Callable[[float], float]) -> tuple[bool, float]:
@@ -253,9 +278,9 @@ class GradientSums(Sums):
                 parameter.grad = gradient.to(parameter.dtype)
 
     def clear(self) -> None:
-        self.held = [None] * len(self.parameters)
+        self._held = [None] * len(self.parameters)
         self._base = None
-        self.exposed = False
+        self._exposed = False
         for parameter in self.parameters:
             parameter.grad = None
         for parameter, _ in self._wide:
@@ -265,11 +290,11 @@ class GradientSums(Sums):
         for parameter, dtype in self._wide:
             parameter.grad = None
             parameter.grad_dtype = dtype
-        for parameter, gradient in zip(self.parameters, self.held, strict=True):
+        for parameter, gradient in zip(self.parameters, self._held, strict=True):
             parameter.grad = gradient
 
     def _detach(self) -> None:
-        self.held = [parameter.grad for parameter in self.parameters]
+        self._held = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
         for parameter, _ in self._wide:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dagnn.accumulation.coupled import cached_loss
-from dagnn.accumulation.items import CUT, count_items, tensors_in
+from dagnn.accumulation.items import CANNOT_SPLIT, count_items, tensors_in
 from dagnn.accumulation.loss_scale import LOW_PRECISION, check_trainable
-from dagnn.accumulation.partition import MicroBatch, Plan, WeightFn, counted, join_plans, slice_batch, split_batch
+from dagnn.accumulation.partition import MicroBatch, Outline, WeightFn, counted, known_weights, slice_batch, split_batch
 from dagnn.accumulation.ranks import Ranks, ranks_of
 from dagnn.accumulation.shares import Reduction
 from dagnn.accumulation.state import BatchNormMode, BatchNorms, Snapshot
 from dagnn.accumulation.sums import AccumulateDtype, GradientSums, add_gradients, check_accumulate_dtype
-from dagnn.accumulation.window import Engine, Window
+from dagnn.accumulation.window import Window
 from dagnn.errors import AccumulationError, ConfigError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -209,19 +209,10 @@ def accumulate(
     before = [p.grad for p in parameters]
     norms = BatchNorms([model], batch_norm)
 
-    def make_window(micros: list[MicroBatch], plans: list[Plan]) -> Window:
-        engine = Engine(
-            sums=GradientSums(parameters, None if ranks.every_backward else accumulate_dtype),
-            ranks=ranks,
-            finisher=None,
-            on_nonfinite="skip",
-            names=dict,
-            batch_norms=norms,
-            check=lambda sums: None,
-            closed=lambda updated, broken: 0,
-        )
-        ranks.open_window([plan.micro_batches for plan in plans])
-        return Window(engine, micros, join_plans(plans, micros))
+    def make_window(micros: list[MicroBatch], outlines: list[Outline]) -> Window:
+        ranks.open_window([outline.micro_batches for outline in outlines])
+        sums = GradientSums(parameters, None if ranks.every_backward else accumulate_dtype)
+        return Window(micros, known_weights(outlines, micros), sums=sums, ranks=ranks, batch_norms=norms)
 
     try:
         window, size = run_batch([model], model, loss_fn, batch, job, ranks, make_window)
@@ -233,8 +224,8 @@ def accumulate(
     for parameter, gradient in zip(parameters, before, strict=True):
         if gradient is not None:
             parameter.grad = add_gradients(gradient, parameter.grad)
-    result = AccumulatedLoss(window.joined.loss)
-    result.weight, result.losses = window.joined.weight, window.joined.losses
+    result = AccumulatedLoss(window.totals.loss)
+    result.weight, result.losses = window.totals.weight, window.totals.losses
     result.micro_batches, result.micro_batch_size = window.num_run, size
     return result
 
@@ -246,14 +237,14 @@ def run_batch(
     batch: Any,
     job: Job,
     ranks: Ranks,
-    make_window: Callable[[list[MicroBatch], list[Plan]], Window],
+    make_window: Callable[[list[MicroBatch], list[Outline]], Window],
 ) -> tuple[Window, int]:
     """A settled window over ``batch``, and the micro-batch size that worked.
 
     All processes use the same size: when memory runs out on one, all start again.
     """
     _check_initialised(models, with_parameters=job.memory is not None)
-    num_items = count_items(batch, advice=CUT)
+    num_items = count_items(batch, advice=CANNOT_SPLIT)
     snapshot = Snapshot(models, job.restore)
     size = num_items if job.micro_batch_size == "auto" else min(job.micro_batch_size, max(num_items, 1))
     if job.memory is not None:
@@ -262,7 +253,7 @@ def run_batch(
     while True:
         pieces = [(batch, num_items)] if job.coupled else split_batch(batch, size)
         micros = [counted(piece, job.weight, items=items) for piece, items in pieces]
-        window = make_window(micros, ranks.gather(Plan.of(micros, declared=job.weight is not None)))
+        window = make_window(micros, ranks.gather(Outline.of(micros, declared=job.weight is not None)))
         failure = _run(window, model, loss_fn, job, size, models)
         if not any(ranks.gather(failure is not None)):
             window.settle()
@@ -291,7 +282,7 @@ def _run(
                 window.backward(_at_least_float32(loss), weight, job.reduction, retain_graph=True)
                 after_first_pass = Snapshot(models)
                 with window.recomputing():
-                    finish(window.carry_back)
+                    finish(window.continue_backward)
                 after_first_pass.restore_buffers()  # the second pass must not move running statistics again
             else:
                 window.backward(*_loss_and_weight(loss_fn(model, micro)), job.reduction)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,56 +11,91 @@ from torch import Tensor
 from dagnn.accumulation.loss_scale import LossScale, check_loss, refuse_detached, reported_loss, warn_if_divided
 from dagnn.accumulation.partition import MicroBatch
 from dagnn.accumulation.ranks import Ranks
-from dagnn.accumulation.shares import SINGLE, Joined, Planned, Reduction, Shares, check_weight, join_tallies
-from dagnn.accumulation.state import BatchNorms, restore_window, window_state
-from dagnn.accumulation.stepping import Finisher, Stepped, Update
+from dagnn.accumulation.shares import (
+    SINGLE,
+    KnownWeights,
+    Reduction,
+    Shares,
+    WindowTotals,
+    check_weight,
+    window_totals,
+)
+from dagnn.accumulation.state import BatchNorms
+from dagnn.accumulation.stepping import Finalizer, Stepped, Update
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
 
 OnNonfinite = Literal["skip", "drop", "raise"]
 
 
-class Engine(NamedTuple):
-    """What a window works with."""
-
-    sums: Sums
-    ranks: Ranks
-    finisher: Finisher | None  # None where gradients are wanted and no update
-    on_nonfinite: OnNonfinite
-    batch_norms: BatchNorms
-    check: Callable[[Sums], None]  # raises where a step would move what it must not
-    names: Callable[[], dict[int, str]]  # id(parameter) -> its name in the model; asked for in error messages only
-    closed: Callable[[bool, bool], int]  # (an update was made, half an update was) -> updates made so far
-
-
 class Window:
     """Micro-batches and the sum of their gradients. Iterate over it, call ``backward`` in each, then ``step``.
 
-    Made by ``GradientAccumulator.windows``; not by hand.
+    ``GradientAccumulator.windows`` makes windows; you never make one yourself. ``len(window)`` is the number of its
+    micro-batches in this process.
+
+    >>> import torch, dagnn
+    >>> model = torch.nn.Linear(3, 1)
+    >>> accumulator = dagnn.GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> window = next(accumulator.windows([torch.randn(4, 3), torch.randn(2, 3)], micro_batches=2))
+    >>> for inputs in window:
+    ...     window.backward(model(inputs).square().mean())
+    >>> len(window), window.step().weight
+    (2, 6.0)
     """
 
-    def __init__(self, engine: Engine, micros: list[MicroBatch], planned: Planned | None) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        micros: list[MicroBatch],
+        known: KnownWeights | None,
+        *,
+        sums: Sums,
+        ranks: Ranks,
+        batch_norms: BatchNorms,
+        on_nonfinite: OnNonfinite = "skip",
+        finalizer: Finalizer | None = None,
+        check: Callable[[Sums], None] = lambda sums: None,
+        names: Callable[[], dict[int, str]] = dict,
+        closed: Callable[[bool, bool], int] = lambda updated, broken: 0,
+    ) -> None:
+        """Open a window over ``micros``.
+
+        Args:
+            known: the weights, where they are known before the window runs.
+            finalizer: makes the update; None where only the gradients are wanted.
+            check: raises where a step would move what it must not.
+            names: ``id(parameter)`` -> its name in the model; called for error messages only.
+            closed: called once when the window ends, with (an update was made, half an update was made); returns the
+                number of updates so far.
+        """
         self._micros = micros
-        self._planned = planned
+        self._known = known
+        self._sums = sums
+        self._ranks = ranks
+        self._batch_norms = batch_norms
+        self._on_nonfinite = on_nonfinite
+        self._finalizer = finalizer
+        self._check = check
+        self._names = names
+        self._closed = closed
         # A total that was counted but not declared is only the size that counted weights are divided by until the
         # true total is known. It must be the same on all processes.
-        guess = planned.totals.get(SINGLE) if planned is not None and not planned.declared else None
-        self._shares = Shares(planned, guess or (None if engine.ranks.world_size == 1 else 1.0))
+        guess = known.totals.get(SINGLE) if known is not None and not known.declared else None
+        self._shares = Shares(known, guess or (None if ranks.world_size == 1 else 1.0))
         self._loss_scale: LossScale | None = None
         self.micro_batches = len(micros)
         self.state: Literal["open", "stepped", "discarded"] = "open"
 
         self._started = False
         self._resumed_at = 0
-        self._current = -1  # index of the micro-batch at hand
+        self._current = -1  # index of the current micro-batch
         self._running = False  # between the start and the end of a micro-batch
-        self._ran = self._dropped = False  # the micro-batch at hand had a backward; is left out
+        self._ran = self._dropped = False  # the current micro-batch had a backward; is left out
         self._num_run = 0
-        self._joined: Joined | None = None
+        self._totals: WindowTotals | None = None
         self.failed: str | None = None  # the error inside a backward pass
         self.num_run = 0  # micro-batches over all processes, once settled
-        engine.batch_norms.open_window(self.micro_batches)
+        batch_norms.open_window(self.micro_batches)
 
     def __len__(self) -> int:
         return self.micro_batches
@@ -71,10 +106,10 @@ class Window:
 
     def run(self) -> Iterator[Any]:
         """The micro-batches, as iteration gives them, but without joining the processes at the end."""
-        if self._started or self._joined is not None:
+        if self._started or self._totals is not None:
             raise AccumulationError(
-                "a window runs once, and this one has given out its micro-batches already: to run the same data "
-                "several times per update use accumulator.update(batch, loss_fn)."
+                f"a window runs once, and this one has already yielded its {self.micro_batches} micro-batches: to run "
+                "the same data several times per update use accumulator.update(batch, loss_fn)."
             )
         self._started = True
         for index in range(self.micro_batches):
@@ -82,7 +117,7 @@ class Window:
                 self._micros[index] = MicroBatch(None, None)  # ran before the state was saved
                 continue
             data, self._micros[index] = self._micros[index].data, MicroBatch(None, None)  # free it after use
-            self.begin_micro_batch(is_last=index == self.micro_batches - 1)
+            self._begin_micro_batch(is_last=index == self.micro_batches - 1)
             yield data
             del data
             self.end_micro_batch()
@@ -117,65 +152,73 @@ class Window:
         self._check_running("backward")
         if weight is not None and isinstance(weight, Mapping):
             raise AccumulationError(
-                "several losses with weights of their own need their totals before the window runs: use "
-                "windows(weight=lambda micro: {'main': ..., 'aux': ...}) in place of backward(weight={...})."
+                f"several losses with weights of their own ({', '.join(map(str, weight))}) need their totals before "
+                "the window runs: use windows(weight=lambda micro: {'main': ..., 'aux': ...}) instead."
             )
         if reduction not in get_args(Reduction):
             raise ConfigError(f"reduction must be 'mean', 'sum', 'none' or 'undivided', got {reduction!r}.")
         declared = None if weight is None else check_weight(weight, "weight")
-        if declared is not None and self._engine.sums.final and not (self._planned and self._planned.declared):
+        if declared is not None and self._sums.final and not (self._known and self._known.declared):
             raise AccumulationError(
-                "with eager updates weights must be known before the window runs: use windows(weight=...), not "
-                "backward(weight=...)."
+                f"backward got weight={declared:g}, but with eager updates weights must be known before the window "
+                "runs: use windows(weight=...)."
             )
 
         losses = {SINGLE: loss} if isinstance(loss, Tensor) or not isinstance(loss, Mapping) else loss
-        names: list[str] = []
-        tensors: list[Tensor] = []
-        coefficients: list[float] = []
+        shares: dict[str, tuple[Tensor, float]] = {}
         for name, value in losses.items():
-            check_loss(name, value, reduction)
-            coefficient = self._shares.coefficient(self._current, name, declared, reduction)
-            if coefficient == 0.0 and not self._engine.ranks.every_backward:
-                continue  # nothing was counted in it: a mean over nothing is nan, and must not reach the gradients
-            if coefficient == 0.0 and not bool(torch.isfinite(value).all()):
-                raise AccumulationError(
-                    "a micro-batch of weight 0 has a loss of nan, and fully_shard needs its backward pass: use a sum "
-                    "loss with reduction='sum', which is 0 there."
-                )
-            if not value.requires_grad:
-                refuse_detached(name, self._engine.sums.parameters)
-            if self._num_run == 0:
-                warn_if_divided(value, self.micro_batches, reduction)
-            names.append(name)
-            tensors.append(value)
-            coefficients.append(coefficient * self._engine.ranks.seed_factor)
-        for name, value in zip(names, tensors, strict=True):
+            coefficient = self._coefficient(name, value, declared, reduction)
+            if coefficient is not None:
+                shares[name] = value, coefficient
+        for name, (value, _) in shares.items():
             self._shares.record(self._current, name, reported_loss(value), reduction)
         self._ran = True
 
-        if not tensors or self._dropped:
+        if not shares or self._dropped:
             return
-        if self._engine.on_nonfinite == "drop" and not all(bool(torch.isfinite(t).all()) for t in tensors):
+        tensors = [value for value, _ in shares.values()]
+        if self._on_nonfinite == "drop" and not all(bool(torch.isfinite(t).all()) for t in tensors):
             self._drop(overflowed=True)
             return
-        self._run_backward(tensors, coefficients, retain_graph)
+        self._run_backward(tensors, [coefficient for _, coefficient in shares.values()], retain_graph)
+
+    def _coefficient(self, name: str, loss: Any, weight: float | None, reduction: Reduction) -> float | None:
+        """What the gradient of ``loss`` is multiplied by; None where the loss must not run at all."""
+        check_loss(name, loss, reduction)
+        coefficient = self._shares.coefficient(self._current, name, weight, reduction)
+        if coefficient == 0.0 and not self._ranks.every_backward:
+            return None  # nothing was counted in it: a mean over nothing is nan, and must not reach the gradients
+        if coefficient == 0.0 and not bool(torch.isfinite(loss).all()):
+            raise AccumulationError(
+                f"micro-batch {self._current} has the weight 0 and a loss that is not finite "
+                f"({float(reported_loss(loss))}), and fully_shard needs its backward pass: use a sum loss with "
+                "reduction='sum', which is 0 there."
+            )
+        if not loss.requires_grad:
+            refuse_detached(name, self._sums.parameters)
+        if self._num_run == 0:
+            warn_if_divided(loss, self.micro_batches, reduction)
+        return coefficient * self._ranks.seed_factor
 
     def _run_backward(self, losses: list[Tensor], coefficients: list[float], retain_graph: bool) -> None:
         if self._loss_scale is None:
             self._loss_scale = self._new_loss_scale()
         try:
-            if self._engine.sums.final and not all(bool(torch.isfinite(loss).all()) for loss in losses):
-                raise AccumulationError("the loss is not finite, and with eager updates nothing can be left out.")
+            if self._sums.final and not all(bool(torch.isfinite(loss).all()) for loss in losses):
+                values = ", ".join(str(float(reported_loss(loss))) for loss in losses)
+                raise AccumulationError(
+                    f"the loss is not finite ({values} in micro-batch {self._current}), and with eager updates nothing "
+                    "can be left out: look for inf or nan in the model's outputs, or do without eager."
+                )
             for roots, seeds, is_last in self._loss_scale.passes(losses, coefficients):
-                self._engine.sums.backward(roots, gradients=seeds, retain_graph=retain_graph or not is_last)
+                self._sums.backward(roots, gradients=seeds, retain_graph=retain_graph or not is_last)
         except BaseException as error:
             self._note_failure(error)
             raise
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Remembers an error, also one that the caller swallows: what was running may have added half a gradient."""
+        """Records an error, even one that the caller swallows: what was running may have added half a gradient."""
         try:
             yield
         except BaseException as error:
@@ -186,30 +229,37 @@ class Window:
         self.failed = f"{type(error).__name__} in micro-batch {self._current}"
 
     def _new_loss_scale(self) -> LossScale:
-        finisher = self._engine.finisher
-        may_rescale = not self._engine.ranks.every_backward  # there, each pass adds what all processes have
-        return LossScale(self._engine.sums, 1.0 if finisher is None else finisher.scale(), may_rescale=may_rescale)
+        finalizer = self._finalizer
+        may_rescale = not self._ranks.every_backward  # with fully_shard, a pass adds the gradients of all processes
+        return LossScale(self._sums, 1.0 if finalizer is None else finalizer.scale(), may_rescale=may_rescale)
 
-    def carry_back(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], retain_graph: bool) -> None:
-        """Continue a backward pass that was cut: ``gradients`` of ``roots`` have the window's division in them."""
+    def continue_backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], retain_graph: bool) -> None:
+        """Continue a backward pass that stopped at ``roots``: their ``gradients`` contain the window's division."""
         with self._failing():
-            self._engine.sums.backward(roots, gradients=gradients, retain_graph=retain_graph)
+            self._sums.backward(roots, gradients=gradients, retain_graph=retain_graph)
 
     def recomputing(self) -> AbstractContextManager[None]:
-        """While a forward pass is repeated: its items do not count again in running statistics."""
-        return self._engine.batch_norms.recomputing()
+        """A context in which a forward pass is repeated: its items do not count again in running statistics."""
+        return self._batch_norms.recomputing()
 
     def drop(self) -> None:
-        """Leave the micro-batch at hand out of the window: its weight, and so its share of the mean, is gone."""
-        self._check_running("drop", may_have_failed=self._engine.on_nonfinite == "drop")
-        if self._engine.sums.final:
+        """Leave the current micro-batch out of the window: its weight, and so its share of the mean, is gone.
+
+        Raises:
+            AccumulationError: called outside a micro-batch, with eager updates, or after ``backward`` without
+                ``on_nonfinite="drop"``.
+        """
+        self._check_running("drop", may_have_failed=self._on_nonfinite == "drop")
+        if self._sums.final:
             raise AccumulationError(
-                "with eager updates no micro-batch can be dropped: give it the weight 0 beforehand."
+                f"micro-batch {self._current} cannot be dropped with eager updates: give it the weight 0 in "
+                "windows(weight=...)."
             )
-        if self._ran and self._engine.on_nonfinite != "drop":
+        if self._ran and self._on_nonfinite != "drop":
             raise AccumulationError(
-                "drop() after backward needs an accumulator with on_nonfinite='drop', which keeps the gradient of a "
-                "micro-batch apart until it is accepted: use that, or call drop() in place of backward."
+                f"drop() after backward needs an accumulator with on_nonfinite='drop', got {self._on_nonfinite!r}: "
+                "only 'drop' keeps the gradient of a micro-batch apart until it is accepted. Use it, or call drop() in "
+                "place of backward."
             )
         self._ran = True
         self.failed = None  # with "drop", what the failed pass added is kept apart
@@ -218,28 +268,30 @@ class Window:
     def settle(self) -> None:
         """Put the gradient of the mean over the whole window, all processes, into ``.grad``.
 
-        Happens by itself after the last micro-batch, and in ``step``; once done, calling it does nothing.
+        Iteration does this after the last micro-batch, and ``step`` does it too; a second call changes nothing.
+
+        Raises:
+            AccumulationError: a backward pass failed, or the processes gave weights in different ways.
         """
-        if self._joined is not None:
+        if self._totals is not None:
             return
-        engine = self._engine
         self._check_not_failed()
-        everywhere = engine.ranks.gather((self._shares.tally(), self._num_run))
-        totals = self._planned.totals if self._planned is not None else None
-        joined = join_tallies([tally for tally, _ in everywhere], totals)
+        everywhere = self._ranks.gather((self._shares.contribution(), self._num_run))
+        known = self._known.totals if self._known is not None else None
+        totals = window_totals([contribution for contribution, _ in everywhere], known)
         with self._failing():
-            if joined.empty:
-                engine.sums.clear()
+            if totals.empty:
+                self._sums.clear()
             else:
-                engine.sums.scale_(1.0 if self._loss_scale is None else self._loss_scale.leftover)
-                engine.sums.expose()
-                engine.ranks.sum_gradients(engine.sums.parameters)
-                engine.sums.scale_(joined.correction)
-            engine.batch_norms.close_window(engine.ranks)
-        engine.ranks.share_buffers()
-        engine.ranks.close_window()
+                self._sums.scale_(1.0 if self._loss_scale is None else self._loss_scale.leftover)
+                self._sums.expose()
+                self._ranks.sum_gradients(self._sums.parameters)
+                self._sums.scale_(totals.correction)
+            self._batch_norms.close_window(self._ranks)
+        self._ranks.share_buffers()
+        self._ranks.close_window()
         self.num_run = sum(num_run for _, num_run in everywhere)
-        self._joined = joined
+        self._totals = totals
 
     def step(self) -> Update:
         """Update the parameters with the gradient of the window, then drop the gradients.
@@ -252,15 +304,14 @@ class Window:
         """
         self._check_complete()
         self.settle()
-        engine = self._engine
-        assert engine.finisher is not None
+        assert self._finalizer is not None
 
-        stepped = Stepped(math.nan, engine.finisher.lr, "empty")
+        stepped = Stepped(math.nan, self._finalizer.lr, "empty")
         try:
-            if not self.joined.empty:
-                engine.check(engine.sums)
-                stepped = engine.finisher.finish(
-                    engine.sums, engine.names, engine.ranks.sum_parts, self.joined.losses, self.joined.overflowed
+            if not self.totals.empty:
+                self._check(self._sums)
+                stepped = self._finalizer.finalize(
+                    self._sums, self._names, self._ranks.sum_parts, self.totals.losses, self.totals.overflowed
                 )
         except BaseException:
             self.discard()
@@ -270,50 +321,76 @@ class Window:
     def close(self, stepped: Stepped) -> Update:
         """End the window after its step, and drop the gradients."""
         self.state = "stepped"
-        self._engine.sums.clear()
-        updates = self._engine.closed(stepped.skipped is None, False)
+        self._sums.clear()
+        updates = self._closed(stepped.skipped is None, False)
         return Update(
             step=updates,
-            loss=self.joined.loss,
-            weight=self.joined.weight,
+            loss=self.totals.loss,
+            weight=self.totals.weight,
             grad_norm=stepped.grad_norm,
             lr=stepped.lr,
             skipped=stepped.skipped,
             micro_batches=self.num_run,
-            losses=self.joined.losses,
+            losses=self.totals.losses,
         )
 
     def discard(self) -> None:
-        """Give the window up: its gradients are dropped, and nothing is updated."""
+        """Give the window up: drop its gradients and update nothing. On a window that ended it does nothing."""
         if self.state == "open":
             self.state = "discarded"
-            update_begun = self._engine.sums.update_begun
-            self._engine.sums.clear()
-            self._engine.batch_norms.close_window(None)
-            self._engine.ranks.close_window()
-            self._engine.closed(False, update_begun)
+            update_begun = self._sums.update_begun
+            self._sums.clear()
+            self._batch_norms.close_window(None)
+            self._ranks.close_window()
+            self._closed(False, update_begun)
 
     def finish_gradients(self) -> None:
         """Leave the settled gradient in ``.grad``, in the dtype of its parameter, ready for an optimizer."""
-        self._engine.check(self._engine.sums)
-        self._engine.sums.narrow()
+        self._check(self._sums)
+        self._sums.narrow()
 
     @property
-    def joined(self) -> Joined:
-        """What the settled window was, over all processes."""
-        assert self._joined is not None
-        return self._joined
+    def totals(self) -> WindowTotals:
+        """Weight, losses and division of the settled window, over all processes."""
+        assert self._totals is not None
+        return self._totals
 
     def state_dict(self) -> dict[str, Any]:
-        """The window so far, after the backward of a micro-batch, which it ends."""
+        """The window so far, as plain values and tensors. Ends the current micro-batch, whose backward has run.
+
+        Raises:
+            AccumulationError: the window has ended, a backward pass failed, or the updates are eager.
+        """
         self._check_open()
         self._check_not_failed()
+        if self._totals is not None:
+            raise AccumulationError(
+                f"all {self.micro_batches} micro-batches of this window have run, and .grad holds their mean: call "
+                "step() and save at the window's boundary."
+            )
         self.end_micro_batch()
-        return window_state(self._engine.sums, self._shares, self._loss_scale, self._current + 1, self._num_run)
+        return {
+            "done": self._current + 1,
+            "num_run": self._num_run,
+            "sums": self._sums.state(),
+            "shares": self._shares.state(),
+            "scale": None if self._loss_scale is None else self._loss_scale.state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the micro-batches of ``state``, which iteration then leaves out."""
-        if restore_window(state, self._engine.sums, self._shares, self.micro_batches):
+        """Continue after the micro-batches of ``state``, which iteration then leaves out.
+
+        Raises:
+            ConfigError: this window has fewer micro-batches than ``state`` has done, or other parameters.
+        """
+        if state["done"] > self.micro_batches:
+            raise ConfigError(
+                f"the saved window had {state['done']} micro-batches done, but this one has {self.micro_batches}: "
+                "start the loader at the first micro-batch of the saved window."
+            )
+        self._sums.load_state(state["sums"])
+        self._shares.load_state(state["shares"])
+        if state["scale"] is not None:
             self._loss_scale = self._new_loss_scale()
             self._loss_scale.load_state(state["scale"])
         self._resumed_at, self._num_run = state["done"], state["num_run"]
@@ -322,31 +399,31 @@ class Window:
     def add_micro_batch(self) -> None:
         """The manual form: one more micro-batch begins."""
         self.micro_batches += 1
-        self.begin_micro_batch(is_last=False)
+        self._begin_micro_batch(is_last=False)
 
-    def take_back_micro_batch(self) -> bool:
-        """The manual form: forget the micro-batch at hand, which came to nothing; False if it was the only one."""
-        if self._engine.on_nonfinite == "drop":
-            self._engine.sums.end_trial(keep=False)
-        self._engine.batch_norms.drop_micro_batch()
-        self._shares.take_back(self._current)
+    def forget_micro_batch(self) -> bool:
+        """The manual form: undo the current micro-batch, which was refused; False if it was the only one."""
+        if self._on_nonfinite == "drop":
+            self._sums.end_trial(keep=False)
+        self._batch_norms.drop_micro_batch()
+        self._shares.forget(self._current)
         self._running = False
         self._current -= 1
         self.micro_batches -= 1
         return self.micro_batches > 0
 
-    def begin_micro_batch(self, *, is_last: bool) -> None:
-        """Start the next micro-batch; iteration and the manual form call it."""
+    def _begin_micro_batch(self, *, is_last: bool) -> None:
+        """Start the next micro-batch."""
         self._current += 1
         self._running, self._ran, self._dropped = True, False, False
-        self._engine.ranks.open_micro_batch(is_last=is_last)
-        self._engine.sums.begin_micro_batch(is_last=is_last)
-        self._engine.batch_norms.begin_micro_batch()
-        if self._engine.on_nonfinite == "drop":
-            self._engine.sums.begin_trial()
+        self._ranks.open_micro_batch(is_last=is_last)
+        self._sums.begin_micro_batch(is_last=is_last)
+        self._batch_norms.begin_micro_batch()
+        if self._on_nonfinite == "drop":
+            self._sums.begin_trial()
 
     def end_micro_batch(self) -> None:
-        """Accept the micro-batch at hand, or under ``on_nonfinite="drop"`` leave it out."""
+        """Accept the current micro-batch; under ``on_nonfinite="drop"`` leave it out if it is not finite."""
         if not self._running:
             return  # step() was called inside the loop and ended it
         if self.failed is not None:
@@ -356,8 +433,8 @@ class Window:
                 f"micro-batch {self._current} of {self.micro_batches} had no window.backward(loss): call it, or "
                 "window.drop() to leave the micro-batch out."
             )
-        if self._engine.on_nonfinite == "drop":
-            kept = self._engine.sums.end_trial(keep=not self._dropped)
+        if self._on_nonfinite == "drop":
+            kept = self._sums.end_trial(keep=not self._dropped)
             if not kept and not self._dropped:
                 self._drop(overflowed=True)
         self._running = False
@@ -366,10 +443,10 @@ class Window:
     def _drop(self, *, overflowed: bool) -> None:
         self._dropped = True
         self._shares.drop(self._current, overflowed=overflowed)
-        self._engine.batch_norms.drop_micro_batch()
+        self._batch_norms.drop_micro_batch()
 
     def _weighs_nothing(self) -> bool:
-        return self._planned is not None and not any(self._planned.weights[self._current].values())
+        return self._known is not None and not any(self._known.weights[self._current].values())
 
     def _check_running(self, call: str, *, may_have_failed: bool = False) -> None:
         self._check_open()
@@ -383,15 +460,21 @@ class Window:
 
     def _check_open(self) -> None:
         if self.state == "stepped":
-            raise AccumulationError("this window was stepped already: one window makes one update. Take the next one.")
+            raise AccumulationError(
+                f"this window was stepped already, after {self.micro_batches} micro-batches: one window makes one "
+                "update. Take the next one."
+            )
         if self.state == "discarded":
-            raise AccumulationError("this window was discarded: take the next one.")
+            raise AccumulationError(
+                f"this window was discarded in micro-batch {max(self._current, 0)} of {self.micro_batches}: take the "
+                "next one."
+            )
 
     def _check_not_failed(self) -> None:
         if self.failed is not None:
             raise AccumulationError(
-                f"there was an error inside backward ({self.failed}), so the sums may hold half of a gradient, and no "
-                "step can be made of them: give the window up with discard() and run its data again. With "
+                f"there was an error inside backward ({self.failed}), so the sums may hold half of a gradient, and a "
+                "step would be wrong: give the window up with discard() and run its data again. With "
                 "on_nonfinite='drop', window.drop() in that micro-batch leaves it out."
             )
 

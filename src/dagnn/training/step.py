@@ -249,15 +249,15 @@ class WindowStep:
             parts.append(returned.parts(weight))
         window.settle()
         self._processes.same_buffers(self._model)
-        joined = window.joined
+        totals = window.totals
         shares = [
             Share(epoch, *first, last, dict(others))
             for (epoch, last), ((_, first), *others) in zip(epochs, (each.items() for each in parts), strict=True)
         ]
         # A loss may be infinite where every gradient is finite (a saturated clamp): refused as well.
-        if not joined.empty and not math.isfinite(joined.loss):
+        if not totals.empty and not math.isfinite(totals.loss):
             window.discard()
-            row = _row(joined.loss, None, lr, None, self._count, joined.losses)
+            row = _row(totals.loss, None, lr, None, self._count, totals.losses)
             return Outcome(row, "the loss is not finite", shares)
         update = window.step()
         row = _row(update.loss, update.grad_norm, lr, update.weight, self._count, update.losses)
