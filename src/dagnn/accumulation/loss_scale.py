@@ -1,8 +1,8 @@
 """Losses on their way to backward: checked, times their share of the window and the loss scale."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 
 def check_loss(name: str, loss: Any, reduction: Reduction) -> None:
     """Raise unless ``loss`` is a tensor of the shape that ``reduction`` says."""
+    if reduction not in get_args(Reduction):
+        raise ConfigError(f"reduction must be 'mean', 'sum', 'none' or 'undivided', got {reduction!r}.")
     if not isinstance(loss, Tensor):
         raise ConfigError(
             f"{_called(name)} must be a tensor, got {type(loss).__name__}: pass the loss itself, not loss.item()."
@@ -115,9 +117,11 @@ class LossScale:
     starts from 1 (from a power of two with a loss scaler), and the sums of 32 bits or more take the rest of the factor.
     """
 
-    def __init__(self, sums: Sums, scale: float, *, may_rescale: bool) -> None:
+    def __init__(self, sums: Sums, read_scale: Callable[[], float] | None, *, may_rescale: bool) -> None:
         self._sums = sums
-        self._scale = scale  # read once: one loss scale per window
+        self._read_scale = read_scale  # called once, in the first backward pass: one loss scale per window
+        self._begun = False
+        self._scale = 1.0
         self._may_rescale = may_rescale and sums.rescalable
         self._low: bool | None = True if sums.narrow_parameters else None  # None until a loss was looked into
         self._residual = 1.0
@@ -132,6 +136,8 @@ class LossScale:
         The gradients are ``coefficient * scale``, up to the factor that ``leftover`` still holds. They are given and
         not multiplied onto the loss, which would be one more operation in both directions.
         """
+        if not self._begun:
+            self._begun, self._scale = True, 1.0 if self._read_scale is None else self._read_scale()
         roots = [loss.sum() if loss.ndim else loss for loss in losses]
         if not (self._may_rescale and (self._low or self._is_low(losses))):
             factor = self._scale / self._residual
@@ -157,13 +163,14 @@ class LossScale:
         """What the sums of this process are still to be multiplied by, before they are joined."""
         return self._residual / self._scale
 
-    def state(self) -> dict[str, float]:
-        """What a window that is half done needs of it."""
-        return {"scale": self._scale, "residual": self._residual}
+    def state(self) -> dict[str, float] | None:
+        """What a half-done window must save of it; None before the first backward pass."""
+        return {"scale": self._scale, "residual": self._residual} if self._begun else None
 
-    def load_state(self, state: dict[str, float]) -> None:
+    def load_state(self, state: Mapping[str, float] | None) -> None:
         """Inverse of ``state``."""
-        self._scale, self._residual = state["scale"], state["residual"]
+        if state is not None:
+            self._begun, self._scale, self._residual = True, state["scale"], state["residual"]
 
     def _is_low(self, losses: Sequence[Tensor]) -> bool:
         for loss in losses:

@@ -54,9 +54,10 @@ class Shares:
     provisional (``w / reference``), and ``correction`` gives the factor ``reference / N`` for the finished sum.
     """
 
-    def __init__(self, known: KnownWeights | None, reference: float | None) -> None:
+    def __init__(self, known: KnownWeights | None, reference: float | None, *, final: bool = False) -> None:
         self._known = known
         self._reference = reference
+        self._final = final  # gradients cannot be corrected at the end
         self._divisor: Divisor | None = None  # None until the first backward decides
         self._weights: dict[int, Weights] = {}  # micro-batch -> weights that were used
         self._records: list[_Record] = []
@@ -151,7 +152,6 @@ class Shares:
     def _weight_and_total(self, micro: int, name: str, weight: float | None) -> tuple[str, float, float]:
         if weight is None:
             return self._planned_weight(micro, name)
-        weight = check_weight(weight, "weight")
         if self._known is not None and self._known.declared:
             denominator, own, total = self._planned_weight(micro, name)
             if own != weight:
@@ -160,6 +160,11 @@ class Shares:
                     f"weight={weight:g}: give the weight in one place only."
                 )
             return denominator, own, total
+        if self._final:
+            raise AccumulationError(
+                f"with eager updates weights must be known before the window runs, but backward got weight={weight:g}: "
+                "use windows(weight=...)."
+            )
         self._decide("counted")
         before = self._weights.get(micro, {}).get(SINGLE)
         if before is not None and before != weight:
@@ -260,7 +265,26 @@ def window_totals(contributions: list[Contribution], totals: Mapping[str, float]
     )
 
 
-def check_weight(value: Any, where: str) -> float:
+def declared_weight(weight: Any) -> float | None:
+    """The ``weight`` that came with a loss, as a number; None if none came."""
+    if isinstance(weight, Mapping):
+        raise AccumulationError(
+            f"several losses with weights of their own ({', '.join(map(str, weight))}) need their totals before the "
+            "window runs: use windows(weight=lambda micro: {'main': ..., 'aux': ...}), not backward(weight={...})."
+        )
+    return None if weight is None else _check_weight(weight, "weight")
+
+
+def check_weights(value: Any, where: str) -> Weights:
+    """A number, or a mapping from loss names to numbers, as named weights."""
+    if isinstance(value, Mapping):
+        if not value:
+            raise ConfigError(f"{where} returned an empty mapping: return a weight for every loss name.")
+        return {str(name): _check_weight(weight, f"{where}[{name!r}]") for name, weight in value.items()}
+    return {SINGLE: _check_weight(value, where)}
+
+
+def _check_weight(value: Any, where: str) -> float:
     """``value`` as a float; a number or a one-element tensor, finite and at least 0."""
     try:
         weight = float(value)
@@ -269,12 +293,3 @@ def check_weight(value: Any, where: str) -> float:
     if not math.isfinite(weight) or weight < 0:
         raise ConfigError(f"{where} must be finite and at least 0, got {weight}: return the number of items or tokens.")
     return weight
-
-
-def check_weights(value: Any, where: str) -> Weights:
-    """A number, or a mapping from loss names to numbers, as named weights."""
-    if isinstance(value, Mapping):
-        if not value:
-            raise ConfigError(f"{where} returned an empty mapping: return a weight for every loss name.")
-        return {str(name): check_weight(weight, f"{where}[{name!r}]") for name, weight in value.items()}
-    return {SINGLE: check_weight(value, where)}

@@ -32,7 +32,7 @@ class Update(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What happened at the end of a window."""
+    """What happened at the end of a window: a part of ``Update``, in the same order."""
 
     grad_norm: float
     lr: float

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from dagnn.accumulation.shares import (
     Reduction,
     Shares,
     WindowTotals,
-    check_weight,
+    declared_weight,
     window_totals,
 )
 from dagnn.accumulation.state import BatchNorms
@@ -47,27 +47,17 @@ class Window:
     def __init__(
         self,
         micros: list[MicroBatch],
-        known: KnownWeights | None,
+        known: KnownWeights | None,  # None where weights come with the losses
         *,
         sums: Sums,
         ranks: Ranks,
         batch_norms: BatchNorms,
         on_nonfinite: OnNonfinite = "skip",
-        finalizer: Finalizer | None = None,
-        check: Callable[[Sums], None] = lambda sums: None,
-        names: Callable[[], dict[int, str]] = dict,
-        closed: Callable[[bool, bool], int] = lambda updated, broken: 0,
+        finalizer: Finalizer | None = None,  # None where only the gradients are wanted
+        check: Callable[[Sums], None] = lambda sums: None,  # raises where a step would move what it must not
+        names: Callable[[], dict[int, str]] = dict,  # id(parameter) -> its name, called for error messages only
+        closed: Callable[[bool, bool], int] = lambda updated, broken: 0,  # (whole, half update made) -> updates so far
     ) -> None:
-        """Open a window over ``micros``.
-
-        Args:
-            known: the weights, where they are known before the window runs.
-            finalizer: makes the update; None where only the gradients are wanted.
-            check: raises where a step would move what it must not.
-            names: ``id(parameter)`` -> its name in the model; called for error messages only.
-            closed: called once when the window ends, with (an update was made, half an update was made); returns the
-                number of updates so far.
-        """
         self._micros = micros
         self._known = known
         self._sums = sums
@@ -81,8 +71,10 @@ class Window:
         # A total that was counted but not declared is only the size that counted weights are divided by until the
         # true total is known. It must be the same on all processes.
         guess = known.totals.get(SINGLE) if known is not None and not known.declared else None
-        self._shares = Shares(known, guess or (None if ranks.world_size == 1 else 1.0))
-        self._loss_scale: LossScale | None = None
+        self._shares = Shares(known, guess or (None if ranks.world_size == 1 else 1.0), final=sums.final)
+        # With fully_shard a pass adds the gradients of all processes, so one process cannot rescale its sums.
+        scale = None if finalizer is None else finalizer.scale
+        self._loss_scale = LossScale(sums, scale, may_rescale=not ranks.every_backward)
         self.micro_batches = len(micros)
         self.state: Literal["open", "stepped", "discarded"] = "open"
 
@@ -150,20 +142,7 @@ class Window:
                 has the wrong shape or does not depend on a parameter.
         """
         self._check_running("backward")
-        if weight is not None and isinstance(weight, Mapping):
-            raise AccumulationError(
-                f"several losses with weights of their own ({', '.join(map(str, weight))}) need their totals before "
-                "the window runs: use windows(weight=lambda micro: {'main': ..., 'aux': ...}) instead."
-            )
-        if reduction not in get_args(Reduction):
-            raise ConfigError(f"reduction must be 'mean', 'sum', 'none' or 'undivided', got {reduction!r}.")
-        declared = None if weight is None else check_weight(weight, "weight")
-        if declared is not None and self._sums.final and not (self._known and self._known.declared):
-            raise AccumulationError(
-                f"backward got weight={declared:g}, but with eager updates weights must be known before the window "
-                "runs: use windows(weight=...)."
-            )
-
+        declared = declared_weight(weight)
         losses = {SINGLE: loss} if isinstance(loss, Tensor) or not isinstance(loss, Mapping) else loss
         shares: dict[str, tuple[Tensor, float]] = {}
         for name, value in losses.items():
@@ -201,8 +180,6 @@ class Window:
         return coefficient * self._ranks.seed_factor
 
     def _run_backward(self, losses: list[Tensor], coefficients: list[float], retain_graph: bool) -> None:
-        if self._loss_scale is None:
-            self._loss_scale = self._new_loss_scale()
         try:
             if self._sums.final and not all(bool(torch.isfinite(loss).all()) for loss in losses):
                 values = ", ".join(str(float(reported_loss(loss))) for loss in losses)
@@ -227,11 +204,6 @@ class Window:
 
     def _note_failure(self, error: BaseException) -> None:
         self.failed = f"{type(error).__name__} in micro-batch {self._current}"
-
-    def _new_loss_scale(self) -> LossScale:
-        finalizer = self._finalizer
-        may_rescale = not self._ranks.every_backward  # with fully_shard, a pass adds the gradients of all processes
-        return LossScale(self._sums, 1.0 if finalizer is None else finalizer.scale(), may_rescale=may_rescale)
 
     def continue_backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], retain_graph: bool) -> None:
         """Continue a backward pass that stopped at ``roots``: their ``gradients`` contain the window's division."""
@@ -283,7 +255,7 @@ class Window:
             if totals.empty:
                 self._sums.clear()
             else:
-                self._sums.scale_(1.0 if self._loss_scale is None else self._loss_scale.leftover)
+                self._sums.scale_(self._loss_scale.leftover)
                 self._sums.expose()
                 self._ranks.sum_gradients(self._sums.parameters)
                 self._sums.scale_(totals.correction)
@@ -322,17 +294,8 @@ class Window:
         """End the window after its step, and drop the gradients."""
         self.state = "stepped"
         self._sums.clear()
-        updates = self._closed(stepped.skipped is None, False)
-        return Update(
-            step=updates,
-            loss=self.totals.loss,
-            weight=self.totals.weight,
-            grad_norm=stepped.grad_norm,
-            lr=stepped.lr,
-            skipped=stepped.skipped,
-            micro_batches=self.num_run,
-            losses=self.totals.losses,
-        )
+        updates, totals = self._closed(stepped.skipped is None, False), self.totals
+        return Update(updates, totals.loss, totals.weight, *stepped, self.num_run, totals.losses)
 
     def discard(self) -> None:
         """Give the window up: drop its gradients and update nothing. On a window that ended it does nothing."""
@@ -374,7 +337,7 @@ class Window:
             "num_run": self._num_run,
             "sums": self._sums.state(),
             "shares": self._shares.state(),
-            "scale": None if self._loss_scale is None else self._loss_scale.state(),
+            "scale": self._loss_scale.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -390,9 +353,7 @@ class Window:
             )
         self._sums.load_state(state["sums"])
         self._shares.load_state(state["shares"])
-        if state["scale"] is not None:
-            self._loss_scale = self._new_loss_scale()
-            self._loss_scale.load_state(state["scale"])
+        self._loss_scale.load_state(state["scale"])
         self._resumed_at, self._num_run = state["done"], state["num_run"]
         self._current = self._resumed_at - 1
 
@@ -413,7 +374,6 @@ class Window:
         return self.micro_batches > 0
 
     def _begin_micro_batch(self, *, is_last: bool) -> None:
-        """Start the next micro-batch."""
         self._current += 1
         self._running, self._ran, self._dropped = True, False, False
         self._ranks.open_micro_batch(is_last=is_last)
