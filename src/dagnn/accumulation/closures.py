@@ -23,9 +23,9 @@ class WindowClosure:
         self._parameters = parameters
         self._max_norm = max_norm
         self._run = run
-        self._random = RandomState()
+        self._random = RandomState.now()
         self.first = self._evaluate()
-        self._random_after = RandomState()
+        self._random_after = RandomState.now()
         self._seen: list[tuple[int, int]] | None = self._identity()
 
     def __call__(self) -> float:

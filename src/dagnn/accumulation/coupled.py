@@ -89,7 +89,7 @@ def _run_pieces(function: Callable[..., Any], args: Any, kwargs: Any, size: int,
     with torch.no_grad():
         for start in range(0, num_items, size):
             stop = min(start + size, num_items)
-            pieces.append((start, stop, RandomState()))
+            pieces.append((start, stop, RandomState.now()))
             piece_args, piece_kwargs = (slice_batch(part, start, stop, num_items) for part in arguments)
             output = function(*piece_args, **piece_kwargs)
             _check_separable(output, stop - start)
@@ -106,7 +106,7 @@ def _run_pieces(function: Callable[..., Any], args: Any, kwargs: Any, size: int,
 def _replay(call: _Call, backward: Backward) -> None:
     if all(leaf is None or leaf.grad is None for leaf in call.outputs):
         return  # the loss does not use this call
-    now = RandomState()
+    now = RandomState.now()
     for start, stop, state in call.pieces:
         state.restore()
         args, kwargs = (slice_batch(part, start, stop, call.num_items) for part in call.arguments)

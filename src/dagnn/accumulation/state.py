@@ -4,7 +4,7 @@ import copy
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,21 +16,31 @@ from dagnn.accumulation.ranks import Ranks
 from dagnn.errors import AccumulationWarning, ConfigError, warn
 
 
-class RandomState:
-    """The state of every random number generator that a loss may use: torch on all devices, Python, NumPy."""
+class RandomState(NamedTuple):
+    """The state of every global random number generator: Python, NumPy, and torch on all devices."""
 
-    def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()  # noqa: NPY002  # the global generator is what users' code draws from
+    python: tuple[Any, ...]
+    numpy: Any  # a mapping, as np.random.get_state(legacy=False) returns
+    torch: Tensor
+    cuda: list[Tensor]  # one per device; empty before the first use of CUDA, which this must not initialise
+
+    @classmethod
+    def now(cls) -> "RandomState":
+        """A copy of the state at this moment."""
+        return cls(
+            python=random.getstate(),
+            numpy=np.random.get_state(legacy=False),  # noqa: NPY002 - users' code draws from the global generator
+            torch=torch.get_rng_state(),
+            cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
+        )
 
     def restore(self) -> None:
-        torch.set_rng_state(self._torch)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)  # noqa: NPY002
+        """Set every generator to this state; those of CUDA only where there is CUDA."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        torch.set_rng_state(self.torch)
+        if self.cuda and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(self.cuda)
 
 
 class Snapshot:
@@ -43,12 +53,12 @@ class Snapshot:
     """
 
     def __init__(self, models: Iterable[nn.Module], others: Sequence[Any] = ()) -> None:
-        self.random = RandomState()
+        self._random = RandomState.now()
         self._buffers: list[tuple[Tensor, Tensor]] = [(b, b.detach().clone()) for m in models for b in m.buffers()]
         self._others = [(other, copy.deepcopy(_state_of(other))) for other in others]
 
     def restore(self) -> None:
-        self.random.restore()
+        self._random.restore()
         self.restore_buffers()
         for other, state in self._others:
             if hasattr(other, "load_state_dict"):

@@ -144,22 +144,19 @@ class Window:
         self._check_running("backward")
         declared = declared_weight(weight)
         losses = {SINGLE: loss} if isinstance(loss, Tensor) or not isinstance(loss, Mapping) else loss
-        shares: dict[str, tuple[Tensor, float]] = {}
-        for name, value in losses.items():
-            coefficient = self._coefficient(name, value, declared, reduction)
-            if coefficient is not None:
-                shares[name] = value, coefficient
-        for name, (value, _) in shares.items():
+        coefficients = {name: self._coefficient(name, value, declared, reduction) for name, value in losses.items()}
+        factors = {name: factor for name, factor in coefficients.items() if factor is not None}
+        tensors = [losses[name] for name in factors]
+        for name, value in zip(factors, tensors, strict=True):
             self._shares.record(self._current, name, reported_loss(value), reduction)
         self._ran = True
 
-        if not shares or self._dropped:
+        if not tensors or self._dropped:
             return
-        tensors = [value for value, _ in shares.values()]
         if self._on_nonfinite == "drop" and not all(bool(torch.isfinite(t).all()) for t in tensors):
             self._drop(overflowed=True)
             return
-        self._run_backward(tensors, [coefficient for _, coefficient in shares.values()], retain_graph)
+        self._run_backward(tensors, list(factors.values()), retain_graph)
 
     def _coefficient(self, name: str, loss: Any, weight: float | None, reduction: Reduction) -> float | None:
         """What the gradient of ``loss`` is multiplied by; None where the loss must not run at all."""
@@ -221,13 +218,14 @@ class Window:
             AccumulationError: called outside a micro-batch, with eager updates, or after ``backward`` without
                 ``on_nonfinite="drop"``.
         """
-        self._check_running("drop", may_have_failed=self._on_nonfinite == "drop")
+        apart = self._on_nonfinite == "drop"  # the gradient of this micro-batch is in no sum yet
+        self._check_running("drop", may_have_failed=apart)
         if self._sums.final:
             raise AccumulationError(
                 f"micro-batch {self._current} cannot be dropped with eager updates: give it the weight 0 in "
                 "windows(weight=...)."
             )
-        if self._ran and self._on_nonfinite != "drop":
+        if self._ran and not apart:
             raise AccumulationError(
                 f"drop() after backward needs an accumulator with on_nonfinite='drop', got {self._on_nonfinite!r}: "
                 "only 'drop' keeps the gradient of a micro-batch apart until it is accepted. Use it, or call drop() in "
@@ -386,9 +384,8 @@ class Window:
         """Accept the current micro-batch; under ``on_nonfinite="drop"`` leave it out if it is not finite."""
         if not self._running:
             return  # step() was called inside the loop and ended it
-        if self.failed is not None:
-            self._check_not_failed()
-        if not self._ran and not self._weighs_nothing():
+        self._check_not_failed()
+        if not self._ran and (self._known is None or any(self._known.weights[self._current].values())):
             raise AccumulationError(
                 f"micro-batch {self._current} of {self.micro_batches} had no window.backward(loss): call it, or "
                 "window.drop() to leave the micro-batch out."
@@ -405,12 +402,9 @@ class Window:
         self._shares.drop(self._current, overflowed=overflowed)
         self._batch_norms.drop_micro_batch()
 
-    def _weighs_nothing(self) -> bool:
-        return self._known is not None and not any(self._known.weights[self._current].values())
-
     def _check_running(self, call: str, *, may_have_failed: bool = False) -> None:
         self._check_open()
-        if self.failed is not None and not may_have_failed:
+        if not may_have_failed:
             self._check_not_failed()
         if not self._running:
             raise AccumulationError(
@@ -419,15 +413,10 @@ class Window:
             )
 
     def _check_open(self) -> None:
-        if self.state == "stepped":
+        if self.state != "open":
             raise AccumulationError(
-                f"this window was stepped already, after {self.micro_batches} micro-batches: one window makes one "
-                "update. Take the next one."
-            )
-        if self.state == "discarded":
-            raise AccumulationError(
-                f"this window was discarded in micro-batch {max(self._current, 0)} of {self.micro_batches}: take the "
-                "next one."
+                f"this window was {self.state} already, after {self._num_run} of {self.micro_batches} micro-batches: "
+                "one window makes one update. Take the next one."
             )
 
     def _check_not_failed(self) -> None:

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dagnn.accumulation.ranks import gather_objects
+
 T = TypeVar("T")
 
 # One process may trace or evaluate for long while the others wait; that a peer has died is noticed at once.
@@ -39,11 +41,7 @@ class Processes:
 
     def gather(self, value: T) -> list[T]:
         """``value`` of every process, in the order of their ranks. All must call it."""
-        if self.group is None:
-            return [value]
-        gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, value, group=self.group)
-        return gathered
+        return [value] if self.group is None else gather_objects(value, self.group)
 
     def by_first(self, function: Callable[[], T]) -> T:
         """What ``function`` returns on the first process, on all of them; what it raises there is raised on all."""

@@ -69,7 +69,7 @@ def check_loop(
         ConfigError: the check cannot run with these arguments.
         AccumulationError: the loop raised.
     """
-    random_state = RandomState()
+    random_state = RandomState.now()
     try:
         size = _size(batch, micro_batches, each_call, train_step)
         subject = Subject(model, loss_fn, batch)

@@ -51,7 +51,7 @@ def check_equivalence(
     Raises:
         ConfigError: the check cannot run: the model cannot be copied, the batch has one item, a split does not add up.
     """
-    random_state = RandomState()
+    random_state = RandomState.now()
     try:
         subject = Subject(model, loss_fn, batch)
         sizes = _check_splits(splits, count_items(batch))
