@@ -146,7 +146,7 @@ def test_every_length_of_a_tail_is_tried(length):
 
     report = check_loop(loop(divided_wrongly), network(), classes(), loss_fn=loss_fn)
     assert kinds(report) == ["short last window scaled by K"]
-    assert f"Wrong are tails of {length}." in report.causes[0].explanation
+    assert f"Tails of {length} are wrong." in report.causes[0].explanation
 
     def lost(i, total):
         return (i + 1) % K == 0 or (i + 1 == total and total % K != length)

@@ -1,4 +1,4 @@
-"""The checker: is an accumulated gradient that of the full batch, and if not, why and what to change."""
+"""The checker: whether an accumulated gradient is that of the full batch, and if not, why and what to change."""
 
 from dagnn.accumulation.check.loop_check import check_loop
 from dagnn.accumulation.check.model_check import check_equivalence

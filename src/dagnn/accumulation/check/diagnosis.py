@@ -1,4 +1,4 @@
-"""What a loop did, as weights of micro-batches in its steps, and from these weights to the causes."""
+"""Write the steps of a loop as weighted sums of micro-batches' gradients, and read causes from the weights."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,16 +16,16 @@ from dagnn.errors import ConfigError
 
 
 class Weights(NamedTuple):
-    """``c_j`` of every micro-batch j of one epoch.
+    """Weights ``c_j`` of the micro-batches j of one epoch in gradients ``sum_j c_j g_j``.
 
     Attributes:
         sizes, windows: of the layout.
-        shares: right weights of each window's micro-batches; those by their numbers of items if ``coupled``.
+        shares: right weights of each window's micro-batches; their shares of the items if ``coupled``.
         coupled: no weights make the gradient of a window from those of its micro-batches.
-        steps: of every step.
-        incoming: of what backward passes gave between steps.
-        left, incoming_left: of what was still in .grad, and of what came, after the last step.
-        rest: the largest relative part of a step that no weights explain.
+        steps: weights in each step.
+        incoming: weights in the sum of the backward passes before each step.
+        left, incoming_left: weights in .grad, and in the sum of the backward passes, after the last step.
+        rest: the largest part of a step that no weights explain, relative to the step.
         tolerance: for comparing weights.
     """
 
@@ -53,43 +53,43 @@ def weights_of(
     *,
     tolerance: float,
 ) -> Weights:
-    """The weights in the gradients of some of the parameters.
+    """The weights in the gradients of some of the parameters that ``examined`` holds.
 
     Args:
-        parts: the gradient of each micro-batch, of all parameters that are held.
-        parameters: all that are held.
-        indices: which of them to look at.
+        parts: the gradient of each micro-batch, for all parameters that ``examined`` holds.
+        parameters: all of these.
+        indices: which of them to use.
         tolerance: relative error of gradients that counts as none.
 
     Raises:
-        ConfigError: the gradients of micro-batches cannot be told apart.
+        ConfigError: the gradients of the micro-batches depend linearly on each other.
     """
 
     def only(gradients: Gradients) -> Gradients:
         return [gradients[i] for i in indices]
 
-    looked_at = [parameters[i] for i in indices]
+    used = [parameters[i] for i in indices]
     columns = [only(part) for part in parts]
     sizes, windows = examined.layout
     slack = max(1e-5, 4 * tolerance)
     shares, coupled = [], False
     for window, gradient in zip(windows, examined.expected, strict=True):
         inside = [columns[j] for j in window]
-        found, rest = fit_finite(inside, only(gradient), looked_at)
-        if rest > slack or leaves_out(found, inside, looked_at):
+        found, rest = fit_finite(inside, only(gradient), used)
+        if rest > slack or leaves_out(found, inside, used):
             coupled = True
             found = [sizes[j] / sum(sizes[i] for i in window) for j in window]
         shares.append(found)
-    steps = [fit_finite(columns, only(step), looked_at) for step in examined.steps]
+    steps = [fit_finite(columns, only(step), used) for step in examined.steps]
     return Weights(
         sizes,
         windows,
         shares,
         coupled,
         [found for found, _ in steps],
-        [fit_finite(columns, only(gradient), looked_at)[0] for gradient in examined.incoming],
-        fit_finite(columns, only(examined.left), looked_at)[0],
-        fit_finite(columns, only(examined.incoming_left), looked_at)[0],
+        [fit_finite(columns, only(gradient), used)[0] for gradient in examined.incoming],
+        fit_finite(columns, only(examined.left), used)[0],
+        fit_finite(columns, only(examined.incoming_left), used)[0],
         max((rest for _, rest in steps), default=0.0),
         slack,
     )
@@ -99,9 +99,9 @@ def fit_finite(parts: Sequence[Gradients], full: Gradients, parameters: Sequence
     """Coefficients of ``parts`` in ``full``, 0 for a part that is not finite, and the relative rest.
 
     Raises:
-        ConfigError: the parts cannot be told apart.
+        ConfigError: the parts depend linearly on each other.
     """
-    # A micro-batch in which nothing counts has a gradient of nan or zero: it can have no weight.
+    # A micro-batch without a valid item has a gradient of nan or zero: it can have no weight.
     finite = [i for i, part in enumerate(parts) if 0 < _norm(part, parameters) < inf]
     size = _norm(full, parameters)
     if not finite or not isfinite(size):
@@ -131,7 +131,7 @@ def _fit(parts: Sequence[Gradients], full: Gradients, parameters: Sequence[Tenso
 
 
 def leaves_out(shares: Sequence[float], parts: Sequence[Gradients], parameters: Sequence[Tensor]) -> bool:
-    """A part with a gradient has no positive share of the whole: no denominator does that, only a choice of items."""
+    """Whether a part with a gradient has no positive share: no denominator does that, only a choice of items."""
     norms = [_norm(part, parameters) for part in parts]
     largest = max(map(abs, shares), default=0.0)
     return any(0 < norm < inf and share <= 1e-6 * largest for share, norm in zip(shares, norms, strict=True))
@@ -151,7 +151,7 @@ def _flat(gradients: Gradients, parameters: Sequence[Tensor]) -> Tensor:
 
 
 def diagnose_equal(found: Weights, k: int, size: int) -> list[Cause]:
-    """Causes that show with two windows of K equal micro-batches."""
+    """Causes that show in two windows of K equal micro-batches."""
     if not found.steps:
         return [no_step(found)]
     causes: list[Cause] = []
@@ -181,7 +181,7 @@ def diagnose_equal(found: Weights, k: int, size: int) -> list[Cause]:
             for j, s in zip(js, found.shares[w], strict=True)
         ]
         if close(came, [1.0] * len(came), found.tolerance):
-            text = "what backward passes gave is right, but was changed in .grad before the window was complete."
+            text = "backward passes give the right gradient, but the loop changes it before the window is complete."
             return [*causes, cause(Kind.CLIP_PER_MICRO_BATCH, text)]
         causes.append(
             cause(
@@ -196,7 +196,7 @@ def diagnose_equal(found: Weights, k: int, size: int) -> list[Cause]:
 
 
 def diagnose_ragged(found: Weights, k: int) -> list[Cause]:
-    """Causes that show with micro-batches of unequal sizes, in a loop that is right with equal ones."""
+    """Causes that show in micro-batches of unequal sizes, in a loop that is right with equal ones."""
     for window, shares, step in zip(found.windows, found.shares, found.steps, strict=False):
         counted = [step[j] for j in window]
         if close(counted, shares, found.tolerance):
@@ -210,7 +210,7 @@ def diagnose_ragged(found: Weights, k: int) -> list[Cause]:
 
 
 def diagnose_tail(found: Weights, k: int) -> list[Cause]:
-    """Causes that show with a short last window, in a loop that is right without one."""
+    """Causes that show in a short last window, in a loop that is right without one."""
     slack, tail = found.tolerance, found.windows[-1]
     supports = [_support(step, slack) for step in found.steps]
     whose = f"the last {len(tail)} of {len(found.sizes)} micro-batches"
@@ -218,10 +218,10 @@ def diagnose_tail(found: Weights, k: int) -> list[Cause]:
         lost = [j for j in tail if not any(j in support for support in supports)]
         if lost == tail:
             where = "is left in .grad and leaks into the next epoch" if _support(found.left, slack) else "is lost"
-            return [cause(Kind.LOST_REMAINDER, f"{whose} are never stepped: their gradient {where}.")]
+            return [cause(Kind.LOST_REMAINDER, f"no step uses {whose}: their gradient {where}.")]
         if len(supports) == len(found.windows) and supports[:-1] == found.windows[:-1]:
             return _pattern_causes(found, supports)
-        text = f"steps were made of micro-batches {_groups(supports)}; right are {_groups(found.windows)}."
+        text = f"the steps use micro-batches {_groups(supports)}; right are {_groups(found.windows)}."
         return [cause(Kind.EXTRA_STEP if len(supports) >= len(found.windows) else Kind.MISSING_STEP, text)]
     step, shares = [found.steps[-1][j] for j in tail], found.shares[-1]
     if close(step, shares, slack):
@@ -241,18 +241,19 @@ def diagnose_tail(found: Weights, k: int) -> list[Cause]:
 
 
 def no_step(found: Weights) -> Cause:
-    """The cause when a loop made no step at all."""
+    """The cause if a loop made no step at all."""
     if not _support(found.incoming_left, found.tolerance):
-        return cause(Kind.MISSING_BACKWARD, "no backward pass gave these parameters a gradient, and no step was made.")
+        text = "no backward pass gave these parameters a gradient, and the loop made no step."
+        return cause(Kind.MISSING_BACKWARD, text)
     return cause(Kind.MISSING_STEP, f"the loop made no step in {len(found.sizes)} micro-batches.")
 
 
 def scale_cause(ratio: float, k: int, size: int, slack: float) -> Cause:
-    """The cause when every micro-batch counts ``ratio`` times what it should."""
+    """The cause if every micro-batch counts ``ratio`` times what it should."""
     if close([ratio], [float(k)], slack) and k > 1:
         return cause(Kind.NOT_SCALED, f"the gradient is {k} times too large: losses are added, not averaged.")
     if close([ratio], [1.0 / k], slack) and k > 1:
-        return cause(Kind.SCALED_TWICE, f"the gradient is {k} times too small: it was divided by {k} twice.")
+        return cause(Kind.SCALED_TWICE, f"the gradient is {k} times too small: the loop divides by {k} twice.")
     if close([ratio], [float(size)], slack) or close([ratio], [float(size * k)], slack):
         return cause(
             Kind.SUM_LOSS,
@@ -262,7 +263,7 @@ def scale_cause(ratio: float, k: int, size: int, slack: float) -> Cause:
 
 
 def _without_stale(found: Weights) -> tuple[list[list[float]], Cause | None]:
-    """The steps without what an earlier step used already, in an earlier window, and the cause if there was such."""
+    """The steps without micro-batches of earlier windows that an earlier step used, and the cause if there are any."""
     window_of = {j: w for w, window in enumerate(found.windows) for j in window}
     fresh, why = [found.steps[0]], None
     for before, step in pairwise(found.steps):
@@ -280,7 +281,7 @@ def _without_stale(found: Weights) -> tuple[list[list[float]], Cause | None]:
 
 
 def _pattern_causes(found: Weights, supports: list[list[int]]) -> list[Cause]:
-    """Steps that were made of other micro-batches than those of a window."""
+    """Causes of steps that use other micro-batches than those of a window."""
     came = [_support(gradient, found.tolerance) for gradient in found.incoming]
     windows, groups = found.windows, _groups([support for support in supports if support])
     if not any(came) and not any(supports):
@@ -288,7 +289,7 @@ def _pattern_causes(found: Weights, supports: list[list[int]]) -> list[Cause]:
     inside = all(set(support) <= set(window) for support, window in zip(supports, windows, strict=False))
     if len(supports) == len(windows) and inside:
         if all(set(window) <= set(gave) for window, gave in zip(windows, came, strict=True)):
-            text = f"steps have the gradient of micro-batches {groups or 'none'}; others were zeroed before them."
+            text = f"the steps use micro-batches {groups or 'none'}; the loop zeroes the gradients of the others first."
             return [cause(Kind.ZEROED_TOO_OFTEN, text)]
         text = f"backward passes reach micro-batches {groups or 'none'} only; right are {_groups(windows)}."
         return [cause(Kind.MISSING_BACKWARD, text)]
@@ -301,13 +302,14 @@ def _pattern_causes(found: Weights, supports: list[list[int]]) -> list[Cause]:
 
 
 def _are_counts(ratios: Sequence[float], k: int) -> bool:
-    """Numbers of items or tokens, or those divided by the number of micro-batches."""
+    """Whether the ratios are numbers of items or tokens, or those divided by the number of micro-batches."""
     return any(
         all(r > 1.5 and abs(r * times - round(r * times)) < 1e-4 * r * times for r in ratios) for times in (1, k)
     )
 
 
 def _support(step: Sequence[float], slack: float) -> list[int]:
+    """The micro-batches with a weight."""
     largest = max(map(abs, step), default=0.0)
     return [j for j, c in enumerate(step) if abs(c) > max(slack, 1e-3) * largest] if largest else []
 

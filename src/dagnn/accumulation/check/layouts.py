@@ -1,4 +1,4 @@
-"""Epochs of micro-batches to try a loop on, and what each step should be given."""
+"""Try a loop on epochs of micro-batches, and compare its steps with the gradients of whole windows."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ SMALL, LARGE, FADING = 2.0**-20, 2.0**20, 2.0**-8  # exact factors; see record()
 
 
 class Layout(NamedTuple):
-    """An epoch: sizes of its micro-batches, and which of them make up each window."""
+    """An epoch: the size of each micro-batch, and the micro-batches of each window."""
 
     sizes: list[int]
     windows: list[list[int]]
@@ -33,28 +33,28 @@ class Examined(NamedTuple):
     pieces: list[Any]
     held: list[int]  # indices of the parameters
     steps: list[Gradients]
-    incoming: list[Gradients]
-    left: Gradients
-    incoming_left: Gradients
+    incoming: list[Gradients]  # as in Group
+    left: Gradients  # as in Recording
+    incoming_left: Gradients  # as in Recording
     expected: list[Gradients]  # the gradient of each window
     error: float  # relative, of the worst step; infinite if their number is wrong
     linear: bool  # twice the gradient gives twice the step
-    stale: bool  # the first gradient after a step was added to what that step had used
-    zeroed: bool  # a gradient was taken out of .grad before its step
+    stale: bool  # as in Recording
+    zeroed: bool  # as in Recording
 
 
 class Loop:
-    """A loop with the subject that it is tried on."""
+    """A user's loop, run on copies of a model in one layout after another."""
 
     def __init__(self, subject: Subject, train_step: TrainStep, *, by_window: bool) -> None:
         self.subject, self._train_step, self._by_window = subject, train_step, by_window
         self._first: Recording | None = None
         self._usual = 1.0  # the scale to try first
-        self._pure: set[tuple[int, ...]] = set()  # groups that were right once: nothing is added to their gradients
+        self._pure: set[tuple[int, ...]] = set()  # groups that were right once: the loop adds nothing to them
 
     @property
     def first(self) -> Recording:
-        """The first recording, of equal micro-batches."""
+        """The first recording, of micro-batches of one size."""
         assert self._first is not None
         return self._first
 
@@ -63,18 +63,18 @@ class Loop:
         return max(1e-8, self.subject.tolerance)
 
     def examine(self, layout: Layout) -> list[Examined]:
-        """Run the loop as it is, and where it seems wrong, again in ways in which no clipping acts."""
+        """Run the loop, and for parameters with wrong steps again in ways in which no clipping acts."""
         pieces, wholes = self.pieces(layout), self.wholes(layout)
         natural = self._record(layout, pieces, self._usual)
         if (natural.random or self.subject.draws) and not self.subject.still:
-            self.subject.still = True  # the loop itself draws random numbers: each item must get the same
+            self.subject.still = True  # the loop draws random numbers: each item must get the same
             natural = self._record(layout, pieces, self._usual)
         self._first, self.subject.attentive = self._first or natural, False
         expected = [self.subject.gradient(whole) for whole in wholes]
         groups = natural.groups or [Group(list(range(len(self.subject.parameters))), [], [])]
         found = [self._seen(layout, pieces, natural, group, expected) for group in groups]
         if any(self.tolerance < one.error < 1e-3 for one in found) and not self.subject.avoided:
-            self.subject.attentive = True  # so small an error is most likely a cast, in this layout only
+            self.subject.attentive = True  # so small an error is most likely a cast that only this layout runs
             natural = self._record(layout, pieces, self._usual)
             found = [self._seen(layout, pieces, natural, group, expected) for group in natural.groups]
             self.subject.attentive = False
@@ -87,10 +87,10 @@ class Loop:
     def compare_with_whole_windows(
         self, layout: Layout, scale: float, loss_scale: float = 1.0
     ) -> tuple[list[Group], list[Group]]:
-        """The loop's steps from micro-batches, and those from windows whose micro-batches are all the whole window.
+        """The loop's steps from micro-batches, and its steps if every micro-batch is a copy of the whole window.
 
-        A right loop makes the same steps of both, whatever it does to the gradient of a window: the mean of equal
-        parts is the part. What is done to micro-batches one by one comes out otherwise.
+        A right loop makes the same steps from both, whatever it does to the gradient of a window: the mean of equal
+        parts is the part. What it does to single micro-batches differs.
         """
         copies: list[Any] = []
         for window, whole in zip(layout.windows, self.wholes(layout), strict=True):
@@ -99,14 +99,14 @@ class Loop:
         return parts.groups, self._record(layout, copies, scale, loss_scale).groups
 
     def groups(self, layout: Layout, scale: float, loss_scale: float = 1.0, *, backwards: bool = False) -> list[Group]:
-        """The steps; with ``backwards``, of windows whose micro-batches come in the reverse order."""
+        """The steps; with ``backwards``, from windows whose micro-batches come in the reverse order."""
         pieces = self.pieces(layout)
         if backwards:
             pieces = [pieces[j] for window in layout.windows for j in reversed(window)]
         return self._record(layout, pieces, scale, loss_scale).groups
 
     def same_window(self, lengths: Sequence[int], k: int, scale: float) -> list[Group]:
-        """The steps of windows of some lengths that are all made of copies of one batch."""
+        """The steps from windows of these lengths that hold copies of one micro-batch only."""
         layout = Layout.of([1] * sum(lengths), k)
         size = max(1, count_items(self.subject.batch) // 2)
         return self._record(layout, split_by(self.subject.batch, [size])[:1] * sum(lengths), scale).groups
@@ -123,7 +123,7 @@ class Loop:
         return [self.subject.gradient(piece) for piece in pieces]
 
     def _second_look(self, seen: Examined) -> Examined:
-        """The same in ways in which nothing acts but what the loop does to micro-batches."""
+        """``seen`` with steps that show only what the loop does to single micro-batches."""
         looked = self._without_clipping(seen)
         if not self.is_wrong(looked) or len(seen.steps) != len(seen.expected):
             return looked
@@ -135,13 +135,13 @@ class Loop:
         return looked
 
     def _without_clipping(self, seen: Examined) -> Examined:
-        """The same with gradients so small that no clipping acts, and without what the loop adds by itself."""
+        """``seen`` with gradients so small that no clipping acts, and without what the loop adds by itself."""
         layout, pieces, held = seen.layout, seen.pieces, seen.held
         try:
             recordings = [self._record(layout, pieces, SMALL)]
             group = next((g for g in recordings[0].groups if g.held == held), None)
             if group is not None and self._error(group.steps, seen.expected) <= self.tolerance:
-                self._usual = SMALL  # a clipping acts otherwise, most likely in other layouts too
+                self._usual = SMALL  # a clipping acts on usual gradients, most likely in other layouts too
                 return seen._replace(steps=group.steps, error=self._error(group.steps, seen.expected))
             if group is not None and len(group.steps) == len(seen.steps) and tuple(held) in self._pure:
                 left = [recordings[0].left[i] for i in held]
@@ -167,7 +167,7 @@ class Loop:
         return self._of_whole_windows(looked)
 
     def _added_once(self, layout: Layout, pieces: list[Any], held: list[int], added: list[Gradients]) -> bool:
-        """What the loop adds to gradients by itself, such as weight decay, does not depend on the window's length."""
+        """Whether what the loop adds by itself, such as weight decay, is the same for windows of any length."""
         if all(relative_error([None] * len(held), gradients) == 0.0 for gradients in added):
             return True
         length = len(layout.windows[0])
@@ -179,9 +179,10 @@ class Loop:
         return _close(group.steps, added[:2], self.tolerance)
 
     def _of_whole_windows(self, seen: Examined) -> Examined:
-        """Where a loop changes the gradient of a window (normalises, projects it): what whole windows give is right.
+        """``seen`` judged by whole windows, for a loop that normalises or projects the gradient of a window.
 
-        That is so only if the gradient that comes in is right, and nothing of it stays for the next step.
+        Its steps from whole windows count as right if backward passes give the right gradient, and none of it stays
+        for the next step.
         """
         groups, whole = self.compare_with_whole_windows(seen.layout, 1.0)
         ours = next((g for g in groups if g.held == seen.held), None)
@@ -195,7 +196,7 @@ class Loop:
         return seen._replace(steps=ours.steps, expected=theirs.steps, error=error)
 
     def comes_in(self, seen: Examined) -> bool:
-        """Backward passes give the right gradient, or a multiple where its length does not count; or none is seen."""
+        """Whether backward passes give the right gradient, or, if the loop is not linear, a multiple of it or none."""
         for came, expected in zip(seen.incoming, seen.expected, strict=False):
             ratio, rest = ratio_of(came, expected)
             if all(gradient is None for gradient in came) and not seen.linear:
@@ -206,7 +207,7 @@ class Loop:
         return True
 
     def _scales(self, seen: Examined) -> bool:
-        """A wrong step is a multiple of what is right (0 too, or the real part of it), for some parameter."""
+        """Whether some parameter's wrong step is a multiple of the right one, 0 and its real part included."""
         slack = max(1e-6, 10 * self.tolerance)
         for step, expected in zip(seen.steps, seen.expected, strict=True):
             for a, e in zip(step, expected, strict=True):
@@ -217,7 +218,7 @@ class Loop:
         return False
 
     def _steps_in_any_order(self, seen: Examined, ours: Group) -> bool:
-        """Windows in the reverse order give the same steps in the reverse order: none depends on those before."""
+        """Whether windows in the reverse order give the same steps in the reverse order: none depends on another."""
         windows = seen.layout.windows
         if len({len(window) for window in windows}) != 1:
             return True  # a short window can come last only

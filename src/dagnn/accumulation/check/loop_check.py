@@ -1,4 +1,4 @@
-"""check_loop: does a hand-written loop step with the gradient of the full batch, and if not, why and where."""
+"""check_loop: whether a hand-written loop steps with the gradient of the full batch, and if not, why and where."""
 
 from collections.abc import Callable
 from functools import partial
@@ -34,11 +34,32 @@ def check_loop(
 ) -> Report:
     """Whether a loop over micro-batches steps with the gradient of the full batch, and if not, why and where.
 
-    The loop runs some times on a copy of the model. Whatever it steps with (the optimizer it gets, its own, several, a
-    closure), what counts is the gradient that each step is given; parameters go back to their values after each. From
-    a wrong gradient the weight of every micro-batch in it is computed; those weights tell the cause. Nothing of the
-    caller's is changed: model, buffers, random numbers. Every item draws the same random numbers meanwhile, so dropout
-    and noise do not count as a difference.
+    The check runs the loop a few times on a copy of the model. The loop may step with what it likes: the optimizer it
+    gets, its own, several, a closure. What counts is the gradient that each step finds; after each step, parameters go
+    back to their values. From a wrong gradient the check computes the weight of every micro-batch in it, and from the
+    weights the cause. The caller's model, buffers and random numbers do not change. Every item draws the same random
+    numbers meanwhile, so dropout and noise do not count as a difference.
+
+    Args:
+        train_step: ``train_step(model, optimizer, micro_batches)``, your loop. ``model`` is the copy, ``optimizer`` a
+            plain ``torch.optim.SGD``, ``micro_batches`` a list of batches. A loop with a fourth argument also gets a
+            learning-rate scheduler. What it returns does not matter.
+        model: any module that can be copied, with at least ``2 * micro_batches`` elements in its parameters.
+        batch: tensors ``[items, ...]`` of any dtype, alone or in tuples, mappings and dataclasses; see ``accumulate``
+            for what else can be split. At least ``4 * micro_batches`` items; 12 for ``micro_batches=2``.
+        loss_fn: ``loss_fn(model, batch)`` returns the mean loss of a whole batch, a tensor of one element: what the
+            loop should be equal to.
+        micro_batches: number of micro-batches that the loop takes per step, its K. With 1, each step is one batch.
+        each_call: what one call of ``train_step`` does: an ``"epoch"`` of several steps, or a ``"window"``, one step
+            from all the micro-batches it gets.
+        ragged: also try micro-batches of unequal sizes.
+        tail: also try epochs whose last window is short, of every length from 1 to K - 1.
+
+    Raises:
+        ConfigError: ``micro_batches`` or ``each_call`` has another value, ``train_step`` takes other arguments, the
+            batch has too few items, the model cannot be copied or has too few parameters, the loss is no single finite
+            number or does not depend on the model, or the loop moves parameters without an optimizer of the model.
+        AccumulationError: the loop raised.
 
     >>> import torch, dagnn
     >>> def train_step(model, optimizer, micro_batches):
@@ -52,22 +73,6 @@ def check_loop(
     >>> report = dagnn.check_loop(train_step, model, batch, loss_fn=loss_fn, micro_batches=4)
     >>> print(*(cause.kind for cause in report.causes))
     not scaled
-
-    Args:
-        train_step: ``train_step(model, optimizer, micro_batches)``, your loop; ``micro_batches`` is a list. With a
-            fourth argument it gets a learning-rate scheduler. The optimizer is a plain ``torch.optim.SGD``.
-        model: any module that can be copied; with at least as many parameters as there are micro-batches.
-        batch: at least ``4 * micro_batches`` items; see ``accumulate`` for what can be split.
-        loss_fn: ``loss_fn(model, batch)``, the mean loss of a whole batch: what the loop should be equal to.
-        micro_batches: how many micro-batches the loop takes per step, its K. With 1, each step is one batch.
-        each_call: what one call of ``train_step`` does: an "epoch" of several steps, or a "window", one step from all
-            the micro-batches it gets.
-        ragged: also try micro-batches of unequal sizes.
-        tail: also try epochs whose last window is short, of every length from 1 to K - 1.
-
-    Raises:
-        ConfigError: the check cannot run with these arguments.
-        AccumulationError: the loop raised.
     """
     random_state = RandomState.now()
     try:
@@ -78,7 +83,7 @@ def check_loop(
         except AccumulationError:
             if subject.dtype is not torch.float64:
                 raise
-            # The loop itself may need the model's own dtype: a constant of its own, a cast by hand.
+            # The loop may need the model's own dtype: it holds a constant, or casts by hand.
             subject = Subject(model, loss_fn, batch, wide=False)
             return _Checker(train_step, subject, micro_batches, size, each_call).check(ragged=ragged, tail=tail)
     finally:
@@ -156,7 +161,7 @@ class _Checker:
         return causes
 
     def _explained(self, examined: list[Examined], diagnose: Callable[[Weights], list[Cause]]) -> list[Cause]:
-        """The causes of wrong steps: by the weights in them if there are such, else by how they differ."""
+        """The causes of wrong steps."""
         causes: list[Cause] = []
         for one in filter(self._loop.is_wrong, examined):
             parts = [[part[i] for i in one.held] for part in self._loop.gradients_of(one.pieces)]
@@ -164,7 +169,7 @@ class _Checker:
             weights = partial(weights_of, one, parts, parameters, tolerance=self._subject.tolerance)
             found = explain(self._loop, one, weights, diagnose, k=self._k, size=self._size)
             if found and all(c.kind in _VAGUE for c in found) and one.steps and not self._loop.comes_in(one):
-                # The loop changes gradients in some way, but those that come in are wrong already.
+                # The loop changes gradients, but what backward passes give is wrong already.
                 came = one._replace(steps=one.incoming, linear=True)
                 weights = partial(weights_of, came, parts, parameters, tolerance=self._subject.tolerance)
                 found = explain(self._loop, came, weights, diagnose, k=self._k, size=self._size) or found
@@ -172,7 +177,7 @@ class _Checker:
         return causes
 
     def _about_scale(self, causes: list[Cause], layout: Layout) -> list[Cause]:
-        """Causes again, where a wrong scale is that of a GradScaler, or of a sum, which grows with the items."""
+        """``causes``, with a wrong scale put down to a GradScaler, or to a sum if it grows with the items."""
         unscaling = unscaling_cause(self._loop, layout) if causes else None
         if unscaling is not None:
             return [unscaling]
@@ -185,15 +190,15 @@ class _Checker:
                 times = f"the gradient is {before:.4g} times that of the full batch's mean"
                 better = cause(Kind.WRONG_SCALE, f"{times}.")
                 if before and after / before < 1 - 0.5 / self._size:
-                    better = cause(Kind.SUM_LOSS, f"{times}, and the more so the more items there are.")
+                    better = cause(Kind.SUM_LOSS, f"{times}, and more with more items.")
                 return [better if c is wrong else c for c in causes]
         return causes
 
     def _tails(self) -> list[Cause]:
-        """Causes that show in a short last window, of whatever length it takes to show them."""
+        """Causes that show in a short last window of some length."""
         k, wrong = self._k, {}
         for length in range(1, k):
-            # After a full window; for a large K, where that takes long, some lengths only, and the others alone.
+            # After a full window. For a large K that takes long: then a tail of most lengths runs alone.
             full = k if k <= 8 or length in (1, k // 2, k - 1) else 0
             examined = self._examine(Layout.of([self._size] * (full + length), k))
             if any(map(self._loop.is_wrong, examined)):
@@ -203,7 +208,7 @@ class _Checker:
         causes = self._explained(wrong[max(wrong)], lambda weights: diagnose_tail(weights, k))
         if len(wrong) < k - 1:
             lengths = ", ".join(map(str, list(wrong)[:8]))
-            causes = [c._replace(explanation=f"{c.explanation} Wrong are tails of {lengths}.") for c in causes]
+            causes = [c._replace(explanation=f"{c.explanation} Tails of {lengths} are wrong.") for c in causes]
         return causes
 
     def _about_precision(self, layout: Layout) -> list[Cause]:
@@ -250,7 +255,7 @@ class _Checker:
         if free:
             self._notes.append(f"no optimizer that steps holds {', '.join(free[:5])}: not compared.")
         if self._loop.first.unscaled:
-            self._notes.append("a GradScaler is disabled: what the loop does to scaled gradients could not be seen.")
+            self._notes.append("a GradScaler is disabled: the check could not see what the loop does when it scales.")
         self._notes += notes_on_precision(subject)
         return make_report(
             causes, subject.names, actual, expected, equal=equal, precision=subject.dtype, notes=self._notes

@@ -1,4 +1,4 @@
-"""check_equivalence: is the gradient of a loss the weighted sum of its micro-batches' gradients, and if not, why."""
+"""check_equivalence: whether a loss has the weighted sum of its micro-batches' gradients, and if not, why."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,8 +28,22 @@ def check_equivalence(
 ) -> Report:
     """Whether accumulating ``loss_fn`` over micro-batches gives the gradient of the full batch, and if not, why.
 
-    Runs on a copy in float64, casts inside the model included. The model, its buffers and the random numbers of the
-    caller stay as they are.
+    Runs on a copy in float64, casts inside the model included. The caller's model, buffers and random numbers do not
+    change.
+
+    Args:
+        model: any module that can be copied.
+        loss_fn: ``loss_fn(model, micro_batch)`` returns the mean loss, a tensor of one element.
+        batch: tensors ``[items, ...]`` of any dtype, alone or in tuples, mappings and dataclasses; see ``accumulate``
+            for what else can be split. At least 2 items.
+        splits: sizes of the micro-batches, one list per split, each with the sum ``items``; default: two halves, and a
+            ragged one.
+        weight: function of a micro-batch that returns its weight, as in ``accumulate``; default: its number of items.
+
+    Raises:
+        ConfigError: the model cannot be copied or has no parameter that requires a gradient, the batch has one item, a
+            split does not add up, all weights are 0, or the loss is no single finite number or does not depend on the
+            model.
 
     >>> import torch, dagnn
     >>> batch = (torch.randn(8, 3), torch.tensor([0, 1, -100, -100, -100, 1, 0, 1]))
@@ -40,16 +54,6 @@ def check_equivalence(
     (False, ['wrong denominator'])
     >>> bool(dagnn.check_equivalence(torch.nn.Linear(3, 2), loss_fn, batch, weight=lambda b: (b[1] >= 0).sum()))
     True
-
-    Args:
-        model: any module that can be copied.
-        loss_fn: ``loss_fn(model, micro_batch)`` returns the mean loss.
-        batch: at least 2 items; see ``accumulate`` for what can be split.
-        splits: sizes of the micro-batches, one list per split; default: two halves, and a ragged one.
-        weight: the weight that will be declared; default: the number of items.
-
-    Raises:
-        ConfigError: the check cannot run: the model cannot be copied, the batch has one item, a split does not add up.
     """
     random_state = RandomState.now()
     try:
@@ -89,7 +93,7 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
     first = subject.gradient()
     random = relative_error(subject.gradient(seed=1), first) > subject.tolerance
     slope_is_wrong = _slope_is_wrong(subject, first)
-    subject.still = subject.draws  # also from a generator that this seed does not reach
+    subject.still = subject.draws  # also with a generator that this seed does not reach
     if random:
         subject.still = True
         layers = ", ".join(name for name, _ in subject.dropout_layers()) or "a function that draws random numbers"
@@ -97,12 +101,12 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
         causes.append(cause(Kind.DROPOUT, text))
         first = subject.gradient()
         if slope_is_wrong and not (slope_is_wrong := _slope_is_wrong(subject, first)):
-            text = "by a finite difference the gradient is not the slope of the loss, but is it without random numbers."
+            text = "a finite difference of the loss disagrees with the gradient, but agrees without random numbers."
             causes[-1] = cause(Kind.RECOMPUTATION, text)
         if relative_error(subject.gradient(seed=1), first) > subject.tolerance:
             notes.append(
-                "the loss draws random numbers of Python or NumPy: each micro-batch got the same ones here, so those "
-                "drawn item by item count as a difference."
+                "the loss draws random numbers of Python or NumPy: each micro-batch gets the same ones here, so what "
+                "it draws item by item counts as a difference."
             )
 
     layers_in_training = subject.batch_norm_layers()
@@ -125,21 +129,21 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
         )
     if slope_is_wrong:
         notes.append(
-            "the gradient is not the slope of the loss, by a finite difference along it: as it should be where the "
-            "loss stops a gradient on purpose (detach, a straight-through estimator), a fault elsewhere."
+            "the gradient is not the slope of the loss: a finite difference along it disagrees. That is right if the "
+            "loss stops a gradient on purpose (detach, a straight-through estimator), and a fault otherwise."
         )
     return causes, notes
 
 
 def _slope_is_wrong(subject: Subject, gradient: Gradients) -> bool:
     if subject.narrowest is not torch.float64:
-        return False  # a difference of two rounded losses tells nothing
+        return False  # rounding drowns the difference of two losses
     norm = total_norm(gradient)
     return norm > 0 and abs(subject.slope(gradient) - norm) > 0.05 * norm
 
 
 def _loss_causes(subject: Subject, sizes: list[int], weight: WeightFn | None) -> list[Cause]:
-    """Causes that lie in how the loss divides, on a subject whose state disturbs nothing any more."""
+    """Causes in how the loss divides, for a subject that ``model_causes`` has left without causes of its own."""
     pieces = split_by(subject.batch, sizes)
     full, parts = subject.gradient(), [subject.gradient(piece) for piece in pieces]
     shares = _shares(pieces, weight)
@@ -156,8 +160,8 @@ def _loss_causes(subject: Subject, sizes: list[int], weight: WeightFn | None) ->
         return [
             cause(
                 Kind.MEAN_OF_MEANS,
-                f"micro-batches of {_list(sizes)} items all got the same weight; right are "
-                f"shares of {_list(by_items)}.",
+                f"micro-batches of {_list(sizes)} items all have the same weight; right are shares of "
+                f"{_list(by_items)}.",
             )
         ]
     try:
@@ -187,7 +191,7 @@ def _accumulated(subject: Subject, sizes: list[int], weight: WeightFn | None) ->
     subject.reset()
     gradients = []
     for seed, piece in enumerate(pieces):
-        torch.manual_seed(seed)  # no piece draws what the full batch drew there, not even by the order of the draws
+        torch.manual_seed(seed)  # so that no piece draws the numbers that the full batch drew
         gradients.append(subject.next_gradient(piece))
     return combine(gradients, _shares(pieces, weight))
 
@@ -196,7 +200,7 @@ def _shares(pieces: Sequence[Any], weight: WeightFn | None) -> list[float]:
     weights = [_weight_of(piece, weight) for piece in pieces]
     total = sum(weights)
     if not total:
-        raise ConfigError("the weights of all micro-batches are 0: check with a batch that has items to count.")
+        raise ConfigError(f"the weights of all micro-batches are 0, got {weights}: use a batch with items that count.")
     return [w / total for w in weights]
 
 

@@ -119,7 +119,7 @@ class _Watch:
         self._incoming: Gradients = [None] * len(subject.parameters)
         self._steps: dict[int, tuple[dict[int, int], list[Gradients], list[Gradients]]] = {}
         self._values = {
-            id(module): [(p, p.detach().clone()) for p in module.parameters(recurse=False)]
+            id(module): [(name, p, p.detach().clone()) for name, p in module.named_parameters(recurse=False)]
             for module in subject.model.modules()
         }
         self._stepping: list[tuple[torch.optim.Optimizer, list[tuple[Tensor, Tensor]]]] = []
@@ -128,7 +128,7 @@ class _Watch:
         self._reseeds: int | None = None  # the parameter whose gradient marks a new backward pass
         self._patches = _Patches(loss_scale, on_schedule=lambda: self._note_line("schedule"))
         self._recording = Recording()
-        self._moved = False
+        self._moved: list[str] = []  # parameters that a forward pass found at other values
         self._buffers_moved = False  # a backward pass ran since the buffers had the values of the start
 
     def __enter__(self) -> None:
@@ -147,14 +147,14 @@ class _Watch:
     def result(self) -> Recording:
         found, patches, subject = self._recording, self._patches, self._subject
         found.left, found.incoming_left = [self._wide(p.grad) for p in subject.parameters], list(self._incoming)
-        moved = subject.restore_parameters() or self._moved
+        moved = subject.restore_parameters() + self._moved
         subject.model.zero_grad()
         stepped_with = [g for _, steps, _ in self._steps.values() for gradients in steps for g in gradients]
         if moved and all(gradient is None for gradient in stepped_with):
             raise ConfigError(
                 "the loop changes parameters by other means than the gradients that an optimizer's step() finds in "
-                ".grad (by hand, or as eager='momentum' does): let it call step() of the optimizer it gets, or of one "
-                "that it makes of model.parameters()."
+                f".grad (by hand, or as eager='momentum' does), {moved[0]} for one: let it call step() of the "
+                "optimizer it gets, or of one that it makes of model.parameters()."
             )
         for held, steps, incoming in self._steps.values():
             indices = sorted(set(held.values()))
@@ -207,8 +207,9 @@ class _Watch:
             if optimizer in self._patches.optimizers:
                 return None
             raise ConfigError(
-                "the loop steps an optimizer whose parameters are not those of the model that it gets: the check runs "
-                "on a copy, so use the optimizer it gets, or make one of model.parameters() inside."
+                f"the loop steps an optimizer ({type(optimizer).__name__}) whose parameters are not those of the model "
+                "that it gets: the check runs on a copy, so use the optimizer it gets, or make one of "
+                "model.parameters() inside."
             )
         self._note_line("step")
         self._stepping[-1][1].extend((p, p.detach().clone()) for g in optimizer.param_groups for p in g["params"])
@@ -251,10 +252,10 @@ class _Watch:
         if self._buffers_moved:  # not in the backward pass itself, which may still read them
             self._subject.restore_buffers()
             self._buffers_moved = False
-        for p, value in self._values.get(id(module), ()):
+        for name, p, value in self._values.get(id(module), ()):
             if not torch.equal(p.data, value):
                 p.data.copy_(value)
-                self._moved = True
+                self._moved.append(f"{type(module).__name__}.{name}")
 
     def _held(self, optimizer: torch.optim.Optimizer) -> dict[int, int]:
         """Index in the model of every parameter of ``optimizer``, by the parameter's id."""

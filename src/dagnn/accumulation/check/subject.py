@@ -52,7 +52,9 @@ class Subject:
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, batch: Any, *, wide: bool = True) -> None:
         if not any(p.requires_grad for p in model.parameters()):
-            raise ConfigError("the model has no parameter that requires a gradient: there is nothing to check.")
+            raise ConfigError(
+                f"the model ({type(model).__name__}) has no parameter that requires a gradient: unfreeze some of it."
+            )
         tensors = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
         self.own_dtype = next((p.dtype for p in tensors if p.is_floating_point()), torch.float32)
         self._original = (model, loss_fn, batch)
@@ -73,8 +75,11 @@ class Subject:
         self._start = Snapshot([self.model])
         self._values = [p.detach().clone() for p in self.parameters]
         gradient = self.gradient()
-        if not all(g is None or bool(torch.isfinite(g).all()) for g in gradient):
-            raise ConfigError("the gradient of the full batch is not finite: give a batch whose loss is finite.")
+        infinite = [n for n, g in zip(self.names, gradient, strict=True) if g is not None and not g.isfinite().all()]
+        if infinite:
+            raise ConfigError(
+                f"the gradient of the full batch is not finite at {infinite[0]}: give a batch whose loss is finite."
+            )
         if all(g is None for g in gradient):
             raise ConfigError(
                 "the loss does not depend on the model that loss_fn gets: use its first argument, not a model from "
@@ -157,13 +162,13 @@ class Subject:
         seed_torch(seed)
         seed_python(seed)
 
-    def restore_parameters(self) -> bool:
-        """Give all parameters their values from the start; return whether one had moved."""
-        moved = False
-        for parameter, value in zip(self.parameters, self._values, strict=True):
+    def restore_parameters(self) -> list[str]:
+        """Give all parameters their values from the start; return the names of those that had moved."""
+        moved = []
+        for name, parameter, value in zip(self.names, self.parameters, self._values, strict=True):
             if not torch.equal(parameter.data, value):
                 parameter.data.copy_(value)
-                moved = True
+                moved.append(name)
         return moved
 
     def restore_buffers(self) -> None:
@@ -278,4 +283,5 @@ def _copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        raise ConfigError(f"the model cannot be copied, so it cannot be checked on a copy: {error}") from error
+        name = type(model).__name__
+        raise ConfigError(f"the check runs on a copy, but copy.deepcopy of {name} failed: {error}") from error

@@ -1,4 +1,4 @@
-"""Causes of wrong steps, also of those that no weights of micro-batches explain."""
+"""Why steps are wrong: by the weights of micro-batches in them, or without such weights by other comparisons."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from dagnn.accumulation.check.report import Cause, Kind, cause, coupled
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.errors import ConfigError
 
-# With a step that is no combination of gradients, weights of micro-batches mean nothing.
+# These causes mean nothing for a step that is no combination of gradients.
 _ABOUT_WEIGHTS = {
     Kind.WRONG_DENOMINATOR,
     Kind.WRONG_SCALE,
@@ -31,8 +31,11 @@ def explain(
     """Why the steps in ``examined`` are wrong.
 
     Args:
-        weights: the weights in the gradients of some of the parameters that are held, by their places.
-        diagnose: the causes that weights tell.
+        weights: the weights in the gradients of some of the parameters, by their places in ``examined.held``.
+        diagnose: the causes that weights reveal.
+
+    Raises:
+        ConfigError: the gradients of the micro-batches depend linearly on each other.
     """
     alive = [*range(len(examined.held))]
     if any(_nonzero(gradient) for step in examined.steps for gradient in step):
@@ -69,7 +72,7 @@ def explain(
             names = ", ".join(loop.subject.names[examined.held[place]] for place in wrong[:5])
             return [c._replace(explanation=f"{names}: {c.explanation}") for c in causes]
     if _is_right(loop, examined, 0) and len(examined.steps) > 1:
-        text = "the first step is right, the next is not: something is left in .grad, not of this window."
+        text = "the first step is right, the next is not: .grad still holds something that is not of this window."
         return [cause(Kind.NOT_ZEROED, text)]
     if changed and (examined.stale or examined.zeroed):
         return [_changed_cause(examined)]
@@ -77,17 +80,19 @@ def explain(
 
 
 def _changed_cause(examined: Examined) -> Cause:
-    """The cause where backward passes give the right gradient, and the step is no sum of what they give."""
+    """The cause if backward passes give the right gradient, and the step is not their sum."""
     if examined.stale:
-        return cause(Kind.NOT_ZEROED, "gradients of a window are added to what the step before had used.")
+        return cause(Kind.NOT_ZEROED, "backward passes of a window add to the gradient that the last step used.")
     if examined.zeroed:
-        return cause(Kind.ZEROED_TOO_OFTEN, "gradients are taken out of .grad before the step that should use them.")
-    text = "the step is no sum of what backward passes gave: gradients were changed before the window was complete."
+        return cause(
+            Kind.ZEROED_TOO_OFTEN, "the loop takes gradients out of .grad before the step that should use them."
+        )
+    text = "the step is not the sum of the backward passes: the loop changes gradients before the window is complete."
     return cause(Kind.CLIP_PER_MICRO_BATCH, text)
 
 
 def _by_number(loop: Loop, examined: Examined) -> Cause:
-    """The cause where there are too many or too few steps, and no weights say of what."""
+    """The cause if there are too many or too few steps, and no weights explain them."""
     steps, windows = len(examined.steps), len(examined.expected)
     if steps > windows:
         return cause(Kind.EXTRA_STEP, f"{steps} steps; right are {windows}.")
@@ -112,7 +117,7 @@ def _by_scale(loop: Loop, examined: Examined, alive: list[int], *, k: int, size:
         return [scale_cause(ratios[0], k, size, slack)]
     length = len(examined.layout.windows[-1])
     if close(ratios, [1.0] * (len(ratios) - 1) + [length / k], slack):
-        return [cause(Kind.SHORT_WINDOW, f"the last window has {length} micro-batches, but was divided by {k}.")]
+        return [cause(Kind.SHORT_WINDOW, f"the last window has {length} micro-batches, but the loop divides by {k}.")]
     return [
         cause(Kind.WRONG_DENOMINATOR, f"the steps are {', '.join(f'{r:.3g}' for r in ratios)} times what is right.")
     ]
@@ -140,7 +145,7 @@ def silent_causes(subject: Subject, found: list[Examined]) -> list[Cause]:
 
 
 def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> list[Cause]:
-    """Compare with windows whose micro-batches are all the whole window, where a coupling of items cannot show."""
+    """The cause by windows that hold copies of the whole window, in which coupled items make no difference."""
     layout = Layout.of([size] * (2 * k), k)
     groups, wholes = loop.compare_with_whole_windows(layout, SMALL)
     ours = next((g.steps for g in groups if g.held == examined.held), [])
@@ -163,13 +168,13 @@ def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> l
         alone = next((g.steps for g in wholes if g.held == examined.held), [])
         right = loop.gradients_of(loop.pieces(Layout.of([size] * (k + 1), k)))[-1]
         if len(alone) == 2 and relative_error(alone[1], [right[i] for i in examined.held]) <= slack:
-            text = f"a part of the loss is not divided: with one micro-batch the step is right, with {k} it is not."
+            text = f"the loop does not divide a part of the loss: one micro-batch gives the right step, {k} do not."
             return [cause(Kind.NOT_SCALED, text)]
-    return [cause(Kind.OTHER_LOSS, "even of one whole batch the loop takes another gradient than that of loss_fn.")]
+    return [cause(Kind.OTHER_LOSS, "even for one whole batch the loop takes another gradient than that of loss_fn.")]
 
 
 def _wrong_parts(loop: Loop, examined: Examined, alive: list[int]) -> list[list[int]]:
-    """Parameters whose steps are wrong: all of them, if others are right, then each alone."""
+    """Places of parameters whose steps are wrong: all of them, unless none is right, then each alone."""
     wrong = [
         place
         for place in alive
