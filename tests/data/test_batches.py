@@ -1,4 +1,4 @@
-"""Batches: each item once an epoch, fair mixtures, disjoint ranks, and any position again."""
+"""Batches: each item once an epoch, fair mixtures, disjoint ranks, any position again; draws and shares of levels."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagnn.data import BatchIterator
+from dagnn.data.batches import counts_of_shares, interleaved, level_shares_of, shuffled_draws, weighted_draws
 from dagnn.errors import CheckpointError, ConfigError
 
 levels_of_items = st.lists(st.integers(1, 4), min_size=1, max_size=60)
@@ -220,3 +221,115 @@ def test_impossible_position_is_refused(position):
 def test_argument_out_of_range_is_named(arguments, text):
     with pytest.raises(ConfigError, match=text):
         BatchIterator(**({"level_of_item": [1, 1, 2], "batch_size": 2, "seed": 0} | arguments))
+
+
+@given(st.integers(1, 30), st.integers(0, 100), st.integers(0, 100), st.integers(0, 2**70))
+def test_draws_from_anywhere_are_a_slice_of_the_series(size, start, count, seed):
+    whole = shuffled_draws(size, 0, start + count, seed=seed, level=3)
+
+    assert shuffled_draws(size, start, count, seed=seed, level=3).tolist() == whole[start:].tolist()
+
+
+@given(st.integers(1, 30), st.integers(0, 5))
+def test_every_shuffle_holds_each_item_once(size, epoch):
+    draws = shuffled_draws(size, epoch * size, size, seed=0, level=1)
+
+    assert sorted(draws.tolist()) == list(range(size))
+
+
+def test_epochs_levels_and_seeds_differ():
+    def draws(epoch=0, seed=0, level=1):
+        return tuple(shuffled_draws(50, 50 * epoch, 50, seed=seed, level=level).tolist())
+
+    assert len({draws(), draws(epoch=1), draws(seed=1), draws(level=2), draws(seed=(0, 1)), draws(seed=(1, 0))}) == 6
+
+
+def test_weighted_draws_follow_the_weights():
+    weights = np.array([0.0, 1.0, 3.0, 0.0, 6.0, 0.0])
+
+    draws = weighted_draws(np.cumsum(weights), 100_000, seed=0, epoch=0, level=1)
+
+    share = np.bincount(draws, minlength=6) / 100_000
+    # Four standard deviations of a share near a half are 0.0063.
+    assert np.abs(share - weights / weights.sum()).max() < 0.0063
+    assert share[[0, 3, 5]].tolist() == [0, 0, 0]
+
+
+def test_order_is_the_one_that_older_runs_were_trained_with():
+    # Taken from the first version. A change here means that no saved run can be resumed exactly.
+    assert shuffled_draws(8, 4, 8, seed=7, level=2).tolist() == [3, 7, 2, 0, 6, 3, 7, 4]
+    cumulative = np.cumsum([1.0, 2.0, 3.0, 4.0])
+    assert weighted_draws(cumulative, 10, seed=7, epoch=3, level=2).tolist() == [2, 2, 0, 3, 2, 2, 3, 3, 0, 2]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=5).filter(any), st.data())
+def test_every_stretch_holds_its_share_of_every_group(counts, data):
+    groups = interleaved(counts)
+    total = sum(counts)
+    assert np.bincount(groups, minlength=len(counts)).tolist() == counts
+
+    first = data.draw(st.integers(0, total))
+    stretch = groups[first : data.draw(st.integers(first, total))]
+
+    for group, count in enumerate(counts):
+        expected = count / total * len(stretch)
+        assert abs((stretch == group).sum() - expected) <= 1 + len(counts) * count / total
+
+
+LEVELS = np.array([1, 1, 1, 2, 2, 2, 3, 3])
+
+
+def test_levels_share_by_number_of_items():
+    assert level_shares_of(LEVELS, None, None) == {1: 3 / 8, 2: 3 / 8, 3: 2 / 8}
+
+
+def test_levels_share_by_weight():
+    weights = np.array([1.0, 0, 0, 1, 1, 1, 0, 0])
+
+    assert level_shares_of(LEVELS, weights, None) == {1: 0.25, 2: 0.75}
+
+
+def test_named_level_gets_its_share_and_the_others_divide_the_rest():
+    assert level_shares_of(LEVELS, None, {3: 0.5}) == pytest.approx({1: 0.25, 2: 0.25, 3: 0.5})
+
+
+def test_level_with_no_share_is_left_out():
+    assert level_shares_of(LEVELS, None, {1: 0, 2: 1}) == {2: 1}
+    assert level_shares_of(LEVELS, None, {1: 0.4, 2: 0.6}) == {1: 0.4, 2: 0.6}
+
+
+@pytest.mark.parametrize(
+    ("shares", "text"),
+    [
+        ({1: -0.1}, r"level_shares\[1\] must be between 0 and 1, got -0.1"),
+        ({1: float("nan")}, r"level_shares\[1\] must be between 0 and 1, got nan"),
+        ({1: 0.7, 2: 0.7}, "level_shares must sum to at most 1, got 1.4"),
+        ({1: 0.2, 2: 0.2, 3: 0.2}, "level_shares name all levels and must sum to 1, got 0.6"),
+        ({9: 0.5}, r"gives 0.5 of a batch to level 9, which has no items to draw: the levels are \[1, 2, 3\]"),
+    ],
+)
+def test_impossible_shares_are_refused(shares, text):
+    with pytest.raises(ConfigError, match=text):
+        level_shares_of(LEVELS, None, shares)
+
+
+def test_nothing_to_draw_is_refused():
+    with pytest.raises(ConfigError, match="all item_weights are 0"):
+        level_shares_of(LEVELS, np.zeros(8), None)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=9), st.integers(1, 100_000))
+def test_counts_sum_to_the_total_and_are_within_one(parts, total):
+    shares = {level: part / sum(parts) for level, part in enumerate(parts)}
+
+    counts = counts_of_shares(shares, total)
+
+    assert sum(counts.values()) == total
+    assert all(abs(counts[level] - share * total) < 1 + 1e-6 for level, share in shares.items())
+
+
+@given(st.lists(st.integers(1, 50_000), min_size=1, max_size=9))
+def test_counts_of_an_epoch_without_shares_are_the_sizes(sizes):
+    total = sum(sizes)
+
+    assert list(counts_of_shares({i: size / total for i, size in enumerate(sizes)}, total).values()) == sizes

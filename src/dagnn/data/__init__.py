@@ -1,4 +1,4 @@
-"""Datasets as JSON lines, and batches whose order is a pure function of (seed, epoch, level, rank)."""
+"""Datasets as JSON lines, and batches whose order depends on seed, epoch, level and rank alone."""
 
 from dagnn.data.batches import BatchIterator
 from dagnn.data.dataset import Dataset

@@ -12,7 +12,7 @@ from dagnn.errors import DataError
 
 
 class Dataset(Sequence[Record]):
-    """Records in an order, with an index by level. It does not change.
+    """Records in an order, with an index by level; it never changes.
 
     ``dataset[i]`` is a record and ``dataset[i:j]`` a dataset.
 
@@ -38,7 +38,7 @@ class Dataset(Sequence[Record]):
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]], *, level: int = 1, split: str = "") -> "Dataset":
-        """A dataset of text pairs (input, answer), numbered from 0 by their ids."""
+        """A dataset of text pairs (input, answer); their ids are "0", "1", "2", ..."""
         return cls(Record(str(i), level, source, answer, split) for i, (source, answer) in enumerate(pairs))
 
     @classmethod
@@ -67,7 +67,7 @@ class Dataset(Sequence[Record]):
         return cls.from_pairs(pairs, level=level, split=split)
 
     def write(self, path: str | Path) -> None:
-        """Writes the dataset as JSON lines; ``path`` is replaced whole or not at all.
+        """Write the dataset as JSON lines; ``path`` is replaced whole or not at all.
 
         Raises:
             DataError: two records share an id, or the file cannot be written.
@@ -101,7 +101,7 @@ class Dataset(Sequence[Record]):
 
     @property
     def level_of_item(self) -> NDArray[np.int64]:
-        """Level of every record: int64 ``[len(dataset)]``, read-only. `BatchIterator` takes it as it is."""
+        """Level of every record: int64 ``[len(dataset)]``, read-only; what `BatchIterator` takes."""
         return self._level_of_item
 
     @property

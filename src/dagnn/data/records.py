@@ -1,4 +1,4 @@
-"""Records of a dataset, one JSON line each: an input, its answer, where they belong; every line is checked."""
+"""Records of a dataset: an input with its answer. Files of them have one JSON line each, and every line is checked."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -12,9 +12,9 @@ from dagnn.files import replaced_file
 if TYPE_CHECKING:
     from dagnn.graph import Dag
 
-
 _KEYS = ("id", "level", "input", "answer", "split", "graphs")
 _REQUIRED = ("id", "level", "input", "answer")
+_LISTED = 5  # further broken lines that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,15 @@ class Record:
     """An input with its answer.
 
     Attributes:
-        id: names the record within its dataset; no two records share one.
-        level: difficulty, at least 1; batches may be mixed by level.
+        id: the name of the record in its dataset; no two records share one.
+        level: difficulty, at least 1; `BatchIterator` mixes batches by level.
         input: text of the question, such as ``(+ 2 3)``.
         answer: text of the answer, such as ``5``.
-        split: ``train``, ``validation``, ``test``, or whatever the user calls it; empty when there is none.
-        graphs: graphs that belong to the record, by name (``input``, ``answer``); None when there are none.
+        split: ``train``, ``validation``, ``test``, or what you call it; empty if there is none.
+        graphs: name -> graph, such as those of ``input`` and ``answer``; None if there are none.
+
+    >>> Record("0", 1, "(+ 2 3)", "5").split
+    ''
     """
 
     id: str
@@ -38,101 +41,13 @@ class Record:
     graphs: "Mapping[str, Dag] | None" = None
 
 
-class MalformedLine(ValueError):
-    """A line that is not JSON at all: the last line of a file that was cut off looks like this."""
-
-
-def record_to_line(record: Record) -> str:
-    """The record as one line of JSON, without the newline. Keys in one order, so equal records give equal bytes."""
-    fields: dict[str, Any] = {key: getattr(record, key) for key in _REQUIRED}
-    if record.split:
-        fields["split"] = record.split
-    if record.graphs is not None:
-        fields["graphs"] = {name: json.loads(dag.to_json()) for name, dag in record.graphs.items()}
-    return json.dumps(fields, ensure_ascii=False, allow_nan=False)
-
-
-def record_from_line(line: str) -> Record:
-    """The record that a line of JSON holds.
-
-    Raises:
-        ValueError: the line holds none (`MalformedLine`: it is not JSON either); the message is the reason alone,
-            since only the caller knows the file and the line number.
-    """
-    try:
-        fields = json.loads(line, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise MalformedLine(f"not valid JSON ({error.msg} at column {error.colno})") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"expected a JSON object, got {_type_name(fields)}")
-
-    _check_keys(fields)
-    for key in ("id", "input", "answer", "split"):
-        if not isinstance(fields.get(key, ""), str):
-            raise ValueError(f"{key!r} must be text, got {_type_name(fields[key])}")
-    level = fields["level"]
-    if type(level) is not int or level < 1:
-        raise ValueError(f"'level' must be an integer from 1, got {level!r}")
-
-    return Record(
-        fields["id"],
-        level,
-        fields["input"],
-        fields["answer"],
-        fields.get("split", ""),
-        _graphs(fields.get("graphs")),
-    )
-
-
-def _check_keys(fields: dict[str, Any]) -> None:
-    missing = [key for key in _REQUIRED if key not in fields]
-    if missing:
-        raise ValueError(f"no {missing[0]!r}: a line has {', '.join(_REQUIRED)}")
-    unknown = [key for key in fields if key not in _KEYS]
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r}: a line has {', '.join(_KEYS)}")
-
-
-def _graphs(value: Any) -> "Mapping[str, Dag] | None":
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise ValueError(f"'graphs' must map names to graphs, got {_type_name(value)}")
-    # Imported here: it loads torch, which a dataset of text does not need.
-    from dagnn.graph import Dag
-
-    graphs = {}
-    for name, graph in value.items():
-        try:
-            graphs[name] = Dag.from_json(json.dumps(graph))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"graph {name!r}: {error}") from None
-    return graphs
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _type_name(value: Any) -> str:
-    if value is None:
-        return "null"
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return names[type(value)]
-
-
-_LISTED = 5  # further broken lines that an error names
-
-
 def read_records(path: str | Path) -> list[Record]:
     """All records of a JSONL file, in the file's order.
 
     Raises:
-        DataError: the file cannot be read, or a line is broken: not JSON, a key missing, unknown or of the wrong
-            type, an id used before, an empty line, bytes that are not UTF-8, a last line that was cut off. All
-            lines are checked; the message gives the first broken one with its reason, and the numbers of others.
+        DataError: the file cannot be read, or a line is broken: not JSON, a key missing, unknown or of the wrong type,
+            an id used before, an empty line, bytes that are not UTF-8, a last line that was cut off. All lines are
+            checked; the message gives the first broken one with the reason, and the numbers of others.
     """
     try:
         content = Path(path).read_bytes()
@@ -163,25 +78,6 @@ def read_records(path: str | Path) -> list[Record]:
     return records
 
 
-def write_records(path: str | Path, records: Iterable[Record]) -> int:
-    """Writes one line per record and returns how many.
-
-    The file appears under its name only when it is complete and on disk: after an error, or a crash at any moment,
-    ``path`` holds what it held before.
-
-    Raises:
-        DataError: two records share an id, or the file cannot be written (no such folder, disk full).
-    """
-    try:
-        with replaced_file(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-            return _write_lines(file.write, records)
-    except FileNotFoundError as error:
-        reason = f"{_reason(error)}. Create the folder {Path(path).parent} first"
-        raise DataError(f"cannot write the dataset {path}: {reason}.") from error
-    except OSError as error:
-        raise DataError(f"cannot write the dataset {path}: {_reason(error)}; nothing was changed.") from error
-
-
 def _record(line: bytes, number: int, line_of_id: dict[str, int]) -> Record:
     if not line.strip():
         raise ValueError("the line is empty")
@@ -206,6 +102,32 @@ def _broken_message(path: str | Path, broken: list[tuple[int, str]]) -> str:
     return message
 
 
+def write_records(path: str | Path, records: Iterable[Record]) -> int:
+    """Write one line per record; the number of records.
+
+    The file gets its name only when it is complete and on the disk: after an error, or a crash at any moment, ``path``
+    holds what it held before.
+
+    Raises:
+        DataError: two records share an id, or the file cannot be written (no such folder, disk full).
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_records(f"{folder}/sums.jsonl", [Record("0", 1, "(+ 2 3)", "5")])
+    ...     read_records(f"{folder}/sums.jsonl")[0].answer
+    1
+    '5'
+    """
+    try:
+        with replaced_file(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+            return _write_lines(file.write, records)
+    except FileNotFoundError as error:
+        reason = f"{_reason(error)}. Create the folder {Path(path).parent} first"
+        raise DataError(f"cannot write the dataset {path}: {reason}.") from error
+    except OSError as error:
+        raise DataError(f"cannot write the dataset {path}: {_reason(error)}; nothing was changed.") from error
+
+
 def _write_lines(write: Callable[[str], object], records: Iterable[Record]) -> int:
     seen: set[str] = set()
     for record in records:
@@ -218,3 +140,89 @@ def _write_lines(write: Callable[[str], object], records: Iterable[Record]) -> i
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+def record_to_line(record: Record) -> str:
+    """The record as one line of JSON, without the newline. The keys have one order: equal records give equal bytes."""
+    fields: dict[str, Any] = {key: getattr(record, key) for key in _REQUIRED}
+    if record.split:
+        fields["split"] = record.split
+    if record.graphs is not None:
+        fields["graphs"] = {name: json.loads(dag.to_json()) for name, dag in record.graphs.items()}
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False)
+
+
+def record_from_line(line: str) -> Record:
+    """The record that a line of JSON holds.
+
+    Raises:
+        ValueError: the line holds no record; the message is the reason alone, because only the caller knows file and
+            line number.
+        MalformedLine: it is not even JSON.
+    """
+    try:
+        fields = json.loads(line, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise MalformedLine(f"not valid JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, got {_type_name(fields)}")
+
+    _check_keys(fields)
+    for key in ("id", "input", "answer", "split"):
+        if not isinstance(fields.get(key, ""), str):
+            raise ValueError(f"{key!r} must be text, got {_type_name(fields[key])}")
+    level = fields["level"]
+    if type(level) is not int or level < 1:
+        raise ValueError(f"'level' must be an integer from 1, got {level!r}")
+
+    return Record(
+        fields["id"],
+        level,
+        fields["input"],
+        fields["answer"],
+        fields.get("split", ""),
+        _graphs(fields.get("graphs")),
+    )
+
+
+class MalformedLine(ValueError):
+    """A line that is not JSON at all, as the last line of a file that was cut off."""
+
+
+def _check_keys(fields: dict[str, Any]) -> None:
+    missing = [key for key in _REQUIRED if key not in fields]
+    if missing:
+        raise ValueError(f"no {missing[0]!r}: a line has {', '.join(_REQUIRED)}")
+    unknown = [key for key in fields if key not in _KEYS]
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r}: a line has {', '.join(_KEYS)}")
+
+
+def _graphs(value: Any) -> "Mapping[str, Dag] | None":
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError(f"'graphs' must map names to graphs, got {_type_name(value)}")
+    # Here: it loads torch, which a dataset of text does not need.
+    from dagnn.graph import Dag
+
+    graphs = {}
+    for name, graph in value.items():
+        try:
+            graphs[name] = Dag.from_json(json.dumps(graph))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"graph {name!r}: {error}") from None
+    return graphs
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _type_name(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names[type(value)]
