@@ -92,7 +92,7 @@ def measured(name: str, seed: int, given: argparse.Namespace) -> Result:
             )
             told = " ".join(["dagnn train", *(f"--{key} {value}" for key, value in OUR_FLAGS[name].items())])
             contestant, trained = ours, ours.trained
-            windows = ours.windows(given.questions)
+            windows = ours.neighbourhoods(given.questions)
         else:
             sizes = None if given.expressions is None else dict.fromkeys(LEVELS, given.expressions)
             begun = time.process_time()

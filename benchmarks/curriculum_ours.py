@@ -10,11 +10,11 @@ from benchmarks.curriculum_rivals import Trained
 from dagnn.curriculum import Sample
 from dagnn.curriculum.engine import from_term, to_term
 from dagnn.curriculum.evaluate import STEP_BUDGET, evaluate, model_of
-from dagnn.curriculum.evaluation import WindowCounts
+from dagnn.curriculum.evaluation import NeighbourhoodCounts
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import train
 from dagnn.rewriting import GraphRewriter, RewritingMachine
-from dagnn.rewriting.dataset import read_windows
+from dagnn.rewriting.dataset import read_neighbourhoods
 from dagnn.training import CheckpointStore, RunDirectory, TrainingConfig, read_metrics
 
 # Enough to tell what a step costs; they are part of the training, which then goes on.
@@ -35,7 +35,7 @@ class Ours:
     def __init__(self, directory: Path, seed: int) -> None:
         run = RunDirectory.read(directory)
         checkpoint = CheckpointStore(run.checkpoints_path, run.run_id).latest()
-        traced = read_windows(run.path, SIGNATURE)
+        traced = read_neighbourhoods(run.path, SIGNATURE)
         assert checkpoint is not None and traced is not None
         self.model: GraphRewriter = model_of(checkpoint)
         self._directory, self._seed = directory, seed
@@ -65,9 +65,9 @@ class Ours:
             for result, (_, names) in zip(results, terms, strict=True)
         ]
 
-    def windows(self, expressions: int) -> WindowCounts | None:
-        """How many windows the test expressions of all levels ask for, and those that training never showed."""
-        return evaluate(self._directory, expressions=expressions, seed=self._seed).windows
+    def neighbourhoods(self, expressions: int) -> NeighbourhoodCounts | None:
+        """How many neighbourhoods the test expressions of all levels ask for, and those that training never showed."""
+        return evaluate(self._directory, expressions=expressions, seed=self._seed).neighbourhoods
 
 
 def train_ours(
@@ -120,7 +120,7 @@ def train_ours(
 
 def steps_within(first: Trained, directory: Path, cpu_seconds: float) -> int:
     """Steps in all for which this CPU time is enough, after the first few have shown what one costs."""
-    traced = read_windows(directory, SIGNATURE)
+    traced = read_neighbourhoods(directory, SIGNATURE)
     assert traced is not None
     traces = traced[1].cpu_seconds
     per_step = (first.cpu_seconds - traces) / first.steps

@@ -17,9 +17,9 @@ from dagnn.curriculum import Sample
 from dagnn.curriculum.engine import from_term, to_term
 from dagnn.curriculum.evaluate import STEP_BUDGET
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.traces import WindowSet, collect_windows
-from dagnn.rewriting import LEAVE, ReplacementTokens, RewritingMachine, WindowTokens, read_window
-from dagnn.rewriting.system import window_nodes
+from dagnn.curriculum.traces import NeighbourhoodSet, collect_neighbourhoods
+from dagnn.rewriting import LEAVE, NeighbourhoodTokens, ReplacementTokens, RewritingMachine, read_neighbourhood
+from dagnn.rewriting.system import neighbourhood_nodes
 
 _LONGEST_TEXT = 240
 # A longest scratchpad of training has 60 steps; an expression of depth 8 may need more.
@@ -78,45 +78,51 @@ class ScratchpadTransformer:
             yield from rng.sample(steps, min(len(steps), self._settings.options.get("pairs", 8)))
 
 
-# A window shows labels, and nodes that it has shown before; a replacement has labels, nodes of the window, or `leave`.
+# A neighbourhood shows labels, and nodes that it has shown before; a replacement has labels, nodes of the
+# neighbourhood, or `leave`.
 _NODES = [(f"node {number}", 0) for number in range(85)]
-WINDOW_WORDS = Words([*((shown.name, 0) for shown in SIGNATURE.shown), *_NODES])
+NEIGHBOURHOOD_WORDS = Words([*((shown.name, 0) for shown in SIGNATURE.shown), *_NODES])
 REPLACEMENT_WORDS = Words([*((label.name, label.arity) for label in SIGNATURE.labels), *_NODES, ("leave", 0)])
-_RESERVED = 2  # padding and beginning come before the numbers that windows and replacements have
+_RESERVED = 2  # padding and beginning come before the numbers that neighbourhoods and replacements have
 _LEAVE = REPLACEMENT_WORDS.id_of["leave"]
 _LONGEST_REPLACEMENT = 32
 
 
-class WindowTransformer:
-    """(A3) Our rewriting machine with the Transformer in the place of our network: windows and replacements as text.
+class NeighbourhoodTransformer:
+    """(A3) Our rewriting machine with the Transformer in the place of our network: neighbourhoods and replacements as
+    text.
 
-    It learns from the windows that ours learns from, drawn by the same weights; tracing them is part of its time.
+    It learns from the neighbourhoods that ours learns from, drawn by the same weights; tracing them is part of its
+    time.
     """
 
     def __init__(
         self,
         settings: Settings,
         seed: int,
-        windows: WindowSet | None = None,
+        neighbourhoods: NeighbourhoodSet | None = None,
         *,
         sizes: Mapping[int, int] | None = None,
     ) -> None:
         torch.manual_seed(seed)
-        self.model = Seq2SeqTransformer(WINDOW_WORDS, REPLACEMENT_WORDS, settings.size)
-        self._settings, self._seed, self._windows, self._sizes = settings, seed, windows, sizes
+        self.model = Seq2SeqTransformer(NEIGHBOURHOOD_WORDS, REPLACEMENT_WORDS, settings.size)
+        self._settings, self._seed, self._neighbourhoods, self._sizes = settings, seed, neighbourhoods, sizes
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Windows, and replacements with `BEGIN` before them."""
-        if self._windows is None:
-            self._windows = collect_windows(self._sizes or default_sizes(), seed=self._seed)
-        windows = self._windows
-        weights = np.sqrt(np.minimum(windows.counts.sum(1), LARGEST_COUNT))
+        """Neighbourhoods, and replacements with `BEGIN` before them."""
+        if self._neighbourhoods is None:
+            self._neighbourhoods = collect_neighbourhoods(self._sizes or default_sizes(), seed=self._seed)
+        collected = self._neighbourhoods
+        weights = np.sqrt(np.minimum(collected.counts.sum(1), LARGEST_COUNT))
         generator = np.random.default_rng(self._seed)
 
         def pairs() -> Iterator[Pair]:
             while True:
-                for item in generator.choice(len(windows), 4096, p=weights / weights.sum()):
-                    yield window_text(windows.windows[item]), replacement_text(windows.replacements[item])
+                for item in generator.choice(len(collected), 4096, p=weights / weights.sum()):
+                    yield (
+                        neighbourhood_text(collected.neighbourhoods[item]),
+                        replacement_text(collected.replacements[item]),
+                    )
 
         for batch in bucketed(pairs(), lambda pair: len(pair[1]), self._settings.batch, seed=self._seed, pool=4):
             yield padded([text for text, _ in batch]), padded([[BEGIN, *text] for _, text in batch])
@@ -124,13 +130,15 @@ class WindowTransformer:
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         return answer_loss(self.model(*batch), batch[1])
 
-    def rewrite(self, windows: Sequence[WindowTokens]) -> list[ReplacementTokens]:
-        """The replacements, as a `Rewriter` gives them; what is no replacement leaves its window as it is."""
+    def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> list[ReplacementTokens]:
+        """The replacements, as a `Rewriter` gives them; what is no replacement leaves its neighbourhood as it is."""
         found: list[ReplacementTokens] = []
-        for first in range(0, len(windows), _AT_ONCE):
-            part = windows[first : first + _AT_ONCE]
-            replies = self.model.greedy([window_text(window) for window in part], longest=_LONGEST_REPLACEMENT)
-            found += [replacement_of(reply, window) for reply, window in zip(replies, part, strict=True)]
+        for first in range(0, len(neighbourhoods), _AT_ONCE):
+            part = neighbourhoods[first : first + _AT_ONCE]
+            replies = self.model.greedy(
+                [neighbourhood_text(neighbourhood) for neighbourhood in part], longest=_LONGEST_REPLACEMENT
+            )
+            found += [replacement_of(reply, neighbourhood) for reply, neighbourhood in zip(replies, part, strict=True)]
         return found
 
     def solve(self, samples: Sequence[Sample]) -> list[object]:
@@ -143,9 +151,9 @@ class WindowTransformer:
         ]
 
 
-def window_text(window: WindowTokens) -> list[int]:
-    """A window as words."""
-    return [_RESERVED + token for token in window]
+def neighbourhood_text(neighbourhood: NeighbourhoodTokens) -> list[int]:
+    """A neighbourhood as words."""
+    return [_RESERVED + token for token in neighbourhood]
 
 
 def replacement_text(replacement: ReplacementTokens) -> list[int]:
@@ -153,9 +161,9 @@ def replacement_text(replacement: ReplacementTokens) -> list[int]:
     return [_RESERVED + token for token in replacement] or [_LEAVE]
 
 
-def replacement_of(text: Sequence[int], window: WindowTokens) -> ReplacementTokens:
-    """The replacement that words spell; to leave it where they spell none of this window."""
-    num_nodes = len(window_nodes(read_window(window, SIGNATURE)))
+def replacement_of(text: Sequence[int], neighbourhood: NeighbourhoodTokens) -> ReplacementTokens:
+    """The replacement that words spell; to leave it where they spell none of this neighbourhood."""
+    num_nodes = len(neighbourhood_nodes(read_neighbourhood(neighbourhood, SIGNATURE)))
     last = _RESERVED + len(SIGNATURE.labels) + num_nodes - 1
     if not REPLACEMENT_WORDS.is_whole(text) or max(text) > last:
         return LEAVE

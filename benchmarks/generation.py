@@ -5,9 +5,10 @@ training and of the test split, and traces:
 
 - samples: draw, answer, assign to a split, confirm by the second route. The limit is the time that 3,000 samples a
   second would take, so the ratio is samples per second / 3,000. Of the test split 11 of 12 draws are dropped.
-- traces: rewrite the inputs of samples drawn before, and count every window on the way. The peer is the same
+- traces: rewrite the inputs of samples drawn before, and count every neighbourhood on the way. The peer is the same
   innermost rewriting of hash-consed nodes in plain Python; both begin with an empty graph, ask the same rules once for
-  every window, and must count the same windows. The case names the steps, windows left as they are included.
+  every neighbourhood, and must count the same neighbourhoods. The case names the steps, neighbourhoods left as they are
+  included.
 """
 
 import sys
@@ -21,13 +22,13 @@ from dagnn.curriculum.engine import RuleEngine, to_term
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.rewriting import LEAVE, ReplacementTokens, RewritingMachine, WindowTokens
+from dagnn.rewriting import LEAVE, NeighbourhoodTokens, ReplacementTokens, RewritingMachine
 from dagnn.rewriting.machine import LabelTokens
 
 SAMPLES_PER_SECOND = 3_000
 SEED = 0
-# Level 4 takes 2,000 steps for each; on level 5 most windows are new, and asking the rules, which both sides do alike,
-# is most of the work until many samples have been seen.
+# Level 4 takes 2,000 steps for each; on level 5 most neighbourhoods are new, and asking the rules, which both sides do
+# alike, is most of the work until many samples have been seen.
 TRACES = {1: 3_000, 2: 2_000, 3: 2_000, 4: 200, 5: 12_000, 6: 1_500, 7: 1_500}
 
 
@@ -46,7 +47,9 @@ def traces_case(level: int, count: int) -> Case:
     steps = sum(compiled_counts(terms).values())
 
     def check() -> None:
-        assert compiled_counts(terms) == plain_counts(terms), f"the windows of level {level} are counted otherwise"
+        assert compiled_counts(terms) == plain_counts(terms), (
+            f"the neighbourhoods of level {level} are counted otherwise"
+        )
 
     return Case(
         f"level {level}: {count:,} traces, {steps:,} steps",
@@ -69,10 +72,10 @@ def compiled(terms: Sequence[LabelTokens]) -> RewritingMachine:
     return machine
 
 
-def compiled_counts(terms: Sequence[LabelTokens]) -> Counter[WindowTokens]:
-    """How often ours met every window."""
+def compiled_counts(terms: Sequence[LabelTokens]) -> Counter[NeighbourhoodTokens]:
+    """How often ours met every neighbourhood."""
     machine = compiled(terms)
-    return Counter({machine.window(w): int(times) for w, times in enumerate(machine.counts)})
+    return Counter({machine.neighbourhood(w): int(times) for w, times in enumerate(machine.counts)})
 
 
 def plain(terms: Sequence[LabelTokens]) -> "PlainMachine":
@@ -83,8 +86,8 @@ def plain(terms: Sequence[LabelTokens]) -> "PlainMachine":
     return machine
 
 
-def plain_counts(terms: Sequence[LabelTokens]) -> Counter[WindowTokens]:
-    """How often the peer met every window."""
+def plain_counts(terms: Sequence[LabelTokens]) -> Counter[NeighbourhoodTokens]:
+    """How often the peer met every neighbourhood."""
     return Counter(plain(terms).times)
 
 
@@ -99,22 +102,22 @@ class Node:
 
 
 class PlainMachine:
-    """Innermost rewriting in plain Python, with a memo of windows.
+    """Innermost rewriting in plain Python, with a memo of neighbourhoods.
 
     Attributes:
-        times: window -> how often it was met.
+        times: neighbourhood -> how often it was met.
     """
 
     def __init__(self) -> None:
         tables = SIGNATURE.tables
         # Lists: NumPy's arrays are slower to index one by one.
         self._arity, self._opaque = tables.arity.tolist(), tables.opaque.tolist()
-        self._depth, self._next_tag = tables.window_depth.tolist(), tables.next_tag.tolist()
+        self._depth, self._next_tag = tables.neighbourhood_depth.tolist(), tables.next_tag.tolist()
         self._shown_id = tables.shown_id.tolist()
         self._rules = RuleEngine()
         self._nodes: dict[tuple[int, tuple[Node, ...]], Node] = {}
-        self._replacement_of: dict[WindowTokens, ReplacementTokens] = {}
-        self.times: dict[WindowTokens, int] = {}
+        self._replacement_of: dict[NeighbourhoodTokens, ReplacementTokens] = {}
+        self.times: dict[NeighbourhoodTokens, int] = {}
 
     def built(self, tokens: Sequence[int], pointers: Sequence[Node]) -> Node:
         """The node that preorder tokens describe; those beyond the labels point into `pointers`."""
@@ -138,8 +141,8 @@ class PlainMachine:
             elif self._depth[node.label] < 0:
                 node.normal_form = node
             else:
-                window, nodes = self._window(node)
-                replacement = self._replacement(window)
+                neighbourhood, nodes = self._neighbourhood(node)
+                replacement = self._replacement(neighbourhood)
                 if replacement == LEAVE:
                     node.normal_form = node
                 else:
@@ -156,16 +159,16 @@ class PlainMachine:
             node = self._nodes[label, children] = Node(label, children, tag, self._shown_id[label][tag])
         return node
 
-    def _replacement(self, window: WindowTokens) -> ReplacementTokens:
-        replacement = self._replacement_of.get(window)
+    def _replacement(self, neighbourhood: NeighbourhoodTokens) -> ReplacementTokens:
+        replacement = self._replacement_of.get(neighbourhood)
         if replacement is None:
-            (replacement,) = self._rules.rewrite([window])
-            self._replacement_of[window] = replacement
-            self.times[window] = 0
-        self.times[window] += 1
+            (replacement,) = self._rules.rewrite([neighbourhood])
+            self._replacement_of[neighbourhood] = replacement
+            self.times[neighbourhood] = 0
+        self.times[neighbourhood] += 1
         return replacement
 
-    def _window(self, root: Node) -> tuple[WindowTokens, list[Node]]:
+    def _neighbourhood(self, root: Node) -> tuple[NeighbourhoodTokens, list[Node]]:
         """What a step at `root` sees, and its distinct nodes."""
         limit, hidden = self._depth[root.label], SIGNATURE.hidden
         tokens: list[int] = []
@@ -191,7 +194,7 @@ class PlainMachine:
 
 
 def cases(quick: bool) -> Iterable[Case]:
-    """Samples and traces of every level; as many steps or windows on each as make a second or so in full."""
+    """Samples and traces of every level; as many steps or neighbourhoods on each as make a second or so in full."""
     for split in ("train", "test"):
         for level in LEVELS:
             yield samples_case(level, 300 if quick else 3_000, split)

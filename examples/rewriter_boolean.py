@@ -1,7 +1,7 @@
 """Teaches a network another rewriting system than mathematics: Boolean formulas to negation normal form.
 
-The rules are shown as (window, replacement) pairs only. The network then rewrites formulas deeper than any that it was
-trained on, and every answer is checked against the formula's truth table.
+The rules are shown as (neighbourhood, replacement) pairs only. The network then rewrites formulas deeper than any that
+it was trained on, and every answer is checked against the formula's truth table.
 """
 
 import itertools
@@ -16,16 +16,16 @@ from dagnn.rewriting import (
     RuleRewriter,
     Signature,
     encode_replacement,
-    read_window,
+    read_neighbourhood,
 )
 
 VARIABLES = ("a", "b", "c")
 SIGNATURE = Signature(
     (
         *(Label(name, 0) for name in (*VARIABLES, "true", "false")),
-        Label("and", 2, window_depth=1),
-        Label("or", 2, window_depth=1),
-        Label("not", 1, window_depth=1),
+        Label("and", 2, neighbourhood_depth=1),
+        Label("or", 2, neighbourhood_depth=1),
+        Label("not", 1, neighbourhood_depth=1),
     )
 )
 OTHER = {"and": "or", "or": "and", "true": "false", "false": "true"}
@@ -33,10 +33,10 @@ OTHER = {"and": "or", "or": "and", "true": "false", "false": "true"}
 
 def rule(tokens):
     """De Morgan, double negation, constants and repeated operands."""
-    window = read_window(tokens, SIGNATURE)
-    a, b = (*window.children, None)[:2]
+    neighbourhood = read_neighbourhood(tokens, SIGNATURE)
+    a, b = (*neighbourhood.children, None)[:2]
     replacement = None
-    if window.kind == "not":
+    if neighbourhood.kind == "not":
         if a.kind == "not":
             replacement = a[0]
         elif a.children:
@@ -46,7 +46,7 @@ def rule(tokens):
     elif a is b:
         replacement = a
     else:
-        neutral, absorbing = ("true", "false") if window.kind == "and" else ("false", "true")
+        neutral, absorbing = ("true", "false") if neighbourhood.kind == "and" else ("false", "true")
         if absorbing in (a.kind, b.kind):
             replacement = absorbing
         elif neutral in (a.kind, b.kind):
@@ -92,11 +92,13 @@ if __name__ == "__main__":
     draw = random.Random(0)
     teacher = RewritingMachine(SIGNATURE, RuleRewriter(rule), eager=True)
     teacher.run([formula(draw, 4) for _ in range(3_000)])
-    windows = [teacher.window(w) for w in range(teacher.num_windows)]
+    neighbourhoods = [teacher.neighbourhood(w) for w in range(teacher.num_neighbourhoods)]
 
-    net = GraphRewriter.from_windows(SIGNATURE, windows, width=64, blocks=1, num_slots=8)
-    rows = net.features.encode(windows)
-    targets = net.features.encode_targets(windows, [rule(window) for window in windows], net.num_slots)
+    net = GraphRewriter.from_neighbourhoods(SIGNATURE, neighbourhoods, width=64, blocks=1, num_slots=8)
+    rows = net.features.encode(neighbourhoods)
+    targets = net.features.encode_targets(
+        neighbourhoods, [rule(neighbourhood) for neighbourhood in neighbourhoods], net.num_slots
+    )
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
     for _ in range(150):
         net.zero_grad()
@@ -104,7 +106,7 @@ if __name__ == "__main__":
         net.clip_gradients(1.0)
         optimizer.step()
 
-    print(f"{len(windows)} distinct windows of formulas of depth 4, {net.num_parameters():,} parameters")
+    print(f"{len(neighbourhoods)} distinct neighbourhoods of formulas of depth 4, {net.num_parameters():,} parameters")
     for depth in (4, 8, 12):
         formulas = [formula(draw, depth) for _ in range(100)]
         results = net.solve(formulas)

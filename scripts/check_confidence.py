@@ -13,13 +13,13 @@ import sys
 from collections import Counter
 
 from dagnn.curriculum import to_text
-from dagnn.curriculum.evaluate import model_of, opened_run, trained_windows
+from dagnn.curriculum.evaluate import model_of, opened_run, trained_neighbourhoods
 from dagnn.curriculum.expression import FUNCTIONS, Expr, check
 from dagnn.curriculum.levels import level_of
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.solving import solve_with
 from dagnn.errors import ExpressionError
-from dagnn.rewriting.dataset import read_windows
+from dagnn.rewriting.dataset import read_neighbourhoods
 
 SURE = 0.99
 _SYMBOLS = ("x", "y", "t", "alpha", "speed", "q")
@@ -110,11 +110,11 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
 
     directory, config, checkpoint = opened_run(given.run)
-    traced = read_windows(directory.path, SIGNATURE)
+    traced = read_neighbourhoods(directory.path, SIGNATURE)
     if traced is None:
-        print(f"{given.run} has no windows of this version: train it again.", file=sys.stderr)
+        print(f"{given.run} has no neighbourhoods of this version: train it again.", file=sys.stderr)
         return 2
-    trained = trained_windows(traced[0], config.curriculum.held_out_windows, checkpoint)
+    trained = trained_neighbourhoods(traced[0], config.curriculum.held_out_windows, checkpoint)
     model, draw = model_of(checkpoint), Draw(given.seed)
     outcomes: Counter[tuple[str, str]] = Counter()
     sure_and_wrong = 0

@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from dagnn.rewriting.system import Label, ReplacementTokens, Signature, WindowTokens, encode_replacement, read_window
+from dagnn.rewriting.system import (
+    Label,
+    NeighbourhoodTokens,
+    ReplacementTokens,
+    Signature,
+    encode_replacement,
+    read_neighbourhood,
+)
 
 DIGITS = tuple(f"d{i}" for i in range(10))
 
@@ -11,11 +18,11 @@ SIGNATURE = Signature(
         Label("end", 0),
         *(Label(name, 1) for name in DIGITS),
         Label("number", 1),
-        Label("add", 2, window_depth=1),
-        Label("carry", 2, window_depth=1),
-        Label("+", 2, window_depth=2),
-        Label("forever", 1, window_depth=1),
-        Label("grow", 1, window_depth=0),
+        Label("add", 2, neighbourhood_depth=1),
+        Label("carry", 2, neighbourhood_depth=1),
+        Label("+", 2, neighbourhood_depth=2),
+        Label("forever", 1, neighbourhood_depth=1),
+        Label("grow", 1, neighbourhood_depth=0),
     ),
     opaque=frozenset({"number"}),
     tags={("end", ""): "0", ("d1", "0"): "1", ("number", "0"): "zero", ("number", "1"): "one", ("number", "*"): "big"},
@@ -23,21 +30,21 @@ SIGNATURE = Signature(
 )
 
 
-def replacement_of(tokens: WindowTokens) -> ReplacementTokens:
+def replacement_of(tokens: NeighbourhoodTokens) -> ReplacementTokens:
     """The rules of addition; `forever` rewrites to itself by way of a sum, `grow` never stops growing."""
-    window = read_window(tokens, SIGNATURE)
-    if window.kind == "forever":
-        return encode_replacement(("forever", ("+", ("number", "end"), window[0])), SIGNATURE)
-    if window.kind == "grow":
-        return encode_replacement(("grow", ("grow", ("d1", window[0]))), SIGNATURE)
-    a, b = window.children
-    if window.kind == "+":
+    neighbourhood = read_neighbourhood(tokens, SIGNATURE)
+    if neighbourhood.kind == "forever":
+        return encode_replacement(("forever", ("+", ("number", "end"), neighbourhood[0])), SIGNATURE)
+    if neighbourhood.kind == "grow":
+        return encode_replacement(("grow", ("grow", ("d1", neighbourhood[0]))), SIGNATURE)
+    a, b = neighbourhood.children
+    if neighbourhood.kind == "+":
         if a.label == "number:zero":
             return encode_replacement(b, SIGNATURE)
         if b.label == "number:zero":
             return encode_replacement(a, SIGNATURE)
         return encode_replacement(("number", ("add", a[0], b[0])), SIGNATURE)
-    carry = int(window.kind == "carry")
+    carry = int(neighbourhood.kind == "carry")
     if a.kind == b.kind == "end":
         return encode_replacement(("d1", "end") if carry else "end", SIGNATURE)
     if "end" in (a.kind, b.kind) and not carry:

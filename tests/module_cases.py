@@ -58,7 +58,7 @@ CELLS = {
     "AttentionCell": (lambda: dnn.AttentionCell(D, 3), 1),
 }
 # (+ 12 3), (+ 5 5) with one shared number, and a sum of digits.
-WINDOWS = [(14, 17, 20, 17, 20), (14, 17, 20, 22), (12, 3, 20, 5, 23)]
+NEIGHBOURHOODS = [(14, 17, 20, 17, 20), (14, 17, 20, 22), (12, 3, 20, 5, 23)]
 SYMBOLS = torch.arange(N) % 5
 OPERATORS = Dag([(0, 2), (1, 2), (2, 3), (1, 3), (3, 4)], node_attributes={"operator": torch.tensor([0, 0, 1, 0, 1])})
 CASES = [
@@ -131,17 +131,17 @@ CASES = [
     ),
     Case(
         "GraphRewriter",
-        lambda: GraphRewriter.from_windows(
-            decimal_addition.SIGNATURE, WINDOWS, width=5, blocks=1, slot_width=3, num_slots=2
+        lambda: GraphRewriter.from_neighbourhoods(
+            decimal_addition.SIGNATURE, NEIGHBOURHOODS, width=5, blocks=1, slot_width=3, num_slots=2
         ),
-        lambda net: net(net.features.encode(WINDOWS)),
+        lambda net: net(net.features.encode(NEIGHBOURHOODS)),
         twice=False,
     ),
     Case(
         "GraphRewriter graph",
-        lambda: GraphRewriter.from_windows(
+        lambda: GraphRewriter.from_neighbourhoods(
             decimal_addition.SIGNATURE,
-            WINDOWS,
+            NEIGHBOURHOODS,
             width=5,
             blocks=1,
             slot_width=3,
@@ -149,7 +149,7 @@ CASES = [
             backbone="graph",
             graph_dim=4,
         ),
-        lambda net: net(net.encode(WINDOWS)),
+        lambda net: net(net.encode(NEIGHBOURHOODS)),
         twice=False,
     ),
 ]

@@ -10,7 +10,7 @@ from dagnn.rewriting import Replacement, RewritingMachine, encode_replacement
 # A fixed-point number is a whole number of parts of this size.
 SCALE = 10**DECIMALS
 
-# One for all tests: it asks the rules once for every window.
+# One for all tests: it asks the rules once for every neighbourhood.
 MACHINE = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
 
 

@@ -11,18 +11,18 @@ from benchmarks.curriculum_expressions import accuracies, drawn, questions, righ
 from benchmarks.curriculum_rivals import AnswersTransformer, Settings, bucketed, rate, train
 from benchmarks.curriculum_scratchpad import (
     REPLACEMENT_WORDS,
+    NeighbourhoodTransformer,
     ScratchpadTransformer,
-    WindowTransformer,
+    neighbourhood_text,
     replacement_of,
     replacement_text,
-    window_text,
 )
 from benchmarks.curriculum_steps import STEP_WORDS, Scratchpad, answer_of, first_text, has_finished_numbers, term_of
 from benchmarks.curriculum_text import BEGIN, PAD, WORDS, encode, padded
 from benchmarks.curriculum_transformer import Seq2SeqTransformer, TransformerSize
 from benchmarks.curriculum_tree import Slots, TreeNetwork, TreeRival, graph_of, slots_of
 from dagnn.curriculum import make_sample, parse
-from dagnn.curriculum.traces import collect_windows
+from dagnn.curriculum.traces import collect_neighbourhoods
 from dagnn.rewriting import LEAVE
 
 SMALL = TransformerSize(width=64, heads=4, layers=1, inner=128)
@@ -131,14 +131,14 @@ def test_the_scratchpad_transformer_learns_what_it_sees():
     assert right_answers(samples, rival.solve(samples)) == 3
 
 
-def test_the_window_transformer_learns_what_it_sees():
-    windows = collect_windows({2: 1}, seed=0)
-    windows = replace(windows, counts=np.ones_like(windows.counts))  # or rare ones would take long
+def test_the_neighbourhood_transformer_learns_what_it_sees():
+    collected = collect_neighbourhoods({2: 1}, seed=0)
+    collected = replace(collected, counts=np.ones_like(collected.counts))  # or rare ones would take long
     settings = Settings(lr=3e-3, batch=32, size=SMALL)
-    rival = learned(WindowTransformer(settings, 0, windows), settings, 200)
+    rival = learned(NeighbourhoodTransformer(settings, 0, collected), settings, 200)
     samples = some((2,), 1)
 
-    assert rival.rewrite(windows.windows) == windows.replacements
+    assert rival.rewrite(collected.neighbourhoods) == collected.replacements
     assert right_answers(samples, rival.solve(samples)) == 1
 
 
@@ -183,14 +183,14 @@ def test_what_has_no_scratchpad_is_answered_at_once(level):
     assert answer_of(texts[1], sample) == sample.answer
 
 
-def test_windows_and_replacements_read_back():
-    windows = collect_windows({1: 5, 3: 5}, seed=0)
+def test_neighbourhoods_and_replacements_read_back():
+    collected = collect_neighbourhoods({1: 5, 3: 5}, seed=0)
 
-    for window, replacement in zip(windows.windows, windows.replacements, strict=True):
-        assert len(window_text(window)) == len(window)
-        assert replacement_of(replacement_text(replacement), window) == replacement
-    assert replacement_of([REPLACEMENT_WORDS.id_of["node 84"]], windows.windows[0]) == LEAVE
-    assert replacement_of([], windows.windows[0]) == LEAVE
+    for neighbourhood, replacement in zip(collected.neighbourhoods, collected.replacements, strict=True):
+        assert len(neighbourhood_text(neighbourhood)) == len(neighbourhood)
+        assert replacement_of(replacement_text(replacement), neighbourhood) == replacement
+    assert replacement_of([REPLACEMENT_WORDS.id_of["node 84"]], collected.neighbourhoods[0]) == LEAVE
+    assert replacement_of([], collected.neighbourhoods[0]) == LEAVE
 
 
 def test_training_goes_through_every_level_again_and_again():

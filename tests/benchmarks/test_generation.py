@@ -19,7 +19,7 @@ from dagnn.rewriting import encode_replacement
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_both_count_the_same_windows(level):
+def test_both_count_the_same_neighbourhoods(level):
     terms = terms_of(level, 3 if level == 4 else 15)
     counts = compiled_counts(terms)
 
@@ -32,7 +32,7 @@ def test_a_difference_is_noticed(monkeypatch):
     case.check()
     monkeypatch.setattr("benchmarks.generation.plain_counts", lambda terms: {})
 
-    with pytest.raises(AssertionError, match="the windows of level 1 are counted otherwise"):
+    with pytest.raises(AssertionError, match="the neighbourhoods of level 1 are counted otherwise"):
         case.check()
 
 

@@ -232,7 +232,7 @@ def test_every_step_rewrites_before_to_after(level):
         for step in steps[:40]:
             again, following = machine.trace(step.before)
             # The operands of `before` are in normal form, so its own first step is this one.
-            assert (following[0].window, following[0].after) == (step.window, step.after)
+            assert (following[0].neighbourhood, following[0].after) == (step.neighbourhood, step.after)
             assert again.tokens == machine.run([step.after])[0].tokens
 
 
@@ -244,7 +244,7 @@ def test_a_trace_holds_what_the_machine_did():
     engine = RuleEngine()
     for step in steps:
         assert isinstance(step, RewriteStep)
-        assert engine.rewrite([step.window]) == [step.replacement]
+        assert engine.rewrite([step.neighbourhood]) == [step.replacement]
         assert step.replacement != LEAVE
         assert str(step) == f"{to_text(step.before)} -> {to_text(step.after)}"
     assert "speed" in str(steps[-1])
@@ -266,7 +266,7 @@ def test_a_normal_form_has_no_steps():
 
 
 def test_another_rewriter_may_answer():
-    idle = RuleRewriter(lambda window: LEAVE)
+    idle = RuleRewriter(lambda neighbourhood: LEAVE)
     assert trace(parse("(+ 2 3)"), rewriter=idle) == (("+", 2, 3), [])
     assert trace(parse("(+ 2 3)"), rewriter=RuleEngine())[0] == 5
 

@@ -7,12 +7,12 @@ import pytest
 from dagnn.curriculum import Sample, judge, level_of, parse
 from dagnn.curriculum import evaluate as module
 from dagnn.curriculum.engine import RuleEngine, normal_form
-from dagnn.curriculum.evaluate import _able_levels, _window_counts, ask, evaluate, model_of, with_engine_misses
-from dagnn.curriculum.evaluation import Evaluation, WindowCounts
+from dagnn.curriculum.evaluate import _able_levels, _neighbourhood_counts, ask, evaluate, model_of, with_engine_misses
+from dagnn.curriculum.evaluation import Evaluation, NeighbourhoodCounts
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.errors import CheckpointError, ConfigError, RunError
-from dagnn.rewriting import LEAVE, RewritingMachine, RuleRewriter, read_window
+from dagnn.rewriting import LEAVE, RewritingMachine, RuleRewriter, read_neighbourhood
 from dagnn.training.run.checkpoint import read_checkpoint
 
 
@@ -26,7 +26,7 @@ def test_the_exact_engine_as_rewriter_is_always_right():
 
 def test_a_rewriter_that_leaves_everything_is_wrong_with_a_reason():
     samples = [make_sample(level, seed=3, index=0, split="test") for level in range(1, 8)]
-    examples, _ = ask(RewritingMachine(SIGNATURE, RuleRewriter(lambda window: ())), samples)
+    examples, _ = ask(RewritingMachine(SIGNATURE, RuleRewriter(lambda neighbourhood: ())), samples)
     assert not any(example.right for example in examples)
     assert all(example.reason for example in examples)
 
@@ -34,9 +34,12 @@ def test_a_rewriter_that_leaves_everything_is_wrong_with_a_reason():
 class NeverDerives:
     """The exact engine as a network, but that it leaves every derivative as it is."""
 
-    def rewrite(self, windows):
-        answers = zip(windows, RuleEngine().rewrite(windows), strict=True)
-        return [LEAVE if read_window(window, SIGNATURE).kind == "derive" else right for window, right in answers]
+    def rewrite(self, neighbourhoods):
+        answers = zip(neighbourhoods, RuleEngine().rewrite(neighbourhoods), strict=True)
+        return [
+            LEAVE if read_neighbourhood(neighbourhood, SIGNATURE).kind == "derive" else right
+            for neighbourhood, right in answers
+        ]
 
     def num_parameters(self):
         return 1
@@ -99,15 +102,17 @@ def test_a_single_long_expression_is_given_the_rounds_that_it_takes(monkeypatch)
     assert ask(RewritingMachine(SIGNATURE, RuleEngine()), samples, rounds=3_000)[0][0].right
 
 
-def test_windows_never_trained_on_are_counted():
+def test_neighbourhoods_never_trained_on_are_counted():
     machine = RewritingMachine(SIGNATURE, RuleEngine())
     ask(machine, [make_sample(2, seed=3, index=0, split="test")])
-    asked = [machine.window(w) for w in range(machine.num_windows)]
-    assert _window_counts(machine, set(asked[:4])) == WindowCounts(len(asked), len(asked) - 4, len(asked) - 4)
+    asked = [machine.neighbourhood(w) for w in range(machine.num_neighbourhoods)]
+    assert _neighbourhood_counts(machine, set(asked[:4])) == NeighbourhoodCounts(
+        len(asked), len(asked) - 4, len(asked) - 4
+    )
 
-    idle = RewritingMachine(SIGNATURE, RuleRewriter(lambda window: ()))
+    idle = RewritingMachine(SIGNATURE, RuleRewriter(lambda neighbourhood: ()))
     ask(idle, [make_sample(1, seed=3, index=3, split="test")])
-    assert _window_counts(idle, set()) == WindowCounts(1, 1, 0)
+    assert _neighbourhood_counts(idle, set()) == NeighbourhoodCounts(1, 1, 0)
 
 
 def test_evaluating_again_gives_the_same_and_changes_nothing(learned):

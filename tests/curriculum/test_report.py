@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dagnn.curriculum import report as module
-from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, WindowCounts
+from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.report import errors_table, report, report_after_training, results_table
 from dagnn.errors import DataError, RunError
 from dagnn.training.config import TrainingConfig
@@ -68,21 +68,21 @@ def test_report_shows_levels_examples_and_errors(evaluated):
     ]
 
 
-def test_what_the_engine_misses_too_and_windows_kept_from_training_are_tables_of_their_own():
+def test_what_the_engine_misses_too_and_neighbourhoods_kept_from_training_are_tables_of_their_own():
     wrong = [
         Example("(* 2 3)", "5", "6", False, "other value"),
         *[Example("(tan 1.5)", "14", "14.1", False, "other value", engine_misses=True)] * 2,
     ]
     level = LevelResult.of(wrong, samples_seen=0, seconds=0)
     held_out = {"symbolic": KindCount(1_199, 1_200), "digit products": KindCount(1, 3)}
-    found = Evaluation({4: level}, None, None, None, step=1, windows=WindowCounts(9, 0, 0, held_out))
+    found = Evaluation({4: level}, None, None, None, step=1, neighbourhoods=NeighbourhoodCounts(9, 0, 0, held_out))
 
     assert results_table(found)[2:] == [
         "3 wrong, of which 2 the engine's own steps miss too",
-        "9 distinct windows asked, 0 of them never trained on",
-        "windows kept from training    right  windows",
-        "symbolic                    99.92 %    1,200",
-        "digit products              33.33 %        3",
+        "9 distinct neighbourhoods asked, 0 of them never trained on",
+        "neighbourhoods kept from training    right  neighbourhoods",
+        "symbolic                           99.92 %           1,200",
+        "digit products                     33.33 %               3",
         "step 1",
     ]
     assert errors_table(found) == [

@@ -15,7 +15,7 @@ from dagnn.curriculum.evaluation import Evaluation
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import train
 from dagnn.errors import ConfigError, RunError
-from dagnn.rewriting.dataset import FILE_NAME, read_windows
+from dagnn.rewriting.dataset import FILE_NAME, read_neighbourhoods
 from dagnn.training.metrics import read_metrics
 from dagnn.training.run.checkpoint import read_checkpoint
 from dagnn.training.run.directory import RunDirectory
@@ -179,22 +179,22 @@ def test_a_used_run_directory_is_refused_and_left_alone(finished):
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
-def test_windows_are_read_again_and_a_damaged_file_is_traced_again(finished):
+def test_neighbourhoods_are_read_again_and_a_damaged_file_is_traced_again(finished):
     path, _ = finished
-    kept = read_windows(path, SIGNATURE)
+    kept = read_neighbourhoods(path, SIGNATURE)
     assert kept is not None
-    windows, cost = kept
-    assert len(windows) > 500
+    collected, cost = kept
+    assert len(collected) > 500
     assert cost.seconds > 0
     content = (path / FILE_NAME).read_bytes()
     try:
         (path / FILE_NAME).write_bytes(content[: len(content) // 2])
-        assert read_windows(path, SIGNATURE) is None
+        assert read_neighbourhoods(path, SIGNATURE) is None
         evaluation = train(RunDirectory.read(path).config(), resume=True, note=lambda line: None)
         assert evaluation.step == 24
-        again = read_windows(path, SIGNATURE)
+        again = read_neighbourhoods(path, SIGNATURE)
         assert again is not None
-        assert again[0].windows == windows.windows
-        assert (again[0].counts == windows.counts).all()
+        assert again[0].neighbourhoods == collected.neighbourhoods
+        assert (again[0].counts == collected.counts).all()
     finally:
         (path / FILE_NAME).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Options of the main job in small: own runs, an early end, held-out windows, a warm start."""
+"""Options of the main job in small: own runs, an early end, held-out neighbourhoods, a warm start."""
 
 import shutil
 from collections import Counter
@@ -17,7 +17,7 @@ from dagnn.curriculum.traces import KINDS, kind_of
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.rewriting import dataset
-from dagnn.rewriting.dataset import WindowLoader, is_held_out, mistakes_of, read_windows
+from dagnn.rewriting.dataset import NeighbourhoodLoader, is_held_out, mistakes_of, read_neighbourhoods
 
 LEVEL_1 = {
     "curriculum__levels": [1],
@@ -54,7 +54,7 @@ def test_mistakes_in_own_runs_are_learned_from(taught):
     assert met[0]["mistakes"] >= met[0]["mistakes_new"] > 0
 
 
-def test_traced_windows_that_are_wrong_are_learned_from_without_own_runs(tmp_path):
+def test_traced_neighbourhoods_that_are_wrong_are_learned_from_without_own_runs(tmp_path):
     train(config_of(tmp_path / "run", **LEVEL_1, max_steps=240, eval_every=60), note=quiet)
     rows = [row for row in evaluations(tmp_path / "run") if "mistakes" in row]
     assert any(row["mistakes"] for row in rows)
@@ -71,13 +71,13 @@ def test_a_resume_goes_on_with_the_same_lessons(taught, tmp_path):
     assert rows_without_clock(tmp_path / "again") == rows_without_clock(taught)
 
 
-def test_windows_learned_from_count_as_trained_on(taught):
-    counts = evaluate(taught, expressions=40).windows
+def test_neighbourhoods_learned_from_count_as_trained_on(taught):
+    counts = evaluate(taught, expressions=40).neighbourhoods
     assert counts.held_out == {}
     assert counts.unseen < counts.asked
 
 
-def test_training_ends_with_the_last_wrong_window(tmp_path):
+def test_training_ends_with_the_last_wrong_neighbourhood(tmp_path):
     changes = {**LEVEL_1, "curriculum__samples": [40], "max_steps": 3000, "eval_every": 40, "eval_samples": 2}
     config = config_of(tmp_path / "run", **changes, early_stopping__when_right=True)
     found = train(config, note=quiet)
@@ -89,20 +89,20 @@ def test_training_ends_with_the_last_wrong_window(tmp_path):
     assert train(config, resume=True, note=quiet).step == found.step
 
 
-def test_held_out_windows_are_asked_at_the_end_by_kind(tmp_path):
+def test_held_out_neighbourhoods_are_asked_at_the_end_by_kind(tmp_path):
     config = config_of(tmp_path / "run", max_steps=8, curriculum__held_out_windows=0.1)
     found = train(config, note=quiet)
-    windows = read_windows(tmp_path / "run", SIGNATURE)[0].windows
-    expected = Counter(kind_of(window) for window in windows if is_held_out(window, 0.1))
-    assert {kind: count.total for kind, count in found.windows.held_out.items()} == expected
-    assert all(0 <= count.right <= count.total for count in found.windows.held_out.values())
+    neighbourhoods = read_neighbourhoods(tmp_path / "run", SIGNATURE)[0].neighbourhoods
+    expected = Counter(kind_of(neighbourhood) for neighbourhood in neighbourhoods if is_held_out(neighbourhood, 0.1))
+    assert {kind: count.total for kind, count in found.neighbourhoods.held_out.items()} == expected
+    assert all(0 <= count.right <= count.total for count in found.neighbourhoods.held_out.values())
     assert Evaluation.read(tmp_path / "run") == found
     table = [line.rsplit(maxsplit=1) for line in results_table(found)]
     for kind in KINDS:
         (total,) = [last for first, last in table if first.startswith(f"{kind} ")]
         assert total == f"{expected[kind]:,}"
-    # Most of the windows that it was asked about come from training; the held-out ones count as unseen.
-    assert found.windows.unseen >= 0.05 * found.windows.asked
+    # Most of the neighbourhoods that it was asked about come from training; the held-out ones count as unseen.
+    assert found.neighbourhoods.unseen >= 0.05 * found.neighbourhoods.asked
 
 
 def test_a_warm_start_begins_where_the_other_run_ended(taught, tmp_path):
@@ -128,9 +128,9 @@ def refused(tmp_path, monkeypatch):
     """What a training says that is to be refused before anything is made or traced."""
 
     def traced(*_, **__):
-        raise AssertionError("windows were traced first")
+        raise AssertionError("neighbourhoods were traced first")
 
-    monkeypatch.setattr(curriculum_run, "collect_windows", traced)
+    monkeypatch.setattr(curriculum_run, "collect_neighbourhoods", traced)
 
     def told(error, **changes):
         config = config_of(tmp_path / "new", **changes)
@@ -194,7 +194,7 @@ def test_a_warm_start_from_other_labels_is_refused(refused, taught, monkeypatch)
         )
 
 
-def test_own_runs_never_learn_from_a_window_that_is_held_out(tmp_path, monkeypatch):
+def test_own_runs_never_learn_from_a_neighbourhood_that_is_held_out(tmp_path, monkeypatch):
     drawn, met = [], []
 
     class Watched(BatchIterator):
@@ -202,22 +202,22 @@ def test_own_runs_never_learn_from_a_window_that_is_held_out(tmp_path, monkeypat
             drawn.append(super().next_batch())
             return drawn[-1]
 
-    class Recording(WindowLoader):
+    class Recording(NeighbourhoodLoader):
         def learn_from(self, mistakes):
             met.extend(mistakes)
             return super().learn_from(mistakes)
 
     monkeypatch.setattr(dataset, "BatchIterator", Watched)
-    monkeypatch.setattr(curriculum_run, "WindowLoader", Recording)
+    monkeypatch.setattr(curriculum_run, "NeighbourhoodLoader", Recording)
     changes = {**LEVEL_1, "max_steps": 240, "eval_every": 60, "curriculum__own_runs": 8}
     train(config_of(tmp_path / "run", **changes, curriculum__held_out_windows=0.2), note=quiet)
 
-    assert any(is_held_out(mistake.window, 0.2) for mistake in met)  # it was tempted
+    assert any(is_held_out(mistake.neighbourhood, 0.2) for mistake in met)  # it was tempted
     learned = mistakes_of(opened_run(tmp_path / "run")[2].state["data"])
     assert learned
-    assert not any(is_held_out(mistake.window, 0.2) for mistake in learned)
+    assert not any(is_held_out(mistake.neighbourhood, 0.2) for mistake in learned)
     # Those that were met for the first time stand behind the traced ones.
-    traced = read_windows(tmp_path / "run", SIGNATURE)[0].windows
+    traced = read_neighbourhoods(tmp_path / "run", SIGNATURE)[0].neighbourhoods
     items = set(np.concatenate(drawn).tolist())
     assert max(items) >= len(traced)
     assert not any(is_held_out(traced[item], 0.2) for item in items if item < len(traced))

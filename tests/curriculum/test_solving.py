@@ -10,20 +10,21 @@ from dagnn.curriculum.judge import is_worked_out
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.solving import Solution, _doubt, _read, solve, solve_with
 from dagnn.errors import ConfigError, ExpressionError
-from dagnn.rewriting import LEAVE, RewritingMachine, encode_replacement, read_window
+from dagnn.rewriting import LEAVE, RewritingMachine, encode_replacement, read_neighbourhood
 from dagnn.rewriting.network import Proposal
 
 
 class Almost:
-    """The exact engine, as sure as 0.5 of each node, but for what ``instead(window)`` gives: that it is sure of."""
+    """The exact engine, as sure as 0.5 of each node, but for what ``instead(neighbourhood)`` gives: that it is sure
+    of."""
 
-    def __init__(self, instead=lambda window: None):
+    def __init__(self, instead=lambda neighbourhood: None):
         self._instead = instead
 
-    def propose(self, windows):
+    def propose(self, neighbourhoods):
         proposals = []
-        for window, right in zip(windows, RuleEngine().rewrite(windows), strict=True):
-            other = self._instead(read_window(window, SIGNATURE))
+        for neighbourhood, right in zip(neighbourhoods, RuleEngine().rewrite(neighbourhoods), strict=True):
+            other = self._instead(read_neighbourhood(neighbourhood, SIGNATURE))
             if other is None:
                 proposals.append(Proposal(right, 0.5 ** max(1, len(right))))
             else:
@@ -34,11 +35,11 @@ class Almost:
 class Sure:
     """The exact engine, as sure as 0.9."""
 
-    def propose(self, windows):
-        return [Proposal(right, 0.9) for right in RuleEngine().rewrite(windows)]
+    def propose(self, neighbourhoods):
+        return [Proposal(right, 0.9) for right in RuleEngine().rewrite(neighbourhoods)]
 
 
-def solved(text: str, instead=lambda window: None, **options) -> Solution:
+def solved(text: str, instead=lambda neighbourhood: None, **options) -> Solution:
     return solve_with(Almost(instead), parse(text), trace=True, **options)
 
 
@@ -77,8 +78,12 @@ def test_the_steps_are_left_out_where_nobody_asks():
 
 
 def test_a_wrong_answer_tells_where_the_network_left_the_path():
-    def one_too_many(window):
-        return ("d7", ("add", window[0][0], window[1][0])) if str(window) == "(add (d2 ?) (d4 ?))" else None
+    def one_too_many(neighbourhood):
+        return (
+            ("d7", ("add", neighbourhood[0][0], neighbourhood[1][0]))
+            if str(neighbourhood) == "(add (d2 ?) (d4 ?))"
+            else None
+        )
 
     found = solved("(* 3 (+ 2 34))", one_too_many)
     assert (found.answer, found.right) == ("111", False)
@@ -95,12 +100,12 @@ def test_a_wrong_answer_tells_where_the_network_left_the_path():
     [
         (
             "(+ 2 34)",
-            lambda window: LEAVE if window.kind == "+" else None,
+            lambda neighbourhood: LEAVE if neighbourhood.kind == "+" else None,
             "at step 1: (+ 2 34) is left as it is, where the engine has (positive (add #2 #34))",
         ),
         (
             "(derive (sin x) x)",
-            lambda window: window[0] if window.kind == "sin" else None,
+            lambda neighbourhood: neighbourhood[0] if neighbourhood.kind == "sin" else None,
             "at step 1: (sin x) -> x, where the engine leaves it",
         ),
     ],
@@ -112,9 +117,13 @@ def test_a_network_may_leave_the_path_by_doing_nothing_or_something(text, instea
 
 
 def test_a_right_answer_by_another_path_departs_too():
-    def exchanged(window):
-        if window.kind == "+" and window[0].label == "positive:2" and window[1].label == "positive:3":
-            return ("+", window[1], window[0])
+    def exchanged(neighbourhood):
+        if (
+            neighbourhood.kind == "+"
+            and neighbourhood[0].label == "positive:2"
+            and neighbourhood[1].label == "positive:3"
+        ):
+            return ("+", neighbourhood[1], neighbourhood[0])
         return None
 
     found = solved("(+ 2 3)", exchanged)
@@ -130,7 +139,7 @@ def test_what_has_no_answer_is_said_to_have_none():
 
 
 def test_what_the_engine_reaches_and_the_network_leaves_half_way_is_no_answer():
-    found = solved("(derive (^ x 2) x)", lambda window: LEAVE if window.kind == "derive" else None)
+    found = solved("(derive (^ x 2) x)", lambda neighbourhood: LEAVE if neighbourhood.kind == "derive" else None)
     assert (found.right, found.finished, found.engine_fails) == (False, False, "")
     assert found.verdict == "no answer was reached (not worked out: derive is left)"
     assert f"answer      none, the network ended with {found.answer}" in found.lines
@@ -141,7 +150,10 @@ def test_where_the_engine_is_at_its_end_too_the_verdict_says_so():
     assert found.verdict == (
         "no answer was reached (not worked out: integrate is left); the engine's own steps end there too"
     )
-    found = solved("(integrate (* x (log x)) x)", lambda window: window[1] if window.kind == "integrate" else None)
+    found = solved(
+        "(integrate (* x (log x)) x)",
+        lambda neighbourhood: neighbourhood[1] if neighbourhood.kind == "integrate" else None,
+    )
     assert found.answer == "x"
     assert found.verdict == (
         "wrong, its derivative is not (* x (log x)); the engine's own steps reach no answer either"
@@ -149,7 +161,9 @@ def test_where_the_engine_is_at_its_end_too_the_verdict_says_so():
     # Ten decimals are too few so near a pole.
     found = solved("(tan 1.5707963)")
     assert found.verdict == "wrong, 36800000, not 37300000; the engine's own steps end there too"
-    found = solved("(tan 1.5707963)", lambda window: window[0] if window.kind == "rounded" else None)
+    found = solved(
+        "(tan 1.5707963)", lambda neighbourhood: neighbourhood[0] if neighbourhood.kind == "rounded" else None
+    )
     assert found.verdict.endswith("; the engine's own steps give 36800000, not right either")
 
 
@@ -163,12 +177,12 @@ def test_one_step_is_told_in_the_singular():
     assert solved("7").lines[-1].endswith(" for 0 steps")
 
 
-def grows(window):
-    return ("+", window[0], ("+", window[0], window[1])) if window.kind == "+" else None
+def grows(neighbourhood):
+    return ("+", neighbourhood[0], ("+", neighbourhood[0], neighbourhood[1])) if neighbourhood.kind == "+" else None
 
 
-def turns_for_ever(window):
-    return ("+", window[1], window[0]) if window.kind == "+" else None
+def turns_for_ever(neighbourhood):
+    return ("+", neighbourhood[1], neighbourhood[0]) if neighbourhood.kind == "+" else None
 
 
 @pytest.mark.parametrize("instead", [grows, turns_for_ever])
@@ -186,7 +200,7 @@ def test_a_network_without_an_end_is_stopped(instead):
     assert time.monotonic() - start < 60
 
 
-def test_a_sub_expression_too_long_to_write_shows_its_window():
+def test_a_sub_expression_too_long_to_write_shows_its_neighbourhood():
     found = solved(f"(+ 3 {'7' * 1500})")
     assert str(found.trace[0]) == "(+ (positive:3 ?) (positive ?)) -> (positive (add ? ?))"
 
@@ -250,17 +264,17 @@ def test_a_text_of_neither_notation_is_refused_as_the_one_it_looks_like():
 
 
 @pytest.mark.fault("curriculum", 8)
-def test_a_window_never_shown_in_training_is_believed_half_at_most():
+def test_a_neighbourhood_never_shown_in_training_is_believed_half_at_most():
     expression = parse("(+ 2 34)")
     machine = RewritingMachine(SIGNATURE, RuleEngine())
     machine.run([to_term(expression)[0]])
-    shown = {machine.window(w) for w in range(machine.num_windows)}
+    shown = {machine.neighbourhood(w) for w in range(machine.num_neighbourhoods)}
     found = solve_with(Sure(), expression, trained=shown)
     assert (found.confidence, found.unseen) == (0.9, 0)
-    last = machine.window(machine.num_windows - 1)
+    last = machine.neighbourhood(machine.num_neighbourhoods - 1)
     found = solve_with(Sure(), expression, trained=shown - {last})
     assert (found.confidence, found.unseen) == (0.5, 1)
-    assert found.lines[-2] == "unseen      1 of its windows, never shown in training"
+    assert found.lines[-2] == "unseen      1 of its neighbourhoods, never shown in training"
     assert solve_with(Sure(), expression).unseen is None
 
 

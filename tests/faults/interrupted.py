@@ -52,13 +52,13 @@ def enter(phase, ready):
     if phase == "start-up":
         hooked(curriculum_run, "open_run", ready)
     elif phase == "tracing":
-        hooked(curriculum_run, "collect_windows", ready)
+        hooked(curriculum_run, "collect_neighbourhoods", ready)
     elif phase == "tracing by two processes":
         # Long enough to be met; the children say nothing, so that it is the pool that is waited for.
-        real = curriculum_run.collect_windows
+        real = curriculum_run.collect_neighbourhoods
         many = dict.fromkeys((2, 3, 5), 50_000)
         slow = lambda samples, **given: (ready(), real(many, **{**given, "processes": 2}))[1]  # noqa: E731
-        curriculum_run.collect_windows = slow
+        curriculum_run.collect_neighbourhoods = slow
     elif phase == "training":
         hooked(GraphRewriter, "loss", ready, number=14, seconds=0.3)
     elif phase == "a long step":

@@ -25,34 +25,34 @@ def test_sums_equal_pythons(lists, eager):
     assert [value_of(result.tokens) for result in results] == [sum(values) for values in lists]
 
 
-def test_eager_and_batched_give_the_same_answers_and_windows():
+def test_eager_and_batched_give_the_same_answers_and_neighbourhoods():
     terms = [sum_tokens([i * 7919, i * 104729, i]) for i in range(40)]
     eager, batched = machine(eager=True), machine()
     assert [result.tokens for result in eager.run(terms)] == [result.tokens for result in batched.run(terms)]
-    windows = [sorted(m.window(w) for w in range(m.num_windows)) for m in (eager, batched)]
-    assert windows[0] == windows[1]
+    neighbourhoods = [sorted(m.neighbourhood(w) for w in range(m.num_neighbourhoods)) for m in (eager, batched)]
+    assert neighbourhoods[0] == neighbourhoods[1]
 
 
-def test_a_window_is_asked_once():
+def test_a_neighbourhood_is_asked_once():
     asked = []
 
-    def rule(window):
-        asked.append(window)
-        return replacement_of(window)
+    def rule(neighbourhood):
+        asked.append(neighbourhood)
+        return replacement_of(neighbourhood)
 
     asking = RewritingMachine(SIGNATURE, RuleRewriter(rule))
     for _ in range(3):
         asking.run([sum_tokens([95, 17]), sum_tokens([95, 17, 8])])
         asking.clear_graph()
-    assert len(asked) == len(set(asked)) == asking.num_windows
+    assert len(asked) == len(set(asked)) == asking.num_neighbourhoods
 
 
-def test_counts_say_how_often_each_window_was_rewritten():
+def test_counts_say_how_often_each_neighbourhood_was_rewritten():
     counting = machine(eager=True)
     results = counting.run([sum_tokens([11, 11])])
-    by_window = {counting.window(w): int(n) for w, n in enumerate(counting.counts)}
-    assert sum(by_window.values()) == results[0].steps == 4
-    assert sorted(by_window.values()) == [1, 1, 2]  # the sums of the ones and of the tens look alike
+    by_neighbourhood = {counting.neighbourhood(w): int(n) for w, n in enumerate(counting.counts)}
+    assert sum(by_neighbourhood.values()) == results[0].steps == 4
+    assert sorted(by_neighbourhood.values()) == [1, 1, 2]  # the sums of the ones and of the tens look alike
 
 
 def test_shared_sub_terms_are_rewritten_once():
@@ -97,10 +97,10 @@ def test_arrays_grow_when_they_are_full():
 def test_the_graph_is_emptied_beyond_max_nodes_and_the_memo_stays():
     small = machine(eager=True, max_nodes=100)
     small.run([sum_tokens([10**90, 10**90 + 1])])
-    windows = small.num_windows
+    neighbourhoods = small.num_neighbourhoods
     small.run([sum_tokens([1, 2])])
     assert small._store.size[0] < 100
-    assert small.num_windows >= windows
+    assert small.num_neighbourhoods >= neighbourhoods
 
 
 def test_rounds_are_bounded():
@@ -110,7 +110,7 @@ def test_rounds_are_bounded():
 
 
 def test_a_rewriter_that_leaves_everything_ends_at_once():
-    idle = RewritingMachine(SIGNATURE, RuleRewriter(lambda window: LEAVE))
+    idle = RewritingMachine(SIGNATURE, RuleRewriter(lambda neighbourhood: LEAVE))
     term = sum_tokens([4, 5])
     assert idle.run([term])[0].tokens == term
 
@@ -120,11 +120,11 @@ def test_trace_lists_every_step_from_first_to_last():
     assert value_of(result.tokens) == 112
     assert [SIGNATURE.labels[step.before[0]].name for step in steps] == ["+", "add", "carry", "carry"]
     assert steps[0].before == sum_tokens([95, 17])
-    assert all(replacement_of(step.window) for step in steps)
+    assert all(replacement_of(step.neighbourhood) for step in steps)
 
 
-def test_a_record_holds_the_steps_too_that_leave_a_window():
-    idle = RewritingMachine(SIGNATURE, RuleRewriter(lambda window: LEAVE))
+def test_a_record_holds_the_steps_too_that_leave_a_neighbourhood():
+    idle = RewritingMachine(SIGNATURE, RuleRewriter(lambda neighbourhood: LEAVE))
     term = sum_tokens([4, 5])
     result, steps = idle.recorded(term)
     assert (result.tokens, result.steps, len(steps)) == (term, 1, 1)
@@ -136,8 +136,8 @@ def test_a_record_holds_the_steps_too_that_leave_a_window():
     _, steps = machine().recorded(sum_tokens([95, 17]))
     assert [step for i, step in enumerate(steps) if steps.changed(i)] == traced
     assert steps[-2:] == list(steps)[-2:]
-    assert [steps.window(i) for i in range(len(steps))] == [step.window for step in steps]
-    assert all(step.replacement == replacement_of(step.window) for step in steps)
+    assert [steps.neighbourhood(i) for i in range(len(steps))] == [step.neighbourhood for step in steps]
+    assert all(step.replacement == replacement_of(step.neighbourhood) for step in steps)
 
 
 @pytest.mark.parametrize("eager", [True, False])
@@ -184,8 +184,8 @@ def test_a_term_that_is_no_tree_is_refused(term, message):
     ],
 )
 def test_a_replacement_that_is_no_tree_is_refused(replacement, message):
-    # The window (+ (number ?) (number ?)) has five distinct nodes.
-    wrong = RewritingMachine(SIGNATURE, RuleRewriter(lambda window: replacement))
+    # The neighbourhood (+ (number ?) (number ?)) has five distinct nodes.
+    wrong = RewritingMachine(SIGNATURE, RuleRewriter(lambda neighbourhood: replacement))
     with pytest.raises(GraphError, match=message):
         wrong.run([sum_tokens([95, 17])])
 
@@ -194,24 +194,24 @@ def test_the_longest_replacement_is_made_whole():
     longest = (1,) * 127 + (0,)
     asked = []
 
-    def rule(window):
-        asked.append(window)
+    def rule(neighbourhood):
+        asked.append(neighbourhood)
         return longest if len(asked) == 1 else ()
 
     result = RewritingMachine(SIGNATURE, RuleRewriter(rule), eager=True).run([sum_tokens([95, 17])])[0]
     assert result.tokens == list(longest)
 
 
-def test_the_widest_window_fits():
+def test_the_widest_neighbourhood_fits():
     """Four children, each with four children: every node within sight and every hidden one is another."""
     leaves = tuple(Label(f"n{i}", 0) for i in range(4))
-    signature = Signature((*leaves, Label("f", 4), Label("root", 4, window_depth=2)))
+    signature = Signature((*leaves, Label("f", 4), Label("root", 4, neighbourhood_depth=2)))
     draw = random.Random(0)
 
     def tree(depth):
         return [draw.randrange(4)] if depth == 0 else [4, *(token for _ in range(4) for token in tree(depth - 1))]
 
     term = [5, *(token for _ in range(4) for token in tree(4))]
-    idle = RewritingMachine(signature, RuleRewriter(lambda window: LEAVE))
+    idle = RewritingMachine(signature, RuleRewriter(lambda neighbourhood: LEAVE))
     assert idle.run([term])[0].tokens == term
-    assert 1 + 4 + 16 + 64 <= len(idle.window(0)) <= loop.MAX_WINDOW
+    assert 1 + 4 + 16 + 64 <= len(idle.neighbourhood(0)) <= loop.MAX_NEIGHBOURHOOD

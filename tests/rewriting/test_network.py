@@ -1,4 +1,4 @@
-"""GraphRewriter: what it encodes, its gradients, and that it learns a rewriting system from windows alone."""
+"""GraphRewriter: what it encodes, its gradients, and that it learns a rewriting system from neighbourhoods alone."""
 
 import random
 
@@ -8,18 +8,18 @@ from decimal_addition import SIGNATURE, replacement_of, sum_tokens, value_of
 from torch.autograd import gradcheck
 
 from dagnn.errors import ConfigError
-from dagnn.rewriting.features import WindowFeatures
+from dagnn.rewriting.features import NeighbourhoodFeatures
 from dagnn.rewriting.machine import RewritingMachine, RuleRewriter
 from dagnn.rewriting.network import GraphRewriter
 from dagnn.rewriting.objective import edit_cost, parent_slots, target_orders
 from dagnn.rewriting.system import LEAVE, Label, Signature
 
 
-def windows_of_sums(seed: int, count: int) -> list[tuple[int, ...]]:
+def neighbourhoods_of_sums(seed: int, count: int) -> list[tuple[int, ...]]:
     draw = random.Random(seed)
     machine = RewritingMachine(SIGNATURE, RuleRewriter(replacement_of), eager=True)
     machine.run([sum_tokens([draw.randrange(10**4), draw.randrange(10**4)]) for _ in range(count)])
-    return [machine.window(w) for w in range(machine.num_windows)]
+    return [machine.neighbourhood(w) for w in range(machine.num_neighbourhoods)]
 
 
 class Costs(torch.nn.Module):
@@ -38,40 +38,42 @@ def arities(signature: Signature) -> torch.Tensor:
 
 
 def test_targets_decode_to_the_replacements_they_encode():
-    windows = windows_of_sums(0, 100)
-    features = WindowFeatures.from_windows(SIGNATURE, windows)
-    replacements = [replacement_of(window) for window in windows]
-    targets = features.encode_targets(windows, replacements, num_slots=8)
+    neighbourhoods = neighbourhoods_of_sums(0, 100)
+    features = NeighbourhoodFeatures.from_neighbourhoods(SIGNATURE, neighbourhoods)
+    replacements = [replacement_of(neighbourhood) for neighbourhood in neighbourhoods]
+    targets = features.encode_targets(neighbourhoods, replacements, num_slots=8)
     padded = targets.clamp(min=0).tolist()
-    assert [features.decode(window, row) for window, row in zip(windows, padded, strict=True)] == replacements
+    assert [
+        features.decode(neighbourhood, row) for neighbourhood, row in zip(neighbourhoods, padded, strict=True)
+    ] == replacements
 
 
-def test_different_windows_have_different_features():
-    windows = windows_of_sums(0, 300)
-    rows = WindowFeatures.from_windows(SIGNATURE, windows).encode(windows)
-    assert len({tuple(sorted(row)) for row in rows.tolist()}) == len(windows)
+def test_different_neighbourhoods_have_different_features():
+    neighbourhoods = neighbourhoods_of_sums(0, 300)
+    rows = NeighbourhoodFeatures.from_neighbourhoods(SIGNATURE, neighbourhoods).encode(neighbourhoods)
+    assert len({tuple(sorted(row)) for row in rows.tolist()}) == len(neighbourhoods)
 
 
 def test_a_feature_never_seen_is_dropped():
-    windows = windows_of_sums(0, 300)
-    few = WindowFeatures.from_windows(SIGNATURE, windows[:1])
-    assert few.encode(windows).max() < few.num_rows
+    neighbourhoods = neighbourhoods_of_sums(0, 300)
+    few = NeighbourhoodFeatures.from_neighbourhoods(SIGNATURE, neighbourhoods[:1])
+    assert few.encode(neighbourhoods).max() < few.num_rows
 
 
 @pytest.mark.parametrize(
     "classes", [[], [1 + 14], [1 + 11, 1 + 11], [1 + len(SIGNATURE.labels) + 50], [1 + 11, 0]], ids=str
 )
-def test_classes_that_spell_no_replacement_leave_the_window(classes):
-    window = windows_of_sums(0, 1)[0]
-    assert WindowFeatures.from_windows(SIGNATURE, [window]).decode(window, classes) == LEAVE
+def test_classes_that_spell_no_replacement_leave_the_neighbourhood(classes):
+    neighbourhood = neighbourhoods_of_sums(0, 1)[0]
+    assert NeighbourhoodFeatures.from_neighbourhoods(SIGNATURE, [neighbourhood]).decode(neighbourhood, classes) == LEAVE
 
 
 def test_gradients_are_right_in_float64():
-    windows = windows_of_sums(1, 20)[:6]
+    neighbourhoods = neighbourhoods_of_sums(1, 20)[:6]
     torch.manual_seed(0)
-    net = GraphRewriter.from_windows(SIGNATURE, windows, width=6, blocks=1).double()
-    rows = net.features.encode(windows)
-    targets = net.features.encode_targets(windows, [replacement_of(w) for w in windows], num_slots=4)
+    net = GraphRewriter.from_neighbourhoods(SIGNATURE, neighbourhoods, width=6, blocks=1).double()
+    rows = net.features.encode(neighbourhoods)
+    targets = net.features.encode_targets(neighbourhoods, [replacement_of(w) for w in neighbourhoods], num_slots=4)
     names, values = zip(*[(n, p) for n, p in net.named_parameters() if not n.startswith("slots")], strict=True)
 
     def loss(*parameters):
@@ -84,9 +86,9 @@ def test_gradients_are_right_in_float64():
 
 
 def test_the_first_slots_do_not_depend_on_how_many_are_asked_for():
-    windows = windows_of_sums(1, 20)
-    net = GraphRewriter.from_windows(SIGNATURE, windows, width=16)
-    rows = net.features.encode(windows)
+    neighbourhoods = neighbourhoods_of_sums(1, 20)
+    net = GraphRewriter.from_neighbourhoods(SIGNATURE, neighbourhoods, width=16)
+    rows = net.features.encode(neighbourhoods)
     torch.testing.assert_close(net(rows)[:, :3], net(rows, 3))
 
 
@@ -97,10 +99,10 @@ def test_parents_of_slots_follow_the_arities():
 
 
 def test_the_loss_is_the_edit_cost_of_the_logits():
-    windows = windows_of_sums(1, 200)
-    net = GraphRewriter.from_windows(SIGNATURE, windows, width=16).double()
-    rows = net.features.encode(windows)
-    targets = net.features.encode_targets(windows, [replacement_of(w) for w in windows], num_slots=8)
+    neighbourhoods = neighbourhoods_of_sums(1, 200)
+    net = GraphRewriter.from_neighbourhoods(SIGNATURE, neighbourhoods, width=16).double()
+    rows = net.features.encode(neighbourhoods)
+    targets = net.features.encode_targets(neighbourhoods, [replacement_of(w) for w in neighbourhoods], num_slots=8)
     logits = net(rows, 8)
     cost = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none")
     want = edit_cost(cost.view(targets.shape), targets, arities(SIGNATURE), alpha=0.3, beta=2.0, gamma=0.7)
@@ -108,7 +110,7 @@ def test_the_loss_is_the_edit_cost_of_the_logits():
 
 
 def test_the_loss_weighs_labels_copies_and_pairs():
-    # One window, replacement (f copy), each of its two nodes with probability 1/3.
+    # One neighbourhood, replacement (f copy), each of its two nodes with probability 1/3.
     arity = torch.tensor([1])
     log3 = torch.log(torch.tensor(3.0, dtype=torch.float64))
     cost, targets = torch.full((1, 2), log3.item(), dtype=torch.float64), torch.tensor([[1, 2]])
@@ -145,10 +147,10 @@ def test_nested_exchanges_give_every_order_once():
 
 
 def test_a_searched_alignment_costs_the_cheapest_order():
-    windows = windows_of_sums(1, 200)
-    net = GraphRewriter.from_windows(SIGNATURE, windows, width=16).double()
-    rows = net.features.encode(windows)
-    targets = net.features.encode_targets(windows, [replacement_of(w) for w in windows], num_slots=8)
+    neighbourhoods = neighbourhoods_of_sums(1, 200)
+    net = GraphRewriter.from_neighbourhoods(SIGNATURE, neighbourhoods, width=16).double()
+    rows = net.features.encode(neighbourhoods)
+    targets = net.features.encode_targets(neighbourhoods, [replacement_of(w) for w in neighbourhoods], num_slots=8)
     orders = target_orders(targets, net.arity, [SIGNATURE.id_of["add"], SIGNATURE.id_of["carry"]])
     assert orders.shape[1] == 2
     cheapest = [
@@ -162,12 +164,12 @@ def test_a_searched_alignment_costs_the_cheapest_order():
     assert net.has_gradients()
 
 
-def trained(signature: Signature, windows, replacements, steps: int) -> GraphRewriter:
+def trained(signature: Signature, neighbourhoods, replacements, steps: int) -> GraphRewriter:
     torch.manual_seed(0)
-    net = GraphRewriter.from_windows(signature, windows, width=64, blocks=1)
+    net = GraphRewriter.from_neighbourhoods(signature, neighbourhoods, width=64, blocks=1)
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    rows = net.features.encode(windows)
-    targets = net.features.encode_targets(windows, replacements, num_slots=4)
+    rows = net.features.encode(neighbourhoods)
+    targets = net.features.encode_targets(neighbourhoods, replacements, num_slots=4)
     for _ in range(steps):
         optimizer.zero_grad()
         net.loss(rows, targets).backward()
@@ -176,8 +178,8 @@ def trained(signature: Signature, windows, replacements, steps: int) -> GraphRew
 
 
 def test_it_learns_to_add_numbers_longer_than_trained():
-    windows = windows_of_sums(2, 4_000)
-    net = trained(SIGNATURE, windows, [replacement_of(w) for w in windows], steps=250)
+    neighbourhoods = neighbourhoods_of_sums(2, 4_000)
+    net = trained(SIGNATURE, neighbourhoods, [replacement_of(w) for w in neighbourhoods], steps=250)
     pairs = [(10**17 + 12345678987654321 * i, 98765432123456789 * i + 5) for i in range(20)]
     results = net.solve([sum_tokens(pair) for pair in pairs])
     assert [value_of(result.tokens) for result in results] == [a + b for a, b in pairs]
@@ -187,7 +189,7 @@ def disguised(seed: int, *, reordered: bool) -> Signature:
     """The same rewriting system with a random name for every label, and with other numbers for them too."""
     draw = random.Random(seed)
     renamed = {label.name: f"n{draw.getrandbits(60):x}" for label in SIGNATURE.labels}
-    labels = [Label(renamed[label.name], label.arity, label.window_depth) for label in SIGNATURE.labels]
+    labels = [Label(renamed[label.name], label.arity, label.neighbourhood_depth) for label in SIGNATURE.labels]
     if reordered:
         draw.shuffle(labels)
     return Signature(
@@ -211,12 +213,12 @@ def translation(seed: int, other: Signature) -> tuple[list[int], list[int]]:
 def test_names_of_labels_carry_nothing():
     """With a random name for every label training gives the same weights, bit for bit."""
     other = disguised(5, reordered=False)
-    windows = windows_of_sums(2, 300)
-    replacements = [replacement_of(window) for window in windows]
-    nets = [trained(signature, windows, replacements, steps=20) for signature in (SIGNATURE, other)]
+    neighbourhoods = neighbourhoods_of_sums(2, 300)
+    replacements = [replacement_of(neighbourhood) for neighbourhood in neighbourhoods]
+    nets = [trained(signature, neighbourhoods, replacements, steps=20) for signature in (SIGNATURE, other)]
     for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
         assert torch.equal(mine, theirs)
-    assert nets[0].rewrite(windows) == nets[1].rewrite(windows)
+    assert nets[0].rewrite(neighbourhoods) == nets[1].rewrite(neighbourhoods)
 
 
 def test_numbers_of_labels_carry_nothing():
@@ -224,12 +226,15 @@ def test_numbers_of_labels_carry_nothing():
     other = disguised(6, reordered=True)
     label_of, shown_of = translation(6, other)
     assert label_of != sorted(label_of)
-    own_windows = windows_of_sums(2, 4_000)
-    windows = [tuple(shown_of[t] if t < len(shown_of) else t for t in window) for window in own_windows]
-    replacements = [
-        tuple(label_of[t] if t < len(label_of) else t for t in replacement_of(window)) for window in own_windows
+    own_neighbourhoods = neighbourhoods_of_sums(2, 4_000)
+    neighbourhoods = [
+        tuple(shown_of[t] if t < len(shown_of) else t for t in neighbourhood) for neighbourhood in own_neighbourhoods
     ]
-    net = trained(other, windows, replacements, steps=250)
+    replacements = [
+        tuple(label_of[t] if t < len(label_of) else t for t in replacement_of(neighbourhood))
+        for neighbourhood in own_neighbourhoods
+    ]
+    net = trained(other, neighbourhoods, replacements, steps=250)
     pairs = [(10**17 + 12345678987654321 * i, 98765432123456789 * i + 5) for i in range(20)]
     results = net.solve([[label_of[t] for t in sum_tokens(pair)] for pair in pairs])
     own_label = {theirs: mine for mine, theirs in enumerate(label_of)}
@@ -237,32 +242,34 @@ def test_numbers_of_labels_carry_nothing():
 
 
 def test_a_proposal_is_as_sure_as_the_product_of_its_nodes():
-    windows = windows_of_sums(2, 60)
-    net = trained(SIGNATURE, windows, [replacement_of(w) for w in windows], steps=30)
-    proposals = net.propose(windows, batch_size=7)
-    assert [each.replacement for each in proposals] == net.rewrite(windows)
+    neighbourhoods = neighbourhoods_of_sums(2, 60)
+    net = trained(SIGNATURE, neighbourhoods, [replacement_of(w) for w in neighbourhoods], steps=30)
+    proposals = net.propose(neighbourhoods, batch_size=7)
+    assert [each.replacement for each in proposals] == net.rewrite(neighbourhoods)
     assert any(each.replacement != LEAVE for each in proposals)
-    probabilities = net(net.features.encode(windows)).softmax(-1)
-    for window, proposal, rows in zip(windows, proposals, probabilities, strict=True):
-        target = net.features.encode_targets([window], [proposal.replacement], net.num_slots)[0]
+    probabilities = net(net.features.encode(neighbourhoods)).softmax(-1)
+    for neighbourhood, proposal, rows in zip(neighbourhoods, proposals, probabilities, strict=True):
+        target = net.features.encode_targets([neighbourhood], [proposal.replacement], net.num_slots)[0]
         product = 1.0
         for row, cls in zip(rows, target.tolist(), strict=True):
             product *= row[cls].item() if cls >= 0 else 1.0
         assert proposal.confidence == pytest.approx(product, rel=1e-4)
 
 
-def test_leaving_a_window_is_as_sure_as_its_one_class():
-    windows = windows_of_sums(2, 60)
-    net = trained(SIGNATURE, windows, [LEAVE] * len(windows), steps=5)
-    for proposal, row in zip(net.propose(windows), net(net.features.encode(windows)).softmax(-1), strict=True):
+def test_leaving_a_neighbourhood_is_as_sure_as_its_one_class():
+    neighbourhoods = neighbourhoods_of_sums(2, 60)
+    net = trained(SIGNATURE, neighbourhoods, [LEAVE] * len(neighbourhoods), steps=5)
+    for proposal, row in zip(
+        net.propose(neighbourhoods), net(net.features.encode(neighbourhoods)).softmax(-1), strict=True
+    ):
         if proposal.replacement == LEAVE:
             assert proposal.confidence == pytest.approx(row[0, 0].item(), rel=1e-5)
 
 
 def test_a_warm_start_answers_as_the_network_it_came_from():
-    few, many = windows_of_sums(2, 12)[:4], windows_of_sums(3, 500)
+    few, many = neighbourhoods_of_sums(2, 12)[:4], neighbourhoods_of_sums(3, 500)
     known = trained(SIGNATURE, few, [replacement_of(w) for w in few], steps=40)
-    net = GraphRewriter.from_windows(SIGNATURE, many, width=64, blocks=1, num_slots=40)
+    net = GraphRewriter.from_neighbourhoods(SIGNATURE, many, width=64, blocks=1, num_slots=40)
     assert net.features.num_rows > known.features.num_rows
     taken = net.warm_start(known)
     assert 0 < taken < net.features.num_rows - 1
@@ -275,12 +282,12 @@ def test_a_warm_start_answers_as_the_network_it_came_from():
 
 
 def test_a_warm_start_refuses_another_size_and_other_labels():
-    windows = windows_of_sums(2, 12)
-    known = GraphRewriter.from_windows(SIGNATURE, windows, width=16)
-    net = GraphRewriter.from_windows(SIGNATURE, windows, width=32)
+    neighbourhoods = neighbourhoods_of_sums(2, 12)
+    known = GraphRewriter.from_neighbourhoods(SIGNATURE, neighbourhoods, width=16)
+    net = GraphRewriter.from_neighbourhoods(SIGNATURE, neighbourhoods, width=32)
     with pytest.raises(
         ConfigError, match=r"width, blocks and slot_width are \(16, 2, 64\) there and \(32, 2, 64\) here"
     ):
         net.warm_start(known)
     with pytest.raises(ConfigError, match="the same labels"):
-        GraphRewriter.from_windows(disguised(1, reordered=False), windows, width=16).warm_start(known)
+        GraphRewriter.from_neighbourhoods(disguised(1, reordered=False), neighbourhoods, width=16).warm_start(known)

@@ -28,7 +28,7 @@ from dagnn.curriculum.rules.elementary import DECIMALS
 from dagnn.errors import ExpressionError, GraphError
 from dagnn.graph import Dag
 from dagnn.rewriting.machine import Rewriter, RewritingMachine, Rewritten
-from dagnn.rewriting.system import ReplacementTokens, WindowTokens, encode_replacement, read_window
+from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, encode_replacement, read_neighbourhood
 
 # First those that the generator draws, so that `(derive (^ speed 2) speed)` is no news.
 _LETTERS = tuple("xyzabcdfghijklmnopqrstuvw")
@@ -168,10 +168,13 @@ MAX_STEPS = 200_000
 
 
 class RuleEngine:
-    """A `Rewriter` that answers windows by the rules of `dagnn.curriculum.rules`."""
+    """A `Rewriter` that answers neighbourhoods by the rules of `dagnn.curriculum.rules`."""
 
-    def rewrite(self, windows: Sequence[WindowTokens]) -> list[ReplacementTokens]:
-        return [encode_replacement(apply_rule(read_window(window, SIGNATURE)), SIGNATURE) for window in windows]
+    def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> list[ReplacementTokens]:
+        return [
+            encode_replacement(apply_rule(read_neighbourhood(neighbourhood, SIGNATURE)), SIGNATURE)
+            for neighbourhood in neighbourhoods
+        ]
 
 
 @dataclass(frozen=True)
@@ -179,13 +182,13 @@ class RewriteStep:
     """One step of a trace.
 
     Attributes:
-        window: what the step looked at, as tokens (see `read_window`).
+        neighbourhood: what the step looked at, as tokens (see `read_neighbourhood`).
         replacement: what it put there, as tokens.
         before, after: the sub-expression that was rewritten, and what it became; None where that is longer than 4,096
             labels.
     """
 
-    window: WindowTokens
+    neighbourhood: NeighbourhoodTokens
     replacement: ReplacementTokens
     before: Expr | None
     after: Expr | None
@@ -228,7 +231,7 @@ def trace(
     Args:
         expression: any expression of the language.
         level: a numeric level reads the expression as ``(approx ...)``.
-        rewriter: who answers the windows; None is the exact engine. A trained `GraphRewriter` is another.
+        rewriter: who answers the neighbourhoods; None is the exact engine. A trained `GraphRewriter` is another.
         budget: rewrite steps.
 
     Raises:
@@ -238,13 +241,13 @@ def trace(
     term, names = to_term(expression, level)
     machine = RewritingMachine(SIGNATURE, rewriter or RuleEngine(), eager=rewriter is None)
     result, steps = machine.trace(term, budget=budget)
-    replacement_of = {machine.window(w): machine.replacement(w) or () for w in range(machine.num_windows)}
+    replacement_of = {machine.neighbourhood(w): machine.replacement(w) or () for w in range(machine.num_neighbourhoods)}
 
     def written(tokens: list[int]) -> Expr | None:
         return from_term(tokens, names) if tokens else None
 
     return _result(expression, result, names), [
-        RewriteStep(step.window, replacement_of[step.window], written(step.before), written(step.after))
+        RewriteStep(step.neighbourhood, replacement_of[step.neighbourhood], written(step.before), written(step.after))
         for step in steps
     ]
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from dagnn.curriculum import Sample, judge, level_spec, make_sample, to_text
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
-from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, WindowCounts
+from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import KINDS, kind_of
 from dagnn.errors import CheckpointError, ConfigError
 from dagnn.rewriting import GraphRewriter
-from dagnn.rewriting.dataset import Cost, WindowSet, is_held_out, mistakes_of, read_windows
-from dagnn.rewriting.features import WindowFeatures, WindowGraphs
+from dagnn.rewriting.dataset import Cost, NeighbourhoodSet, is_held_out, mistakes_of, read_neighbourhoods
+from dagnn.rewriting.features import NeighbourhoodFeatures, NeighbourhoodGraphs
 from dagnn.rewriting.machine import RewritingMachine, Rewritten
-from dagnn.rewriting.system import ReplacementTokens, Signature, WindowTokens
+from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, Signature
 from dagnn.training.config import TrainingConfig
 from dagnn.training.processes import torch_threads
 from dagnn.training.run.checkpoint import Checkpoint
@@ -29,10 +29,10 @@ from dagnn.training.run.tensors import load_weights
 # The longest right path of 600 expressions of level 4 took 14,000 steps, and 45,000 at depth 8.
 STEP_BUDGET = 200_000
 _ROUNDS = 600
-# A few expressions find fewer windows that others have asked for before: one of level 4 alone takes 1,500 rounds, and
-# 2,300 at depth 8.
+# A few expressions find fewer neighbourhoods that others have asked for before: one of level 4 alone takes 1,500
+# rounds, and 2,300 at depth 8.
 _ROUNDS_OF_FEW = 3_000
-# Expressions that go on side by side: every round asks the network for all windows that any of them waits for.
+# Expressions that go on side by side: every round asks the network for all neighbourhoods that any of them waits for.
 _CHUNK = 500
 
 
@@ -79,12 +79,14 @@ def evaluate(
         examples = with_engine_misses(examples, samples)
         seen = config.curriculum.samples_of(level) if level in opened else 0
         results[level] = LevelResult.of(examples, samples_seen=seen, seconds=seconds)
-    traced = read_windows(directory.path, SIGNATURE)
+    traced = read_neighbourhoods(directory.path, SIGNATURE)
     counts = None
     if traced is not None:
         share = config.curriculum.held_out_windows
         held_out = _held_out_counts(model, traced[0], share)
-        counts = replace(_window_counts(machine, trained_windows(traced[0], share, checkpoint)), held_out=held_out)
+        counts = replace(
+            _neighbourhood_counts(machine, trained_neighbourhoods(traced[0], share, checkpoint)), held_out=held_out
+        )
     cost = traced[1] if traced else Cost(0.0, 0.0)
     return Evaluation(
         results,
@@ -92,7 +94,7 @@ def evaluate(
         wall_seconds=checkpoint.clock["seconds"] + cost.seconds,
         parameters=model.num_parameters(),
         step=checkpoint.step,
-        windows=counts,
+        neighbourhoods=counts,
     )
 
 
@@ -124,7 +126,7 @@ def ask(
         machine: whose rewriter is asked.
         samples: of any levels.
         budget: rewrite steps for each.
-        rounds: how often the network is asked for all the windows that any of them waits for.
+        rounds: how often the network is asked for all the neighbourhoods that any of them waits for.
     """
     examples: list[Example] = []
     seconds = 0.0
@@ -132,7 +134,7 @@ def ask(
         chunk = samples[first : first + _CHUNK]
         terms = [to_term(sample.input, sample.level) for sample in chunk]
         start = time.perf_counter()
-        # Late rounds ask for a few windows only; on those a second thread costs more than it does.
+        # Late rounds ask for a few neighbourhoods only; on those a second thread costs more than it does.
         with torch_threads(1):
             results = machine.run([term for term, _ in terms], budget=budget, rounds=rounds)
         seconds += time.perf_counter() - start
@@ -175,8 +177,8 @@ def model_of(checkpoint: Checkpoint) -> GraphRewriter:
                 f"the checkpoint of step {checkpoint.step} was trained on another set of rewrite rules "
                 f"({_label_difference(described['labels'])}): train a new run with this version."
             )
-        features = WindowFeatures(SIGNATURE, described["features"])
-        graphs = WindowGraphs(SIGNATURE, described["symbols"]) if described.get("symbols") is not None else None
+        features = NeighbourhoodFeatures(SIGNATURE, described["features"])
+        graphs = NeighbourhoodGraphs(SIGNATURE, described["symbols"]) if described.get("symbols") is not None else None
         model = GraphRewriter(features, graphs=graphs, **described["size"])
     except (KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"the checkpoint of step {checkpoint.step} holds no GraphRewriter: {error!r}.") from error
@@ -184,15 +186,18 @@ def model_of(checkpoint: Checkpoint) -> GraphRewriter:
     return model.eval()
 
 
-def trained_windows(traced: WindowSet, held_out: float, checkpoint: Checkpoint) -> set[WindowTokens]:
-    """The windows that a network was trained on: those traced but for the share held out, and those of own runs."""
-    trained = {window for window in traced.windows if not is_held_out(window, held_out)}
-    return trained | {each.window for each in mistakes_of(checkpoint.state["data"])}
+def trained_neighbourhoods(
+    traced: NeighbourhoodSet, held_out: float, checkpoint: Checkpoint
+) -> set[NeighbourhoodTokens]:
+    """The neighbourhoods that a network was trained on: those traced but for the share held out, and those of own
+    runs."""
+    trained = {neighbourhood for neighbourhood in traced.neighbourhoods if not is_held_out(neighbourhood, held_out)}
+    return trained | {each.neighbourhood for each in mistakes_of(checkpoint.state["data"])}
 
 
 def labels_of(signature: Signature) -> list[list[str | int | None]]:
-    """What a network's numbers mean: name, arity and window depth of every label, as JSON values."""
-    return [[label.name, label.arity, label.window_depth] for label in signature.labels]
+    """What a network's numbers mean: name, arity and neighbourhood depth of every label, as JSON values."""
+    return [[label.name, label.arity, label.neighbourhood_depth] for label in signature.labels]
 
 
 def _label_difference(labels: Sequence[Sequence[object]]) -> str:
@@ -255,26 +260,34 @@ def _open_levels(checkpoint: Checkpoint, config: TrainingConfig) -> tuple[int, .
     return config.curriculum.levels if promotion is None else tuple(promotion["levels"][: promotion["open"]])
 
 
-def _window_counts(machine: RewritingMachine, trained: set[WindowTokens]) -> WindowCounts:
-    asked = {machine.window(w): machine.replacement(w) for w in range(machine.num_windows)}
-    unseen = [window for window in asked if window not in trained]
-    return WindowCounts(len(asked), len(unseen), sum(asked[window] == engine_replacement(window) for window in unseen))
+def _neighbourhood_counts(machine: RewritingMachine, trained: set[NeighbourhoodTokens]) -> NeighbourhoodCounts:
+    asked = {machine.neighbourhood(w): machine.replacement(w) for w in range(machine.num_neighbourhoods)}
+    unseen = [neighbourhood for neighbourhood in asked if neighbourhood not in trained]
+    return NeighbourhoodCounts(
+        len(asked),
+        len(unseen),
+        sum(asked[neighbourhood] == engine_replacement(neighbourhood) for neighbourhood in unseen),
+    )
 
 
-def _held_out_counts(model: GraphRewriter, windows: WindowSet, share: float) -> dict[str, KindCount]:
-    """By kind, how many of the windows that were kept from training the network rewrites as the engine does."""
-    pairs = [pair for pair in zip(windows.windows, windows.replacements, strict=True) if is_held_out(pair[0], share)]
+def _held_out_counts(model: GraphRewriter, traced: NeighbourhoodSet, share: float) -> dict[str, KindCount]:
+    """By kind, how many of the neighbourhoods that were kept from training the network rewrites as the engine does."""
+    pairs = [
+        pair for pair in zip(traced.neighbourhoods, traced.replacements, strict=True) if is_held_out(pair[0], share)
+    ]
     total, right = Counter[str](), Counter[str]()
-    for (window, replacement), answer in zip(pairs, model.rewrite([window for window, _ in pairs]), strict=True):
-        total[kind_of(window)] += 1
-        right[kind_of(window)] += answer == replacement
+    for (neighbourhood, replacement), answer in zip(
+        pairs, model.rewrite([neighbourhood for neighbourhood, _ in pairs]), strict=True
+    ):
+        total[kind_of(neighbourhood)] += 1
+        right[kind_of(neighbourhood)] += answer == replacement
     return {kind: KindCount(right[kind], total[kind]) for kind in KINDS if total[kind]}
 
 
-def engine_replacement(window: WindowTokens) -> ReplacementTokens | None:
-    """The engine's replacement; None for a window that only a network off the engine's path can meet."""
+def engine_replacement(neighbourhood: NeighbourhoodTokens) -> ReplacementTokens | None:
+    """The engine's replacement; None for a neighbourhood that only a network off the engine's path can meet."""
     try:
-        return RuleEngine().rewrite([window])[0]
+        return RuleEngine().rewrite([neighbourhood])[0]
     except (ValueError, IndexError, KeyError, AssertionError):
         return None
 
@@ -298,7 +311,7 @@ def _kind_of_error(sample: Sample, result: Rewritten, answer: Expr | None) -> st
     if result.tokens is None:
         return "no end"
     shown = {SIGNATURE.labels[token].name for token in result.tokens}
-    if any(SIGNATURE.labels[SIGNATURE.id_of[name]].window_depth is not None for name in shown - _ANSWER_LABELS):
+    if any(SIGNATURE.labels[SIGNATURE.id_of[name]].neighbourhood_depth is not None for name in shown - _ANSWER_LABELS):
         return "stuck half-way"
     if isinstance(answer, tuple) != isinstance(sample.answer, tuple):
         return "other form"

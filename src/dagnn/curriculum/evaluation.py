@@ -8,9 +8,9 @@
                  "held_out": {"symbolic": {"right": 7413, "total": 7419}}},
      "cpu_seconds": 301.5, "wall_seconds": 290.1, "parameters": 2371200, "step": 3000}
 
-``windows`` counts the distinct windows that the network was asked about, those of them that training never showed
-it, and how many of the latter it rewrote as the exact engine does; ``held_out`` those that an experiment kept from
-training, by kind. ``errors`` counts the wrong answers by the operator of their expression (`operator_of`), then by
+``windows`` counts the distinct neighbourhoods that the network was asked about, those of them that training never
+showed it, and how many of the latter it rewrote as the exact engine does; ``held_out`` those that an experiment kept
+from training, by kind. ``errors`` counts the wrong answers by the operator of their expression (`operator_of`), then by
 reason; ``engine_misses`` those of them that the engine's own steps do not answer right either, whose reasons end with
 ``ENGINE_TOO``.
 """
@@ -116,21 +116,21 @@ class LevelResult:
 
 
 class KindCount(NamedTuple):
-    """Windows of one kind: those that the network rewrote as the exact engine does, and all of them."""
+    """Neighbourhoods of one kind: those that the network rewrote as the exact engine does, and all of them."""
 
     right: int
     total: int
 
 
 @dataclass(frozen=True)
-class WindowCounts:
-    """Distinct windows that a network was asked about.
+class NeighbourhoodCounts:
+    """Distinct neighbourhoods that a network was asked about.
 
     Attributes:
         asked: all of them.
         unseen: those that are not in the training set.
         unseen_right: those of the unseen that it rewrote as the exact engine does.
-        held_out: of the windows that were kept from training (``curriculum.held_out_windows``), by kind.
+        held_out: of the neighbourhoods that were kept from training (``curriculum.held_out_windows``), by kind.
     """
 
     asked: int
@@ -143,7 +143,7 @@ class WindowCounts:
         return {**asdict(self), "held_out": {kind: count._asdict() for kind, count in self.held_out.items()}}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "WindowCounts":
+    def from_json(cls, values: Mapping[str, Any]) -> "NeighbourhoodCounts":
         """What `to_json` gave; where nothing was held out, ``held_out`` may be missing."""
         held_out = {
             str(kind): KindCount(int(count["right"]), int(count["total"]))
@@ -162,7 +162,7 @@ class Evaluation:
         cpu_seconds, wall_seconds: of training, traces included; None where it is not known.
         parameters: trainable numbers of the network; None where it is not known.
         step: optimizer steps made.
-        windows: what it was asked about; None where it is not known.
+        neighbourhoods: what it was asked about; None where it is not known.
         evaluated: whether it is a judgement of this step; else ``levels`` are what training found on the way.
     """
 
@@ -171,7 +171,7 @@ class Evaluation:
     wall_seconds: float | None
     parameters: int | None
     step: int
-    windows: WindowCounts | None = None
+    neighbourhoods: NeighbourhoodCounts | None = None
     evaluated: bool = True
 
     def summary(self) -> dict[str, Any]:
@@ -190,8 +190,8 @@ class Evaluation:
         """Writes evaluation.json into a run's directory, in one step, and returns its path. Raises RunError."""
         path = Path(directory) / FILE_NAME
         levels = {str(level): asdict(result) for level, result in sorted(self.levels.items())}
-        windows = None if self.windows is None else self.windows.to_json()
-        content = {"levels": levels, "windows": windows} | self._cost()
+        neighbourhoods = None if self.neighbourhoods is None else self.neighbourhoods.to_json()
+        content = {"levels": levels, "windows": neighbourhoods} | self._cost()
         try:
             replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
         except OSError as error:
@@ -210,14 +210,14 @@ class Evaluation:
             content = json.loads(path.read_bytes())
             levels = {int(level): _level_result(values) for level, values in content["levels"].items()}
             counts = content["windows"]
-            windows = None if counts is None else WindowCounts.from_json(counts)
+            neighbourhoods = None if counts is None else NeighbourhoodCounts.from_json(counts)
             return cls(
                 levels,
                 cpu_seconds=_optional(float, content["cpu_seconds"]),
                 wall_seconds=_optional(float, content["wall_seconds"]),
                 parameters=_optional(int, content["parameters"]),
                 step=int(content["step"]),
-                windows=windows,
+                neighbourhoods=neighbourhoods,
             )
         except FileNotFoundError:
             return None

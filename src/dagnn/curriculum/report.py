@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagnn.curriculum.evaluation import Evaluation, LevelResult, WindowCounts
+from dagnn.curriculum.evaluation import Evaluation, LevelResult, NeighbourhoodCounts
 from dagnn.files import replace_file
 from dagnn.training.metrics import read_metrics
 from dagnn.training.run.directory import RunDirectory
@@ -170,7 +170,7 @@ def report_after_training(run: str | Path, note: Callable[[str], object]) -> Rep
 def results_table(evaluation: Evaluation) -> list[str]:
     """One line per level: accuracy by the engine, samples trained on, samples answered per second.
 
-    Then how many are wrong, what became of windows that training did not show, and the cost.
+    Then how many are wrong, what became of neighbourhoods that training did not show, and the cost.
     """
     head = ("level", "accuracy", "expressions", "samples seen", "samples/s")
     lines = [
@@ -192,7 +192,13 @@ def results_table(evaluation: Evaluation) -> list[str]:
     told = [] if evaluation.evaluated else [_NOT_YET + (": accuracies of validation, while training" if lines else "")]
     if not lines:
         return [_NOT_YET, ", ".join(cost)]
-    return [*told, *_aligned([head, *lines]), *_wrong(evaluation), *_windows(evaluation.windows), ", ".join(cost)]
+    return [
+        *told,
+        *_aligned([head, *lines]),
+        *_wrong(evaluation),
+        *_neighbourhoods(evaluation.neighbourhoods),
+        ", ".join(cost),
+    ]
 
 
 def errors_table(evaluation: Evaluation) -> list[str]:
@@ -214,18 +220,21 @@ def _wrong(evaluation: Evaluation) -> list[str]:
     return [f"{wrong:,} wrong, of which {missed:,} the engine's own steps miss too"] if wrong else []
 
 
-def _windows(counts: WindowCounts | None) -> list[str]:
+def _neighbourhoods(counts: NeighbourhoodCounts | None) -> list[str]:
     """How the network did where training had not shown it the answer."""
     if counts is None:
         return []
-    line = f"{counts.asked:,} distinct windows asked, {counts.unseen:,} of them never trained on"
+    line = f"{counts.asked:,} distinct neighbourhoods asked, {counts.unseen:,} of them never trained on"
     if counts.unseen:
         line += f": {100 * counts.unseen_right / counts.unseen:.2f} % of those right"
     kept = [
         (kind, f"{100 * count.right / max(1, count.total):.2f} %", f"{count.total:,}")
         for kind, count in counts.held_out.items()
     ]
-    return [line, *(_aligned([("windows kept from training", "right", "windows"), *kept]) if kept else [])]
+    return [
+        line,
+        *(_aligned([("neighbourhoods kept from training", "right", "neighbourhoods"), *kept]) if kept else []),
+    ]
 
 
 def accuracies(row: Mapping[str, Any]) -> dict[int, float]:

@@ -1,4 +1,5 @@
-"""The main job: collect the windows of all levels, train a GraphRewriter on them, judge it by the exact engine."""
+"""The main job: collect the neighbourhoods of all levels, train a GraphRewriter on them, judge it by the exact
+engine."""
 
 import functools
 import os
@@ -23,18 +24,18 @@ from dagnn.curriculum.evaluation import Evaluation
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.algebra import COMMUTATIVE
-from dagnn.curriculum.traces import collect_windows
+from dagnn.curriculum.traces import collect_neighbourhoods
 from dagnn.errors import CheckpointError, ConfigError, RunError
-from dagnn.rewriting import GraphRewriter, RewritingMachine, WindowTokens
+from dagnn.rewriting import GraphRewriter, NeighbourhoodTokens, RewritingMachine
 from dagnn.rewriting.dataset import (
     Cost,
     Mistake,
-    WindowBatch,
-    WindowLoader,
-    WindowSet,
+    NeighbourhoodBatch,
+    NeighbourhoodLoader,
+    NeighbourhoodSet,
     is_held_out,
-    read_windows,
-    write_windows,
+    read_neighbourhoods,
+    write_neighbourhoods,
 )
 from dagnn.rewriting.network import replacement_objective
 from dagnn.training.config import TrainingConfig
@@ -48,9 +49,9 @@ from dagnn.training.trainer import Trainer
 
 # Of each batch, in the progressive order: half from the newest level, half from all earlier ones.
 _NEWEST_SHARE = 0.5
-# An expression takes tens to thousands of right steps. While more windows than this are wrong, none comes out
+# An expression takes tens to thousands of right steps. While more neighbourhoods than this are wrong, none comes out
 # right, and a network that knows so little may never stop writing.
-_WRONG_WINDOWS_AT_MOST = 0.03
+_WRONG_NEIGHBOURHOODS_AT_MOST = 0.03
 # The longest right path of a drawn expression takes 14,000 steps; a network that knows little takes all it is given.
 _STEP_BUDGET = 20_000
 
@@ -82,10 +83,10 @@ def train(
     """
     processes = Processes()
     if config.warm_start and not resume:
-        _first_network(config)  # refused before a directory is made and windows are traced
+        _first_network(config)  # refused before a directory is made and neighbourhoods are traced
     with open_run(config, resume, processes) as run:
-        windows = _windows(run, config, processes, note)
-        trainer = make_trainer(run, config, windows)
+        collected = _neighbourhoods(run, config, processes, note)
+        trainer = make_trainer(run, config, collected)
         if resume:
             trainer.resume(step, reschedule=reschedule)
         before = trainer.step
@@ -107,17 +108,17 @@ def search_lr(config: TrainingConfig, *, note: Callable[[str], object] = print) 
     if config.warm_start:
         _first_network(config)
     with tempfile.TemporaryDirectory() as folder, RunDirectory.create(Path(folder) / "run", config) as run:
-        return make_trainer(run, config, _windows(run, config, Processes(), note)).find_lr()
+        return make_trainer(run, config, _neighbourhoods(run, config, Processes(), note)).find_lr()
 
 
-def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) -> Trainer:
+def make_trainer(run: RunDirectory, config: TrainingConfig, collected: NeighbourhoodSet) -> Trainer:
     """The trainer of a curriculum run, ready for `resume` or `fit`."""
     # The network's first weights are drawn here, before the trainer seeds its own draws.
     seed_everything(config.seed)
     share = config.curriculum.held_out_windows
-    model = GraphRewriter.from_windows(
+    model = GraphRewriter.from_neighbourhoods(
         SIGNATURE,
-        [window for window in windows.windows if not is_held_out(window, share)],
+        [each for each in collected.neighbourhoods if not is_held_out(each, share)],
         width=config.model.width,
         blocks=config.model.blocks,
         slot_width=config.model.slot_width,
@@ -129,11 +130,11 @@ def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) 
     if config.warm_start and not open_checkpoints(run, config).steps():
         model.warm_start(_first_network(config))
     processes = Processes()
-    loader = window_loader(windows, model, config, processes)
+    loader = neighbourhood_loader(collected, model, config, processes)
     loss = config.loss
     objective = replacement_objective(loss.objective, alpha=loss.alpha, beta=loss.beta, gamma=loss.gamma)
 
-    def batch_loss(network: nn.Module, batch: WindowBatch) -> Tensor:
+    def batch_loss(network: nn.Module, batch: NeighbourhoodBatch) -> Tensor:
         assert isinstance(network, GraphRewriter)
         return objective(network, batch.rows, batch.targets)
 
@@ -155,13 +156,13 @@ def make_trainer(run: RunDirectory, config: TrainingConfig, windows: WindowSet) 
     )
 
 
-def window_loader(
-    windows: WindowSet, model: GraphRewriter, config: TrainingConfig, processes: Processes
-) -> WindowLoader:
+def neighbourhood_loader(
+    collected: NeighbourhoodSet, model: GraphRewriter, config: TrainingConfig, processes: Processes
+) -> NeighbourhoodLoader:
     """The batches of a curriculum run: levels are the stages, with their weights from the configuration."""
     curriculum = config.curriculum
-    return WindowLoader(
-        windows,
+    return NeighbourhoodLoader(
+        collected,
         model,
         batch_size=config.micro_batch_size,
         seed=config.seed,
@@ -224,33 +225,33 @@ def _judged_before(run: RunDirectory, config: TrainingConfig, step: int) -> Eval
     return found if all(each.expressions == config.test_samples for each in found.levels.values()) else None
 
 
-def _windows(
+def _neighbourhoods(
     run: RunDirectory, config: TrainingConfig, processes: Processes, note: Callable[[str], object]
-) -> WindowSet:
-    """The windows of the run: those that it has, or all traced now by the first process."""
-    traced: list[WindowSet] = []
+) -> NeighbourhoodSet:
+    """The neighbourhoods of the run: those that it has, or all traced now by the first process."""
+    traced: list[NeighbourhoodSet] = []
     processes.by_first(lambda: traced.append(_traced(run, config, note)))
     if traced:
         return traced[0]
-    kept = read_windows(run.path, SIGNATURE)
+    kept = read_neighbourhoods(run.path, SIGNATURE)
     if kept is None:
-        raise RunError(f"{run.path} has no windows: all processes must see the directory of the run.")
+        raise RunError(f"{run.path} has no neighbourhoods: all processes must see the directory of the run.")
     return kept[0]
 
 
-def _traced(run: RunDirectory, config: TrainingConfig, note: Callable[[str], object]) -> WindowSet:
-    kept = read_windows(run.path, SIGNATURE)
+def _traced(run: RunDirectory, config: TrainingConfig, note: Callable[[str], object]) -> NeighbourhoodSet:
+    kept = read_neighbourhoods(run.path, SIGNATURE)
     if kept is not None:
         return kept[0]
     samples = {level: config.curriculum.samples_of(level) for level in config.curriculum.levels}
     processes = min(_cores(), 8) if sum(samples.values()) > 20_000 else 1
     note(f"tracing {sum(samples.values()):,} expressions of the levels {', '.join(map(str, samples))}")
     start, cpu_start = time.perf_counter(), _cpu_seconds()
-    windows = collect_windows(samples, seed=config.seed, preset=config.curriculum.preset, processes=processes)
+    collected = collect_neighbourhoods(samples, seed=config.seed, preset=config.curriculum.preset, processes=processes)
     cost = Cost(time.perf_counter() - start, _cpu_seconds() - cpu_start)
-    write_windows(run.path, windows, cost, SIGNATURE)
-    note(f"{len(windows):,} distinct windows in {cost.seconds:.0f} s")
-    return windows
+    write_neighbourhoods(run.path, collected, cost, SIGNATURE)
+    note(f"{len(collected):,} distinct neighbourhoods in {cost.seconds:.0f} s")
+    return collected
 
 
 def _cores() -> int:
@@ -265,24 +266,25 @@ def _cpu_seconds() -> float:
 
 def _progress_of(
     model: GraphRewriter,
-    loader: WindowLoader,
+    loader: NeighbourhoodLoader,
     config: TrainingConfig,
     promotion: LevelPromotion,
     step: int,
     processes: Processes,
 ) -> dict[str, Any]:
-    """Part of the open levels' windows that are wrong, and the accuracy by level on fresh validation expressions.
+    """Part of the open levels' neighbourhoods that are wrong, and the accuracy by level on fresh validation
+    expressions.
 
-    Wrong windows are drawn more often from then on: of 82,000, three to seven stayed wrong to the end without that.
-    While too many windows are wrong nothing is asked: then there is no accuracy by level, and ``accuracy``, which ranks
-    checkpoints, is 0. Every process looks at all windows, which takes little and decides alike, and asks its share of
-    the expressions.
+    Wrong neighbourhoods are drawn more often from then on: of 82,000, three to seven stayed wrong to the end without
+    that. While too many neighbourhoods are wrong nothing is asked: then there is no accuracy by level, and
+    ``accuracy``, which ranks checkpoints, is 0. Every process looks at all neighbourhoods, which takes little and
+    decides alike, and asks its share of the expressions.
     """
     levels = promotion.active
-    wrong_windows = loader.wrong_windows(model, levels)
-    wrong = len(wrong_windows) / max(1, len(loader.windows_of(levels)))
+    wrong_neighbourhoods = loader.wrong_neighbourhoods(model, levels)
+    wrong = len(wrong_neighbourhoods) / max(1, len(loader.neighbourhoods_of(levels)))
     finished = config.early_stopping.when_right and not wrong and levels == promotion.levels
-    if wrong > _WRONG_WINDOWS_AT_MOST:
+    if wrong > _WRONG_NEIGHBOURHOODS_AT_MOST:
         return {"windows_wrong": wrong, "accuracy": Tally.of([0.0])}
     machine = RewritingMachine(SIGNATURE, model)
     accuracy = {}
@@ -291,7 +293,7 @@ def _progress_of(
         examples, _ = ask(machine, samples[processes.rank :: processes.size], budget=_STEP_BUDGET)
         accuracy[level] = Tally.of(float(example.right) for example in examples)
     met = _mistakes_of(model, config, levels, step) if config.curriculum.own_runs and not finished else []
-    mistakes = [*({each.window: each for each in (*wrong_windows, *met)}).values()]
+    mistakes = [*({each.neighbourhood: each for each in (*wrong_neighbourhoods, *met)}).values()]
     learned = {"mistakes": len(mistakes), "mistakes_new": 0 if finished else loader.learn_from(mistakes)}
     # Every level asks as many expressions, so that the mean over all of them is the mean of the levels' means.
     return {
@@ -304,21 +306,22 @@ def _progress_of(
 
 
 def _mistakes_of(model: GraphRewriter, config: TrainingConfig, levels: tuple[int, ...], step: int) -> list[Mistake]:
-    """The windows that the network meets in runs of its own and gets wrong, on training expressions not yet traced.
+    """The neighbourhoods that the network meets in runs of its own and gets wrong, on training expressions not yet
+    traced.
 
-    Off the right path it meets windows that no trace holds. Every process finds the same ones: they all have the
+    Off the right path it meets neighbourhoods that no trace holds. Every process finds the same ones: they all have the
     same weights.
     """
-    found: dict[WindowTokens, Mistake] = {}
+    found: dict[NeighbourhoodTokens, Mistake] = {}
     count = config.curriculum.own_runs
     for level in levels:
         machine = RewritingMachine(SIGNATURE, model)
         first = config.curriculum.samples_of(level) + step * count
         samples = samples_of(level, count, config, split="train", seed=config.seed, first=first)
         ask(machine, samples, budget=_STEP_BUDGET)
-        for number in range(machine.num_windows):
-            window = machine.window(number)
-            right = engine_replacement(window)
+        for number in range(machine.num_neighbourhoods):
+            neighbourhood = machine.neighbourhood(number)
+            right = engine_replacement(neighbourhood)
             if right is not None and right != machine.replacement(number):
-                found.setdefault(window, Mistake(level, window, right))
+                found.setdefault(neighbourhood, Mistake(level, neighbourhood, right))
     return list(found.values())

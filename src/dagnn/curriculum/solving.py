@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from dagnn.curriculum import from_infix, judge, level_of, level_spec, parse, to_text
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
-from dagnn.curriculum.evaluate import STEP_BUDGET, engine_replacement, model_of, opened_run, trained_windows
+from dagnn.curriculum.evaluate import STEP_BUDGET, engine_replacement, model_of, opened_run, trained_neighbourhoods
 from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.evaluate import is_well_rounded, place, well_conditioned_value
 from dagnn.curriculum.expression import Expr, to_binary, walk
@@ -17,22 +17,22 @@ from dagnn.curriculum.rules import SIGNATURE
 from dagnn.errors import ConfigError, ExpressionError
 from dagnn.rewriting import (
     LEAVE,
+    Neighbourhood,
+    NeighbourhoodTokens,
     ReplacementTokens,
     RewritingMachine,
     Step,
     Steps,
-    Window,
-    WindowTokens,
-    read_window,
-    window_nodes,
+    neighbourhood_nodes,
+    read_neighbourhood,
 )
-from dagnn.rewriting.dataset import read_windows
+from dagnn.rewriting.dataset import read_neighbourhoods
 from dagnn.rewriting.network import Proposal
 from dagnn.training.processes import torch_threads
 
 LARGEST_BUDGET = 10_000_000
 SECONDS = 60.0
-# A network that was right at every window of its training may still be sure of nonsense elsewhere: of 1,062 odd
+# A network that was right at every neighbourhood of its training may still be sure of nonsense elsewhere: of 1,062 odd
 # expressions it got 64 wrong, ten of them at a confidence of 0.99.
 DOUBTFUL_CONFIDENCE = 0.5
 _ROUNDING = "rounded"
@@ -44,11 +44,11 @@ class SolvedStep(NamedTuple):
     """One rewrite step of a network.
 
     Attributes:
-        number: among all steps, those that left a window as it was counted too.
+        number: among all steps, those that left a neighbourhood as it was counted too.
         before, after: text of the sub-expression that was rewritten, and of what it became; a number whose digits are
             being worked on is written ``#23``.
         confidence: the probability that the network gave to this replacement, the product over its nodes; at most 0.5
-            for a window that its training never showed, and where ten decimals may not give three digits.
+            for a neighbourhood that its training never showed, and where ten decimals may not give three digits.
     """
 
     number: int
@@ -85,13 +85,13 @@ class Solution:
         right: what the exact engine says.
         reason: why, in words; for an input that has no answer, why not.
         seconds: the network's, loading not counted.
-        steps: rewrite steps, those that left a window as it was counted too.
+        steps: rewrite steps, those that left a neighbourhood as it was counted too.
         has_answer: whether the engine knows an answer at all.
         finished: whether ``answer`` has the form of an answer; False for an expression that was left half-way.
         engine_fails: how the engine's own steps fail at it too; empty where they reach the answer, and where nobody
             asked them, since the network's answer is right or there is none.
         least_certain: the step of the least confidence; None without steps.
-        unseen: different windows that it met and its training never showed; None where nobody knows.
+        unseen: different neighbourhoods that it met and its training never showed; None where nobody knows.
         doubt: why ten decimals may not give three digits; empty where they do, and where there is nothing to round.
         departure: where the network first left the engine's path; None where it never did.
         trace: the steps that changed something and the one of the departure; empty unless they were asked for.
@@ -155,7 +155,7 @@ class Solution:
             same = self.confidence == least.confidence
             shown.append(f"confidence  {steps if same else f'{self.confidence:.4f}; in its steps {steps}'}")
         if self.unseen:
-            shown.append(f"unseen      {self.unseen:,} of its windows, never shown in training")
+            shown.append(f"unseen      {self.unseen:,} of its neighbourhoods, never shown in training")
         if self.doubt:
             shown.append(f"doubt       ten decimals may not give three digits: {self.doubt}")
         return [*shown, f"seconds     {self.seconds:.3f} for {self.steps:,} step{'' if self.steps == 1 else 's'}"]
@@ -185,12 +185,12 @@ def solve(
         raise ConfigError(f"seconds must be above 0, got {seconds}.")
     expression = _read(text)
     directory, config, checkpoint = opened_run(run)
-    traced = read_windows(directory.path, SIGNATURE)
+    traced = read_neighbourhoods(directory.path, SIGNATURE)
     held_out = config.curriculum.held_out_windows
     return solve_with(
         model_of(checkpoint),
         expression,
-        trained=None if traced is None else trained_windows(traced[0], held_out, checkpoint),
+        trained=None if traced is None else trained_neighbourhoods(traced[0], held_out, checkpoint),
         budget=budget,
         seconds=seconds,
         trace=trace,
@@ -211,19 +211,19 @@ def _read(text: str) -> Expr:
 class Proposer(Protocol):
     """A network that says how sure it is; `GraphRewriter` is one."""
 
-    def propose(self, windows: Sequence[WindowTokens]) -> Sequence[Proposal]: ...
+    def propose(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> Sequence[Proposal]: ...
 
 
 def solve_with(
     model: Proposer,
     expression: Expr,
     *,
-    trained: Container[WindowTokens] | None = None,
+    trained: Container[NeighbourhoodTokens] | None = None,
     budget: int = STEP_BUDGET,
     seconds: float = SECONDS,
     trace: bool = False,
 ) -> Solution:
-    """As `solve`, with a network at hand, and the windows that it was trained on where they are known."""
+    """As `solve`, with a network at hand, and the neighbourhoods that it was trained on where they are known."""
     level = level_of(expression)
     term, names = to_term(expression, level)
     doubt = _doubt(expression, level)
@@ -237,10 +237,10 @@ def solve_with(
 
     def told(number: int) -> SolvedStep:
         step = steps[number]
-        return SolvedStep(number + 1, *_texts(step, names), rewriter.confidence_of[step.window])
+        return SolvedStep(number + 1, *_texts(step, names), rewriter.confidence_of[step.neighbourhood])
 
     departed = _first_departure(steps)
-    least = min(range(len(steps)), key=lambda i: rewriter.confidence_of[steps.window(i)], default=None)
+    least = min(range(len(steps)), key=lambda i: rewriter.confidence_of[steps.neighbourhood(i)], default=None)
     solution = Solution(
         answer="",
         right=False,
@@ -248,7 +248,9 @@ def solve_with(
         seconds=spent,
         steps=result.steps,
         least_certain=None if least is None else told(least),
-        unseen=None if trained is None else sum(window not in trained for window in rewriter.confidence_of),
+        unseen=None
+        if trained is None
+        else sum(neighbourhood not in trained for neighbourhood in rewriter.confidence_of),
         doubt=doubt,
         departure=None if departed is None else Departure(told(departed), _engine_text(steps[departed], names)),
         trace=tuple(told(i) for i in range(len(steps)) if trace and (steps.changed(i) or i == departed)),
@@ -302,58 +304,60 @@ def _engine_failure(level: int, expression: Expr, answer: str, seconds: float) -
 
 
 class _Remembering:
-    """A network as a `Rewriter` that keeps how sure it was of every window."""
+    """A network as a `Rewriter` that keeps how sure it was of every neighbourhood."""
 
-    def __init__(self, model: Proposer, trained: Container[WindowTokens] | None, *, doubts_digits: bool) -> None:
+    def __init__(self, model: Proposer, trained: Container[NeighbourhoodTokens] | None, *, doubts_digits: bool) -> None:
         self._model, self._trained = model, trained
         self._doubted = _ROUNDING if doubts_digits else None
-        self.confidence_of: dict[WindowTokens, float] = {}
+        self.confidence_of: dict[NeighbourhoodTokens, float] = {}
 
-    def rewrite(self, windows: Sequence[WindowTokens]) -> list[ReplacementTokens]:
-        proposals = self._model.propose(windows)
-        for window, each in zip(windows, proposals, strict=True):
-            known = self._trained is None or window in self._trained
-            certain = known and SIGNATURE.shown[window[0]].kind != self._doubted
-            self.confidence_of[window] = each.confidence if certain else min(each.confidence, DOUBTFUL_CONFIDENCE)
+    def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> list[ReplacementTokens]:
+        proposals = self._model.propose(neighbourhoods)
+        for neighbourhood, each in zip(neighbourhoods, proposals, strict=True):
+            known = self._trained is None or neighbourhood in self._trained
+            certain = known and SIGNATURE.shown[neighbourhood[0]].kind != self._doubted
+            self.confidence_of[neighbourhood] = (
+                each.confidence if certain else min(each.confidence, DOUBTFUL_CONFIDENCE)
+            )
         return [each.replacement for each in proposals]
 
 
 def _first_departure(steps: Steps) -> int | None:
     """The first step whose replacement is not the engine's."""
-    agreed: set[WindowTokens] = set()
+    agreed: set[NeighbourhoodTokens] = set()
     for number in range(len(steps)):
-        window = steps.window(number)
-        if window not in agreed:
-            if engine_replacement(window) != steps[number].replacement:
+        neighbourhood = steps.neighbourhood(number)
+        if neighbourhood not in agreed:
+            if engine_replacement(neighbourhood) != steps[number].replacement:
                 return number
-            agreed.add(window)
+            agreed.add(neighbourhood)
     return None
 
 
 def _engine_text(step: Step, names: dict[str, str]) -> str:
     """What the engine makes of the sub-expression of a step."""
-    right = engine_replacement(step.window) or LEAVE
+    right = engine_replacement(step.neighbourhood) or LEAVE
     if not step.before or right == LEAVE:
-        return _texts(Step(step.window, right, step.before, step.before if right == LEAVE else []), names)[1]
+        return _texts(Step(step.neighbourhood, right, step.before, step.before if right == LEAVE else []), names)[1]
     # Its operands are in normal form, so the first thing that changes is the whole.
     _, steps = RewritingMachine(SIGNATURE, RuleEngine(), eager=True).trace(step.before, max_tokens=_SHOWN_TOKENS)
     return _texts(steps[0], names)[1]
 
 
 def _texts(step: Step, names: dict[str, str]) -> tuple[str, str]:
-    """Before and after as text; its window and its replacement where they are too long to write out."""
+    """Before and after as text; its neighbourhood and its replacement where they are too long to write out."""
     if step.before and step.after:
         before, after = (to_text(from_term(tokens, names, numerals=True)) for tokens in (step.before, step.after))
         return before, after
-    root = read_window(step.window, SIGNATURE)
+    root = read_neighbourhood(step.neighbourhood, SIGNATURE)
     return repr(root), _replacement_text(step.replacement, root)
 
 
-def _replacement_text(replacement: ReplacementTokens, root: Window) -> str:
-    """A replacement with the nodes of its window in it."""
+def _replacement_text(replacement: ReplacementTokens, root: Neighbourhood) -> str:
+    """A replacement with the nodes of its neighbourhood in it."""
     if replacement == LEAVE:
         return repr(root)
-    nodes, parts = window_nodes(root), list[str]()
+    nodes, parts = neighbourhood_nodes(root), list[str]()
     for token in reversed(replacement):
         if token >= len(SIGNATURE.labels):
             parts.append(repr(nodes[token - len(SIGNATURE.labels)]))

@@ -1,4 +1,5 @@
-"""The training set of the curriculum: every distinct window of many traces, its replacement and how often it came."""
+"""The training set of the curriculum: every distinct neighbourhood of many traces, its replacement and how often it
+came."""
 
 import signal
 import threading
@@ -18,24 +19,25 @@ from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.elementary import constant_terms
 from dagnn.curriculum.rules.numbers import RULES
 from dagnn.errors import ConfigError
-from dagnn.rewriting.dataset import WindowSet
+from dagnn.rewriting.dataset import NeighbourhoodSet
 from dagnn.rewriting.machine import LabelTokens, RewritingMachine
-from dagnn.rewriting.system import ReplacementTokens, WindowTokens, encode_replacement
+from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, encode_replacement
 
-# Kinds of windows. A fact of the last two, such as 7 * 8 + 5 or the sine of 0.3, can only be learned by seeing it.
+# Kinds of neighbourhoods. A fact of the last two, such as 7 * 8 + 5 or the sine of 0.3, can only be learned by seeing
+# it.
 SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS = "symbolic", "digits", "digit products", "functions"
 KINDS = (SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS)
 
 _KIND_OF_SUBJECT = {"numbers": DIGITS, "rationals": DIGITS, "elementary": CONSTANTS}
 
 
-def kind_of(window: WindowTokens) -> str:
-    """One of `KINDS`, by the file of the rule that rewrites the window.
+def kind_of(neighbourhood: NeighbourhoodTokens) -> str:
+    """One of `KINDS`, by the file of the rule that rewrites the neighbourhood.
 
     Symbolic are algebra, substitution, derivatives, integrals and equations; digits are the steps of rational
     arithmetic but for the product of two digits with a carry; functions are level 4's, with their constants.
     """
-    label = SIGNATURE.shown[window[0]].kind
+    label = SIGNATURE.shown[neighbourhood[0]].kind
     if label == "times_digit":
         return PRODUCTS
     return _KIND_OF_SUBJECT.get(RULES[label].__module__.rpartition(".")[2], SYMBOLIC)
@@ -47,10 +49,10 @@ _CHUNK = 500
 _DRILL_COUNT = 25
 
 
-def collect_windows(
+def collect_neighbourhoods(
     samples: Mapping[int, int], *, seed: int = 0, preset: str = "full", processes: int = 1
-) -> WindowSet:
-    """Traces samples ``0 .. n - 1`` of the training split of every level and gathers their windows.
+) -> NeighbourhoodSet:
+    """Traces samples ``0 .. n - 1`` of the training split of every level and gathers their neighbourhoods.
 
     Args:
         samples: level -> number of samples.
@@ -78,17 +80,17 @@ def collect_windows(
                 ]
             parts = [share.result() for share in shares]
 
-    replacement_of: dict[WindowTokens, ReplacementTokens] = {}
-    counts: dict[int, Counter[WindowTokens]] = {level: Counter() for level in levels}
+    replacement_of: dict[NeighbourhoodTokens, ReplacementTokens] = {}
+    counts: dict[int, Counter[NeighbourhoodTokens]] = {level: Counter() for level in levels}
     for known, counted in parts:
         replacement_of |= known
         for level, counter in counted.items():
             counts[level].update(counter)
-    windows = sorted(replacement_of)
-    return WindowSet(
-        windows,
-        [replacement_of[window] for window in windows],
-        np.array([[counts[level][window] for level in levels] for window in windows], np.int64),
+    neighbourhoods = sorted(replacement_of)
+    return NeighbourhoodSet(
+        neighbourhoods,
+        [replacement_of[neighbourhood] for neighbourhood in neighbourhoods],
+        np.array([[counts[level][neighbourhood] for level in levels] for neighbourhood in neighbourhoods], np.int64),
         levels,
     )
 
@@ -107,19 +109,19 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
-_Share = tuple[dict[WindowTokens, ReplacementTokens], dict[int, Counter[WindowTokens]]]
+_Share = tuple[dict[NeighbourhoodTokens, ReplacementTokens], dict[int, Counter[NeighbourhoodTokens]]]
 
 
 def _trace_share(samples: Mapping[int, int], seed: int, preset: str, number: int, shares: int) -> _Share:
     """Every `shares`-th chunk of every level, from chunk `number` on."""
     machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
-    counted: dict[int, Counter[WindowTokens]] = {}
+    counted: dict[int, Counter[NeighbourhoodTokens]] = {}
     for level, count in sorted(samples.items()):
         counter = counted[level] = Counter()
         drilled = _drilled_terms(level)
         if drilled and number == 0:
-            for window, times in _counted(machine, [drilled]).items():
-                counter[window] = times * _DRILL_COUNT
+            for neighbourhood, times in _counted(machine, [drilled]).items():
+                counter[neighbourhood] = times * _DRILL_COUNT
         chunks = (
             [
                 to_term(make_sample(level, seed=seed, index=index, preset=preset).input, level)[0]
@@ -128,7 +130,7 @@ def _trace_share(samples: Mapping[int, int], seed: int, preset: str, number: int
             for first in range(number * _CHUNK, count, shares * _CHUNK)
         )
         counter.update(_counted(machine, chunks))
-    known = {machine.window(w): machine.replacement(w) or () for w in range(machine.num_windows)}
+    known = {machine.neighbourhood(w): machine.replacement(w) or () for w in range(machine.num_neighbourhoods)}
     return known, counted
 
 
@@ -184,8 +186,8 @@ def _drilled_terms(level: int) -> list[LabelTokens]:
     return terms
 
 
-def _counted(machine: RewritingMachine, chunks: Iterable[Sequence[LabelTokens]]) -> Counter[WindowTokens]:
-    """How often every window comes when the machine rewrites these chunks."""
+def _counted(machine: RewritingMachine, chunks: Iterable[Sequence[LabelTokens]]) -> Counter[NeighbourhoodTokens]:
+    """How often every neighbourhood comes when the machine rewrites these chunks."""
     before = machine.counts
     for chunk in chunks:
         # A sub-term that an earlier chunk shares would not be rewritten, nor counted, again; and which chunks come
@@ -194,4 +196,4 @@ def _counted(machine: RewritingMachine, chunks: Iterable[Sequence[LabelTokens]])
         machine.absorb(chunk)
     new = machine.counts
     new[: len(before)] -= before
-    return Counter({machine.window(int(w)): int(new[w]) for w in np.flatnonzero(new)})
+    return Counter({machine.neighbourhood(int(w)): int(new[w]) for w in np.flatnonzero(new)})

@@ -1,4 +1,5 @@
-"""Term graphs that are rewritten window by window: what a step may see, what it may answer, and the machine."""
+"""Term graphs that are rewritten neighbourhood by neighbourhood: what a step may see, what it may answer, and the
+machine."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -7,27 +8,30 @@ from dagnn.rewriting.machine import Rewriter, RewritingMachine, Rewritten, RuleR
 from dagnn.rewriting.system import (
     LEAVE,
     Label,
+    Neighbourhood,
+    NeighbourhoodTokens,
     Replacement,
     ReplacementTokens,
     Signature,
-    Window,
-    WindowTokens,
     encode_replacement,
-    read_window,
-    window_nodes,
+    neighbourhood_nodes,
+    read_neighbourhood,
 )
 
 if TYPE_CHECKING:
-    from dagnn.rewriting.features import WindowFeatures as WindowFeatures
+    from dagnn.rewriting.features import NeighbourhoodFeatures as NeighbourhoodFeatures
     from dagnn.rewriting.network import GraphRewriter as GraphRewriter
 
 # Loaded on first use (PEP 562): rules and machines do not wait for torch.
-_MODULE_OF = {"GraphRewriter": "dagnn.rewriting.network", "WindowFeatures": "dagnn.rewriting.features"}
+_MODULE_OF = {"GraphRewriter": "dagnn.rewriting.network", "NeighbourhoodFeatures": "dagnn.rewriting.features"}
 
 __all__ = [
     "LEAVE",
     "GraphRewriter",
     "Label",
+    "Neighbourhood",
+    "NeighbourhoodFeatures",
+    "NeighbourhoodTokens",
     "Replacement",
     "ReplacementTokens",
     "Rewriter",
@@ -37,12 +41,9 @@ __all__ = [
     "Signature",
     "Step",
     "Steps",
-    "Window",
-    "WindowFeatures",
-    "WindowTokens",
     "encode_replacement",
-    "read_window",
-    "window_nodes",
+    "neighbourhood_nodes",
+    "read_neighbourhood",
 ]
 
 

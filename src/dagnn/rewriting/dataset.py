@@ -25,49 +25,49 @@ from dagnn.errors import CheckpointError, RunError
 from dagnn.files import replace_file
 from dagnn.rewriting.network import GraphRewriter
 from dagnn.rewriting.objective import target_orders
-from dagnn.rewriting.system import ReplacementTokens, Signature, WindowTokens
+from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, Signature
 
 FILE_NAME = "windows.safetensors"
 
-# A window counts by the root of how often it came. Cut at 60, the few very frequent ones drowned among 110,000 rare
-# ones, and one stage of seven stayed below 70 % (research prototype); the root alone is balanced.
+# A neighbourhood counts by the root of how often it came. Cut at 60, the few very frequent ones drowned among 110,000
+# rare ones, and one stage of seven stayed below 70 % (research prototype); the root alone is balanced.
 _LARGEST_COUNT = 10_000
-_WINDOWS_AT_ONCE = 4096
+_NEIGHBOURHOODS_AT_ONCE = 4096
 _PARTS = 1 << 32
 
 
 @dataclass(frozen=True)
-class WindowSet:
-    """Distinct windows, in an order that depends on nothing but which windows they are.
+class NeighbourhoodSet:
+    """Distinct neighbourhoods, in an order that depends on nothing but which neighbourhoods they are.
 
     Attributes:
-        windows, replacements: as tokens, see `dagnn.rewriting.system`.
-        counts: int64 ``[num_windows, num_stages]``, how often each window came at each stage.
+        neighbourhoods, replacements: as tokens, see `dagnn.rewriting.system`.
+        counts: int64 ``[num_neighbourhoods, num_stages]``, how often each neighbourhood came at each stage.
         stages: the stage of every column of `counts`.
     """
 
-    windows: list[WindowTokens]
+    neighbourhoods: list[NeighbourhoodTokens]
     replacements: list[ReplacementTokens]
     counts: NDArray[np.int64]
     stages: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.windows)
+        return len(self.neighbourhoods)
 
     @property
     def first_stage(self) -> NDArray[np.int64]:
-        """The lowest stage at which each window came: int64 ``[num_windows]``."""
+        """The lowest stage at which each neighbourhood came: int64 ``[num_neighbourhoods]``."""
         lowest: NDArray[np.int64] = np.array(self.stages, np.int64)[(self.counts > 0).argmax(1)]
         return lowest
 
 
-def is_held_out(window: WindowTokens, share: float) -> bool:
-    """Whether the window is among this share of all windows, 0 .. 1: a pure function of both."""
-    digest = blake2b(np.array(window, "<i2").tobytes(), digest_size=4).digest()
+def is_held_out(neighbourhood: NeighbourhoodTokens, share: float) -> bool:
+    """Whether the neighbourhood is among this share of all neighbourhoods, 0 .. 1: a pure function of both."""
+    digest = blake2b(np.array(neighbourhood, "<i2").tobytes(), digest_size=4).digest()
     return int.from_bytes(digest, "big") < share * _PARTS
 
 
-class WindowBatch(NamedTuple):
+class NeighbourhoodBatch(NamedTuple):
     """What `GraphRewriter.loss` takes.
 
     Attributes:
@@ -80,7 +80,7 @@ class WindowBatch(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A window that the network rewrote wrongly.
+    """A neighbourhood that the network rewrote wrongly.
 
     Attributes:
         stage: of the term where it was met.
@@ -88,22 +88,22 @@ class Mistake(NamedTuple):
     """
 
     stage: int
-    window: WindowTokens
+    neighbourhood: NeighbourhoodTokens
     replacement: ReplacementTokens
 
 
-class WindowLoader:
-    """An endless series of window batches.
+class NeighbourhoodLoader:
+    """An endless series of neighbourhood batches.
 
     Its state is one integer, the open stages, and the mistakes given to `learn_from`.
 
     Attributes:
-        rows, targets: every window, encoded; `WindowBatch` of the whole set.
+        rows, targets: every neighbourhood, encoded; `NeighbourhoodBatch` of the whole set.
     """
 
     def __init__(
         self,
-        windows: WindowSet,
+        collected: NeighbourhoodSet,
         model: GraphRewriter,
         *,
         batch_size: int,
@@ -115,16 +115,16 @@ class WindowLoader:
         rank: int = 0,
         num_ranks: int = 1,
     ) -> None:
-        """Encodes all windows; draws nothing until `open_stages` is called.
+        """Encodes all neighbourhoods; draws nothing until `open_stages` is called.
 
         Args:
-            windows: of all stages of the run.
+            collected: the neighbourhoods of all stages of the run.
             model: whose features and slots they are encoded for.
-            batch_size: windows of a batch, of all processes together.
+            batch_size: neighbourhoods of a batch, of all processes together.
             seed: of the draws.
-            stage_weights: stage -> weight of its windows, before normalising; every stage has one.
+            stage_weights: stage -> weight of its neighbourhoods, before normalising; every stage has one.
             newest_share: share of each batch that the last of several open stages gets; None: what its weight says.
-            held_out: share of all distinct windows that is never drawn, see `is_held_out`.
+            held_out: share of all distinct neighbourhoods that is never drawn, see `is_held_out`.
             unordered: labels whose two operands may be exchanged in a replacement: every order is a target.
             rank, num_ranks: of every batch, this process's share of as many.
         """
@@ -133,13 +133,15 @@ class WindowLoader:
         self._stage_weights, self._newest_share, self._held_out = stage_weights, newest_share, held_out
         self._unordered = [model.signature.id_of[name] for name in unordered]
         self._rank, self._num_ranks = rank, num_ranks
-        self.rows, self.targets = self._encoded(windows.windows, windows.replacements)
-        self._is_trained = np.array([not is_held_out(window, held_out) for window in windows.windows])
-        self._stage_of_item = windows.first_stage
+        self.rows, self.targets = self._encoded(collected.neighbourhoods, collected.replacements)
+        self._is_trained = np.array(
+            [not is_held_out(neighbourhood, held_out) for neighbourhood in collected.neighbourhoods]
+        )
+        self._stage_of_item = collected.first_stage
         self._first_weights = self._weights_of(self._stage_of_item) * self._is_trained
-        self._first_weights *= np.sqrt(np.minimum(windows.counts.sum(1), _LARGEST_COUNT))
-        self._windows, self._replacements = windows.windows, windows.replacements
-        self._item_of = {window: item for item, window in enumerate(windows.windows)}
+        self._first_weights *= np.sqrt(np.minimum(collected.counts.sum(1), _LARGEST_COUNT))
+        self._neighbourhoods, self._replacements = collected.neighbourhoods, collected.replacements
+        self._item_of = {neighbourhood: item for item, neighbourhood in enumerate(collected.neighbourhoods)}
         self._mistakes: list[Mistake] = []
         self._weights = self._first_weights
         self._stages: tuple[int, ...] = ()
@@ -165,39 +167,42 @@ class WindowLoader:
         )
 
     def learn_from(self, mistakes: Iterable[Mistake]) -> int:
-        """Draws these windows more often from now on, those too that are new; returns how many are new.
+        """Draws these neighbourhoods more often from now on, those too that are new; returns how many are new.
 
-        A window that is held out stays so. A mistake made again counts again.
+        A neighbourhood that is held out stays so. A mistake made again counts again.
         """
         before = len(self._item_of)
-        taken = [each for each in mistakes if not is_held_out(each.window, self._held_out)]
+        taken = [each for each in mistakes if not is_held_out(each.neighbourhood, self._held_out)]
         if taken:
             self._take(taken)
             self.open_stages(self._stages)
         return len(self._item_of) - before
 
-    def windows_of(self, stages: Sequence[int]) -> Tensor:
+    def neighbourhoods_of(self, stages: Sequence[int]) -> Tensor:
         """Items to be trained on that come first at one of these stages: int64 ``[n]``."""
         return torch.from_numpy(np.flatnonzero(np.isin(self._stage_of_item, stages) & self._is_trained))
 
-    def wrong_windows(self, model: GraphRewriter, stages: Sequence[int]) -> list[Mistake]:
-        """The traced windows of `windows_of` whose replacement is not exactly right; call it in eval mode."""
+    def wrong_neighbourhoods(self, model: GraphRewriter, stages: Sequence[int]) -> list[Mistake]:
+        """The traced neighbourhoods of `neighbourhoods_of` whose replacement is not exactly right; call it in eval
+        mode."""
         wrong: list[int] = []
-        for items in torch.split(self.windows_of(stages), _WINDOWS_AT_ONCE):
+        for items in torch.split(self.neighbourhoods_of(stages), _NEIGHBOURHOODS_AT_ONCE):
             targets = self.targets[items]
             num_slots = int((targets >= 0).any(0).any(0).sum())
             targets = targets[..., :num_slots]
             predicted = model(self.rows[items], num_slots).argmax(-1)[:, None]
             right_orders = ((predicted == targets) | (targets < 0)).all(2)
             wrong += items[~right_orders.any(1)].tolist()
-        return [Mistake(int(self._stage_of_item[i]), self._windows[i], self._replacements[i]) for i in wrong]
+        return [Mistake(int(self._stage_of_item[i]), self._neighbourhoods[i], self._replacements[i]) for i in wrong]
 
-    def next_batch(self) -> WindowBatch:
+    def next_batch(self) -> NeighbourhoodBatch:
         items = torch.from_numpy(self._opened().next_batch())
-        return WindowBatch(self.rows[items], self.targets[items])
+        return NeighbourhoodBatch(self.rows[items], self.targets[items])
 
     def state_dict(self) -> Mapping[str, Any]:
-        mistakes = [[stage, list(window), list(replacement)] for stage, window, replacement in self._mistakes]
+        mistakes = [
+            [stage, list(neighbourhood), list(replacement)] for stage, neighbourhood, replacement in self._mistakes
+        ]
         return {**self._opened().state_dict(), **({"mistakes": mistakes} if mistakes else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -210,31 +215,33 @@ class WindowLoader:
         self._opened().load_state_dict(state)
 
     def _take(self, mistakes: Sequence[Mistake]) -> None:
-        # The first that names a window gives its stage, whether they come one by one or, in a resume, all together.
-        first = {each.window: each for each in reversed(mistakes) if each.window not in self._item_of}
-        new = [each for each in mistakes if first.get(each.window) is each]
+        # The first that names a neighbourhood gives its stage, whether they come one by one or, in a resume, all
+        # together.
+        first = {each.neighbourhood: each for each in reversed(mistakes) if each.neighbourhood not in self._item_of}
+        new = [each for each in mistakes if first.get(each.neighbourhood) is each]
         if new:
-            rows, targets = self._encoded([each.window for each in new], [each.replacement for each in new])
+            rows, targets = self._encoded([each.neighbourhood for each in new], [each.replacement for each in new])
             self.rows = _stacked(self.rows, rows, lambda part: torch.zeros_like(part[:, :1]))
             self.targets = _stacked(self.targets, targets, lambda part: part[:, :1])
             stages = np.array([each.stage for each in new], np.int64)
-            self._windows = [*self._windows, *(each.window for each in new)]
+            self._neighbourhoods = [*self._neighbourhoods, *(each.neighbourhood for each in new)]
             self._replacements = [*self._replacements, *(each.replacement for each in new)]
-            self._item_of |= {each.window: len(self._item_of) + i for i, each in enumerate(new)}
+            self._item_of |= {each.neighbourhood: len(self._item_of) + i for i, each in enumerate(new)}
             self._stage_of_item = np.append(self._stage_of_item, stages)
             self._is_trained = np.append(self._is_trained, np.ones(len(new), bool))
             self._weights = np.append(self._weights, np.zeros(len(new)))
         self._weights = self._weights.copy()
         for each in mistakes:
-            # Half as much again and that of nine sights more: a rare window is seen soon, a frequent one not too often.
-            item = self._item_of[each.window]
+            # Half as much again and that of nine sights more: a rare neighbourhood is seen soon, a frequent one not too
+            # often.
+            item = self._item_of[each.neighbourhood]
             self._weights[item] = 1.5 * self._weights[item] + 3 * self._weights_of(self._stage_of_item[item])
         self._mistakes = [*self._mistakes, *mistakes]
 
     def _forget(self) -> None:
         count = len(self._first_weights)
-        self._windows, self._replacements = self._windows[:count], self._replacements[:count]
-        self._item_of = {window: item for window, item in self._item_of.items() if item < count}
+        self._neighbourhoods, self._replacements = self._neighbourhoods[:count], self._replacements[:count]
+        self._item_of = {neighbourhood: item for neighbourhood, item in self._item_of.items() if item < count}
         self.rows, self.targets = self.rows[:count], self.targets[:count]
         self._stage_of_item, self._is_trained = self._stage_of_item[:count], self._is_trained[:count]
         self._weights, self._mistakes = self._first_weights, []
@@ -243,14 +250,14 @@ class WindowLoader:
         return np.vectorize(self._stage_weights.__getitem__, otypes=[float])(stages)
 
     def _encoded(
-        self, windows: Sequence[WindowTokens], replacements: Sequence[ReplacementTokens]
+        self, neighbourhoods: Sequence[NeighbourhoodTokens], replacements: Sequence[ReplacementTokens]
     ) -> tuple[Tensor, Tensor]:
         model = self._model
-        rows = model.encode(windows)
-        # Most windows are far shorter than the longest allowed one.
+        rows = model.encode(neighbourhoods)
+        # Most neighbourhoods are far shorter than the longest allowed one.
         columns = (rows > 0).any(0).nonzero().flatten().tolist()
         rows = rows[:, : max(columns, default=0) + 1].contiguous()
-        targets = model.features.encode_targets(windows, replacements, model.num_slots)
+        targets = model.features.encode_targets(neighbourhoods, replacements, model.num_slots)
         return rows, target_orders(targets, model.arity, self._unordered) if self._unordered else targets[:, None]
 
     def _opened(self) -> BatchIterator:
@@ -259,18 +266,18 @@ class WindowLoader:
 
 
 def mistakes_of(state: Mapping[str, Any]) -> list[Mistake]:
-    """The mistakes that a saved `WindowLoader` had learned from.
+    """The mistakes that a saved `NeighbourhoodLoader` had learned from.
 
     Raises:
         CheckpointError: it holds something else.
     """
     try:
         return [
-            Mistake(int(stage), tuple(map(int, window)), tuple(map(int, replacement)))
-            for stage, window, replacement in state.get("mistakes", [])
+            Mistake(int(stage), tuple(map(int, neighbourhood)), tuple(map(int, replacement)))
+            for stage, neighbourhood, replacement in state.get("mistakes", [])
         ]
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the saved data order holds no windows: {error}.") from error
+        raise CheckpointError(f"the saved data order holds no neighbourhoods: {error}.") from error
 
 
 def _stacked(above: Tensor, below: Tensor, filling: Callable[[Tensor], Tensor]) -> Tensor:
@@ -281,7 +288,7 @@ def _stacked(above: Tensor, below: Tensor, filling: Callable[[Tensor], Tensor]) 
 
 @dataclass(frozen=True)
 class Cost:
-    """What collecting the windows took.
+    """What collecting the neighbourhoods took.
 
     Attributes:
         seconds: wall-clock time.
@@ -292,17 +299,17 @@ class Cost:
     cpu_seconds: float
 
 
-def write_windows(directory: Path, windows: WindowSet, cost: Cost, signature: Signature) -> None:
-    """Writes the windows of a signature into a run's directory, in one step in the place of what was there.
+def write_neighbourhoods(directory: Path, collected: NeighbourhoodSet, cost: Cost, signature: Signature) -> None:
+    """Writes the neighbourhoods of a signature into a run's directory, in one step in the place of what was there.
 
     Raises:
         RunError: the file cannot be written.
     """
-    tokens, offsets = _flat(windows.windows)
-    replacements, replacement_offsets = _flat(windows.replacements)
+    tokens, offsets = _flat(collected.neighbourhoods)
+    replacements, replacement_offsets = _flat(collected.replacements)
     arrays: dict[str, NDArray[Any]] = {
-        "counts": windows.counts,
-        "levels": np.array(windows.stages, np.int64),
+        "counts": collected.counts,
+        "levels": np.array(collected.stages, np.int64),
         "windows": tokens,
         "window_offsets": offsets,
         "replacements": replacements,
@@ -316,8 +323,8 @@ def write_windows(directory: Path, windows: WindowSet, cost: Cost, signature: Si
         raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
 
 
-def read_windows(directory: Path, signature: Signature) -> tuple[WindowSet, Cost] | None:
-    """The windows of a run; None when there are none, or none of this signature that this version can use."""
+def read_neighbourhoods(directory: Path, signature: Signature) -> tuple[NeighbourhoodSet, Cost] | None:
+    """The neighbourhoods of a run; None when there are none, or none of this signature that this version can use."""
     path = directory / FILE_NAME
     try:
         with safe_open(path, "numpy") as file:
@@ -326,21 +333,21 @@ def read_windows(directory: Path, signature: Signature) -> tuple[WindowSet, Cost
         if metadata.get("labels") != _labels(signature):
             return None
         seconds, cpu_seconds = json.loads(metadata["cost"])
-        windows = WindowSet(
+        neighbourhoods = NeighbourhoodSet(
             _split(arrays["windows"], arrays["window_offsets"]),
             _split(arrays["replacements"], arrays["replacement_offsets"]),
             arrays["counts"],
             tuple(arrays["levels"].tolist()),
         )
     except (OSError, SafetensorError, KeyError, ValueError):
-        # Windows are a pure function of the settings: collecting them again gives the same ones.
+        # Neighbourhoods are a pure function of the settings: collecting them again gives the same ones.
         return None
-    return windows, Cost(seconds, cpu_seconds)
+    return neighbourhoods, Cost(seconds, cpu_seconds)
 
 
 def _labels(signature: Signature) -> str:
     """What the tokens mean, and the version whose rules made them: another version collects them again."""
-    shown = " ".join(f"{each.name}/{each.arity}/{each.window_depth}" for each in signature.shown)
+    shown = " ".join(f"{each.name}/{each.arity}/{each.neighbourhood_depth}" for each in signature.shown)
     return f"{__version__} {shown}"
 
 

@@ -1,4 +1,4 @@
-"""What a network reads of a window and its replacement: numbers for sets of nodes, or graphs."""
+"""What a network reads of a neighbourhood and its replacement: numbers for sets of nodes, or graphs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,35 +12,35 @@ from dagnn.nn.graph_transform_net import GraphTransformNet
 from dagnn.rewriting.system import (
     LEAVE,
     MAX_ARITY,
+    Neighbourhood,
+    NeighbourhoodTokens,
     ReplacementTokens,
     Signature,
-    Window,
-    WindowTokens,
-    read_window,
-    window_nodes,
+    neighbourhood_nodes,
+    read_neighbourhood,
 )
 
 ROOT_ADDRESS = 0
 
 
-class WindowFeatures:
-    """Turns windows into sets of features, and replacements into classes and back.
+class NeighbourhoodFeatures:
+    """Turns neighbourhoods into sets of features, and replacements into classes and back.
 
     A feature says "at address a stands label s" or "at address a stands the node first seen at address b".
-    Only features that occur in `known` get a row of their own; any other is dropped, so a window may be asked
+    Only features that occur in `known` get a row of their own; any other is dropped, so a neighbourhood may be asked
     that holds something never seen in training.
 
     Attributes:
         num_rows: feature rows, row 0 being the padding.
         num_classes: 1 (leave it) + labels + addresses: what a slot of the replacement may hold.
-        max_features: features a window may have; a longer window is cut.
+        max_features: features a neighbourhood may have; a longer neighbourhood is cut.
     """
 
     def __init__(self, signature: Signature, known: Iterable[int] = (), *, max_features: int = 48) -> None:
         self.signature = signature
         self.max_features = max_features
         # One level more than is within sight: hidden nodes have addresses too, to be copied by.
-        depth = max((label.window_depth or 0 for label in signature.labels), default=0) + 1
+        depth = max((label.neighbourhood_depth or 0 for label in signature.labels), default=0) + 1
         self.num_addresses: int = (MAX_ARITY ** (depth + 1) - 1) // (MAX_ARITY - 1)
         self._num_shown = len(signature.shown)
         self._num_raw = self.num_addresses * (self._num_shown + self.num_addresses)
@@ -49,14 +49,14 @@ class WindowFeatures:
         self._row_of[self.known] = np.arange(1, len(self.known) + 1)
 
     @classmethod
-    def from_windows(
-        cls, signature: Signature, windows: Iterable[WindowTokens], *, max_features: int = 48
-    ) -> "WindowFeatures":
-        """Features with a row for everything that occurs in `windows`."""
+    def from_neighbourhoods(
+        cls, signature: Signature, neighbourhoods: Iterable[NeighbourhoodTokens], *, max_features: int = 48
+    ) -> "NeighbourhoodFeatures":
+        """Features with a row for everything that occurs in `neighbourhoods`."""
         reader = cls(signature, max_features=max_features)
         known: set[int] = set()
-        for window in windows:
-            known.update(reader._read(window)[0])
+        for neighbourhood in neighbourhoods:
+            known.update(reader._read(neighbourhood)[0])
         return cls(signature, known, max_features=max_features)
 
     @property
@@ -67,18 +67,18 @@ class WindowFeatures:
     def num_classes(self) -> int:
         return 1 + len(self.signature.labels) + self.num_addresses
 
-    def encode(self, windows: Sequence[WindowTokens]) -> Tensor:
-        """Feature rows of every window: int64 ``[len(windows), max_features]``, padded with 0."""
-        rows = np.zeros((len(windows), self.max_features), np.int64)
-        for i, window in enumerate(windows):
-            raw = self._read(window)[0][: self.max_features]
+    def encode(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> Tensor:
+        """Feature rows of every neighbourhood: int64 ``[len(neighbourhoods), max_features]``, padded with 0."""
+        rows = np.zeros((len(neighbourhoods), self.max_features), np.int64)
+        for i, neighbourhood in enumerate(neighbourhoods):
+            raw = self._read(neighbourhood)[0][: self.max_features]
             rows[i, : len(raw)] = self._row_of[raw]
         return torch.from_numpy(rows)
 
     def encode_targets(
-        self, windows: Sequence[WindowTokens], replacements: Sequence[ReplacementTokens], num_slots: int
+        self, neighbourhoods: Sequence[NeighbourhoodTokens], replacements: Sequence[ReplacementTokens], num_slots: int
     ) -> Tensor:
-        """Class of every slot: int64 ``[len(windows), num_slots]``, -1 behind the end of a replacement.
+        """Class of every slot: int64 ``[len(neighbourhoods), num_slots]``, -1 behind the end of a replacement.
 
         Raises:
             ConfigError: a replacement has more nodes than there are slots.
@@ -89,25 +89,25 @@ class WindowFeatures:
                 f"num_slots = {num_slots}: the longest replacement has {longest} nodes, give as many slots."
             )
         num_labels = len(self.signature.labels)
-        targets = np.full((len(windows), num_slots), -1, np.int64)
-        for i, (window, replacement) in enumerate(zip(windows, replacements, strict=True)):
+        targets = np.full((len(neighbourhoods), num_slots), -1, np.int64)
+        for i, (neighbourhood, replacement) in enumerate(zip(neighbourhoods, replacements, strict=True)):
             if replacement == LEAVE:
                 targets[i, 0] = 0
                 continue
-            addresses = self._read(window)[1]
+            addresses = self._read(neighbourhood)[1]
             targets[i, : len(replacement)] = [
                 1 + token if token < num_labels else 1 + num_labels + addresses[token - num_labels]
                 for token in replacement
             ]
         return torch.from_numpy(targets)
 
-    def decode(self, window: WindowTokens, classes: Sequence[int]) -> ReplacementTokens:
+    def decode(self, neighbourhood: NeighbourhoodTokens, classes: Sequence[int]) -> ReplacementTokens:
         """The replacement that a sequence of classes spells; `LEAVE` where it spells none.
 
         Reads as many slots as the labels' arities ask for.
         """
         num_labels = len(self.signature.labels)
-        index_of = {address: index for index, address in enumerate(self._read(window)[1])}
+        index_of = {address: index for index, address in enumerate(self._read(neighbourhood)[1])}
         tokens: list[int] = []
         missing = 1
         for cls in classes:
@@ -126,11 +126,11 @@ class WindowFeatures:
                 return tuple(tokens)
         return LEAVE
 
-    def _read(self, window: WindowTokens) -> tuple[list[int], list[int]]:
-        """(raw features, address of every distinct node) of a window."""
+    def _read(self, neighbourhood: NeighbourhoodTokens) -> tuple[list[int], list[int]]:
+        """(raw features, address of every distinct node) of a neighbourhood."""
         shown, hidden = self.signature.shown, self.signature.hidden
         num_shown, same_base = len(shown), self.num_addresses * len(shown)
-        limit = shown[window[0]].window_depth or 0
+        limit = shown[neighbourhood[0]].neighbourhood_depth or 0
         features: list[int] = []
         addresses: list[int] = []
         labelled: set[int] = set()
@@ -138,14 +138,14 @@ class WindowFeatures:
         position = 0
         while stack:
             address, depth = stack.pop()
-            token = window[position]
+            token = neighbourhood[position]
             position += 1
             if token > hidden:
                 index = token - num_shown
                 features.append(same_base + address * self.num_addresses + addresses[index])
                 if depth > limit or index in labelled:
                     continue
-                token = window[position]
+                token = neighbourhood[position]
                 position += 1
             else:
                 index = len(addresses)
@@ -167,8 +167,9 @@ class WindowFeatures:
 _COLUMNS = 1 + MAX_ARITY
 
 
-class WindowGraphs:
-    """Turns windows into graphs of symbols. A symbol says "a node first reached at address a that shows label s".
+class NeighbourhoodGraphs:
+    """Turns neighbourhoods into graphs of symbols. A symbol says "a node first reached at address a that shows label
+    s".
 
     Attributes:
         known: the symbols that have a number of their own, sorted; all others share the number 0.
@@ -181,25 +182,31 @@ class WindowGraphs:
         self._shown_id = {shown.name: i for i, shown in enumerate(signature.shown)}
 
     @classmethod
-    def from_windows(cls, signature: Signature, windows: Iterable[WindowTokens]) -> "WindowGraphs":
-        """Graphs with a number for every symbol that occurs in `windows`."""
+    def from_neighbourhoods(
+        cls, signature: Signature, neighbourhoods: Iterable[NeighbourhoodTokens]
+    ) -> "NeighbourhoodGraphs":
+        """Graphs with a number for every symbol that occurs in `neighbourhoods`."""
         reader = cls(signature)
-        known = {reader._symbol(node) for window in windows for node in window_nodes(read_window(window, signature))}
+        known = {
+            reader._symbol(node)
+            for neighbourhood in neighbourhoods
+            for node in neighbourhood_nodes(read_neighbourhood(neighbourhood, signature))
+        }
         return cls(signature, known)
 
     @property
     def num_symbols(self) -> int:
         return len(self.known) + 1
 
-    def encode(self, windows: Sequence[WindowTokens]) -> Tensor:
-        """The graphs in one tensor: int64 ``[len(windows), 5 * nodes]``, padded with 0.
+    def encode(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> Tensor:
+        """The graphs in one tensor: int64 ``[len(neighbourhoods), 5 * nodes]``, padded with 0.
 
         Node after node, the root first: 1 + its symbol's number, then 1 + the place of each child.
         """
         rows = []
-        for window in windows:
+        for neighbourhood in neighbourhoods:
             row: list[int] = []
-            for node in window_nodes(read_window(window, self.signature)):
+            for node in neighbourhood_nodes(read_neighbourhood(neighbourhood, self.signature)):
                 children = [1 + child.index for child in node.children]
                 row += [1 + self._number_of.get(self._symbol(node), 0), *children, *[0] * (MAX_ARITY - len(children))]
             rows.append(row)
@@ -208,7 +215,7 @@ class WindowGraphs:
             packed[i, : len(row)] = row
         return torch.from_numpy(packed)
 
-    def _symbol(self, node: Window) -> int:
+    def _symbol(self, node: Neighbourhood) -> int:
         address = 0
         for position in node.address:
             address = MAX_ARITY * address + position + 1
@@ -216,14 +223,14 @@ class WindowGraphs:
 
 
 class GraphEncoder(nn.Module):
-    """A `GraphTransformNet` without its decoder, read out at every window's root.
+    """A `GraphTransformNet` without its decoder, read out at every neighbourhood's root.
 
     Args:
-        num_symbols: of `WindowGraphs`.
+        num_symbols: of `NeighbourhoodGraphs`.
         dim: width of the node features.
         width: of what is read out.
 
-    Shapes: int64 ``[batch, 5 * nodes]`` of `WindowGraphs.encode` -> ``[batch, width]``.
+    Shapes: int64 ``[batch, 5 * nodes]`` of `NeighbourhoodGraphs.encode` -> ``[batch, width]``.
     """
 
     def __init__(self, num_symbols: int, dim: int, width: int) -> None:
@@ -235,14 +242,14 @@ class GraphEncoder(nn.Module):
 
     def forward(self, packed: Tensor) -> Tensor:
         used = packed[:, ::_COLUMNS] > 0
-        # The last column that some window uses may be in the middle of a node.
+        # The last column that some neighbourhood uses may be in the middle of a node.
         whole = nn.functional.pad(packed, (0, used.shape[1] * _COLUMNS - packed.shape[1]))
         nodes = whole.view(len(packed), -1, _COLUMNS)
         number = used.flatten().cumsum(0).view(used.shape) - 1
-        window, parent, operand = (nodes[..., 1:] > 0).nonzero().unbind(1)
-        child = nodes[window, parent, 1 + operand] - 1
+        neighbourhood, parent, operand = (nodes[..., 1:] > 0).nonzero().unbind(1)
+        child = nodes[neighbourhood, parent, 1 + operand] - 1
         # Sorted by parent, then operand: what a Dag keeps as the order of operands.
-        edges = torch.stack([number[window, child], number[window, parent]], 1)
+        edges = torch.stack([number[neighbourhood, child], number[neighbourhood, parent]], 1)
         features = self.net.encode(
             nodes[..., 0][used] - 1, Dag(edges, num_nodes=int(used.sum()), edge_attributes={"position": operand})
         )

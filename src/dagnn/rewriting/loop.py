@@ -1,8 +1,8 @@
-"""The compiled rewriting loop: innermost-first, one window at a time, until nothing is left to rewrite.
+"""The compiled rewriting loop: innermost-first, one neighbourhood at a time, until nothing is left to rewrite.
 
-The loop knows no rule. It looks every window up in a memo of replacements and stops where one is missing, so
-whoever knows the rules, an exact engine or a network, is asked once per distinct window.
-Legend: `t`, `u`, `v` are node numbers, `w` is a window number.
+The loop knows no rule. It looks every neighbourhood up in a memo of replacements and stops where one is missing, so
+whoever knows the rules, an exact engine or a network, is asked once per distinct neighbourhood.
+Legend: `t`, `u`, `v` are node numbers, `w` is a neighbourhood number.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 from dagnn.graph.cached import jitted
 from dagnn.rewriting.term_graph import NO_NODE, NODES_PER_STEP, build, make_node
 
-MAX_WINDOW = 128  # tokens: 21 nodes within sight, each written at most twice, and 64 hidden ones
+MAX_NEIGHBOURHOOD = 128  # tokens: 21 nodes within sight, each written at most twice, and 64 hidden ones
 
 DONE, MISSING, STORE_FULL, MEMO_FULL, STACK_FULL, OUT_OF_STEPS = range(6)
 
@@ -20,17 +20,17 @@ UNKNOWN = -1
 
 
 class Memo(NamedTuple):
-    """Windows by number, and what replaces them.
+    """Neighbourhoods by number, and what replaces them.
 
     Attributes:
-        tokens: int16, all windows joined; window `w` is ``tokens[offset[w] : offset[w + 1]]``.
+        tokens: int16, all neighbourhoods joined; neighbourhood `w` is ``tokens[offset[w] : offset[w + 1]]``.
         offset: int64 ``[capacity + 1]``.
-        slots: int32 hash table of window numbers.
-        times: int64 ``[capacity]``, how often each window was rewritten.
-        nodes: int64 ``[capacity]``, distinct nodes of each window.
+        slots: int32 hash table of neighbourhood numbers.
+        times: int64 ``[capacity]``, how often each neighbourhood was rewritten.
+        nodes: int64 ``[capacity]``, distinct nodes of each neighbourhood.
         replacement: int16, all replacements joined.
         start, stop: int64 ``[capacity]``, the replacement's place; `UNKNOWN` start where it is missing.
-        size: int64 ``[2]``: windows, and replacement tokens in use.
+        size: int64 ``[2]``: neighbourhoods, and replacement tokens in use.
     """
 
     tokens: np.ndarray
@@ -60,11 +60,11 @@ def new_memo(capacity: int) -> Memo:
 
 
 def grown_memo(memo: Memo) -> Memo:
-    """A memo of twice the capacity with the same windows under the same numbers."""
-    windows, used = int(memo.size[0]), int(memo.size[1])
+    """A memo of twice the capacity with the same neighbourhoods under the same numbers."""
+    neighbourhoods, used = int(memo.size[0]), int(memo.size[1])
     bigger = new_memo(2 * len(memo.times))
-    bigger.tokens[: memo.offset[windows]] = memo.tokens[: memo.offset[windows]]
-    bigger.offset[: windows + 1] = memo.offset[: windows + 1]
+    bigger.tokens[: memo.offset[neighbourhoods]] = memo.tokens[: memo.offset[neighbourhoods]]
+    bigger.offset[: neighbourhoods + 1] = memo.offset[: neighbourhoods + 1]
     bigger.replacement[:used] = memo.replacement[:used]
     for old, new in (
         (memo.times, bigger.times),
@@ -72,7 +72,7 @@ def grown_memo(memo: Memo) -> Memo:
         (memo.start, bigger.start),
         (memo.stop, bigger.stop),
     ):
-        new[:windows] = old[:windows]
+        new[:neighbourhoods] = old[:neighbourhoods]
     bigger.size[:] = memo.size
     _rehash_memo(bigger)
     return bigger
@@ -108,11 +108,11 @@ class Log(NamedTuple):
     """Steps in the order they were taken; of length 0 where nobody wants them.
 
     Attributes:
-        window, before, after: int32 ``[capacity]``.
+        neighbourhood, before, after: int32 ``[capacity]``.
         size: int64 ``[1]``.
     """
 
-    window: np.ndarray
+    neighbourhood: np.ndarray
     before: np.ndarray
     after: np.ndarray
     size: np.ndarray
@@ -145,9 +145,9 @@ def _rehash_memo(memo):  # type: ignore[no-untyped-def]
 
 
 @jitted
-def _write_window(store, tables, u, tokens, start, nodes, work):  # type: ignore[no-untyped-def]
-    """Appends the window of node `u` to `tokens`; returns (end of tokens, number of distinct nodes)."""
-    limit = tables.window_depth[store.label[u]]
+def _write_neighbourhood(store, tables, u, tokens, start, nodes, work):  # type: ignore[no-untyped-def]
+    """Appends the neighbourhood of node `u` to `tokens`; returns (end of tokens, number of distinct nodes)."""
+    limit = tables.neighbourhood_depth[store.label[u]]
     num_shown = tables.hidden[0] + 1
     labelled = work[2]
     end = start
@@ -191,8 +191,8 @@ def _write_window(store, tables, u, tokens, start, nodes, work):  # type: ignore
 
 
 @jitted
-def _find_window(memo, end, num_nodes):  # type: ignore[no-untyped-def]
-    """The number of the window written behind the last one: an old one, or itself made permanent."""
+def _find_neighbourhood(memo, end, num_nodes):  # type: ignore[no-untyped-def]
+    """The number of the neighbourhood written behind the last one: an old one, or itself made permanent."""
     w = memo.size[0]
     start = memo.offset[w]
     length = end - start
@@ -226,11 +226,11 @@ def rewrite_loop(store, tables, memo, stack, log, budget):  # type: ignore[no-un
     """Rewrites what the stack holds until it is empty or something is missing.
 
     Returns:
-        (status, window number for `MISSING`, steps taken in this call). Everything is left as it stands, so the call
-        may be repeated once the missing replacement is there or the full array was grown.
+        (status, neighbourhood number for `MISSING`, steps taken in this call). Everything is left as it stands, so the
+        call may be repeated once the missing replacement is there or the full array was grown.
     """
-    nodes = np.empty(MAX_WINDOW, np.int32)
-    work = np.empty((3, MAX_WINDOW + 4), np.int64)
+    nodes = np.empty(MAX_NEIGHBOURHOOD, np.int32)
+    work = np.empty((3, MAX_NEIGHBOURHOOD + 4), np.int64)
     scratch = np.empty(NODES_PER_STEP, np.int32)
     steps = 0
     while stack.top[0] > 0:
@@ -277,17 +277,17 @@ def rewrite_loop(store, tables, memo, stack, log, budget):  # type: ignore[no-un
             stack.term[frame] = u
             if store.normal_form[u] != NO_NODE:
                 continue
-        if tables.window_depth[label] < 0:
+        if tables.neighbourhood_depth[label] < 0:
             store.normal_form[u] = u
             continue
 
         if steps >= budget:
             return OUT_OF_STEPS, UNKNOWN, steps
         start = memo.offset[memo.size[0]]
-        if memo.size[0] + 2 > len(memo.times) or start + MAX_WINDOW > len(memo.tokens):
+        if memo.size[0] + 2 > len(memo.times) or start + MAX_NEIGHBOURHOOD > len(memo.tokens):
             return MEMO_FULL, UNKNOWN, steps
-        end, num_nodes = _write_window(store, tables, u, memo.tokens, start, nodes, work)
-        w = _find_window(memo, end, num_nodes)
+        end, num_nodes = _write_neighbourhood(store, tables, u, memo.tokens, start, nodes, work)
+        w = _find_neighbourhood(memo, end, num_nodes)
         if memo.start[w] == UNKNOWN:
             return MISSING, w, steps
         steps += 1
@@ -300,8 +300,8 @@ def rewrite_loop(store, tables, memo, stack, log, budget):  # type: ignore[no-un
             stack.chain[stack.top[1]] = u
             stack.top[1] += 1
             stack.term[frame] = v
-        if log.size[0] < len(log.window):
-            log.window[log.size[0]] = w
+        if log.size[0] < len(log.neighbourhood):
+            log.neighbourhood[log.size[0]] = w
             log.before[log.size[0]] = u
             log.after[log.size[0]] = v
             log.size[0] += 1

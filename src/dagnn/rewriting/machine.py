@@ -1,4 +1,4 @@
-"""Rewrites term graphs to normal form, asking a `Rewriter` once for every distinct window."""
+"""Rewrites term graphs to normal form, asking a `Rewriter` once for every distinct neighbourhood."""
 
 import math
 import time
@@ -11,7 +11,7 @@ import numpy as np
 from dagnn.errors import GraphError
 from dagnn.rewriting import loop
 from dagnn.rewriting import term_graph as store
-from dagnn.rewriting.system import LEAVE, ReplacementTokens, Signature, WindowTokens
+from dagnn.rewriting.system import LEAVE, NeighbourhoodTokens, ReplacementTokens, Signature
 
 LabelTokens = Sequence[int]
 
@@ -21,10 +21,10 @@ _STEPS_AT_ONCE = 20_000
 
 
 class Rewriter(Protocol):
-    """Whoever knows what replaces a window: an exact engine or a trained network."""
+    """Whoever knows what replaces a neighbourhood: an exact engine or a trained network."""
 
-    def rewrite(self, windows: Sequence[WindowTokens]) -> Sequence[ReplacementTokens]:
-        """One replacement for each window; the empty tuple leaves it as it is."""
+    def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> Sequence[ReplacementTokens]:
+        """One replacement for each neighbourhood; the empty tuple leaves it as it is."""
         ...
 
 
@@ -45,9 +45,9 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Step:
-    """One rewrite step: what the window was, and the sub-terms before and after (preorder label ids)."""
+    """One rewrite step: what the neighbourhood was, and the sub-terms before and after (preorder label ids)."""
 
-    window: WindowTokens
+    neighbourhood: NeighbourhoodTokens
     replacement: ReplacementTokens
     before: list[int]
     after: list[int]
@@ -89,9 +89,9 @@ class RewritingMachine:
     """A term graph with the memo of everything that was ever asked about it.
 
     Args:
-        signature: labels, arities and window depths.
-        rewriter: answers the windows that the memo does not hold.
-        eager: ask at once for each missing window (right for a rewriter that answers one as fast as many);
+        signature: labels, arities and neighbourhood depths.
+        rewriter: answers the neighbourhoods that the memo does not hold.
+        eager: ask at once for each missing neighbourhood (right for a rewriter that answers one as fast as many);
             otherwise all terms go on as far as they can and are asked for together.
         max_nodes: the graph is emptied between calls once it holds more nodes (the memo stays), and a term that
             needs four times as many is given up; a node takes about 40 bytes.
@@ -146,7 +146,7 @@ class RewritingMachine:
         return [job.result for job in jobs if job.result is not None]
 
     def absorb(self, terms: Sequence[LabelTokens], *, budget: int = 200_000) -> int:
-        """Rewrites all terms for the sake of the windows on their way; returns the steps taken.
+        """Rewrites all terms for the sake of the neighbourhoods on their way; returns the steps taken.
 
         The terms share one stack and their normal forms are not written out, which saves most of what `run` costs for
         a short term.
@@ -186,7 +186,7 @@ class RewritingMachine:
     def recorded(
         self, term: LabelTokens, *, budget: int = 200_000, seconds: float | None = None, max_tokens: int = 4096
     ) -> tuple[Rewritten, "Steps"]:
-        """Rewrites one term from scratch and returns all steps, those too that left their window as it was.
+        """Rewrites one term from scratch and returns all steps, those too that left their neighbourhood as it was.
 
         Args:
             term: preorder label ids.
@@ -205,25 +205,25 @@ class RewritingMachine:
         return job.result, Steps(self, log, max_tokens)
 
     def clear_graph(self) -> None:
-        """Forgets all nodes; windows, their replacements and counts stay."""
+        """Forgets all nodes; neighbourhoods, their replacements and counts stay."""
         self._store.slots.fill(store.NO_NODE)
         self._store.size[0] = 0
 
     # ---- the memo --------------------------------------------------------------------------------------------------
 
     @property
-    def num_windows(self) -> int:
-        """Distinct windows met so far."""
+    def num_neighbourhoods(self) -> int:
+        """Distinct neighbourhoods met so far."""
         return int(self._memo.size[0])
 
     @property
     def counts(self) -> np.ndarray:
-        """How often each window was rewritten: int64 ``[num_windows]``, a copy."""
-        counts: np.ndarray = self._memo.times[: self.num_windows].copy()
+        """How often each neighbourhood was rewritten: int64 ``[num_neighbourhoods]``, a copy."""
+        counts: np.ndarray = self._memo.times[: self.num_neighbourhoods].copy()
         return counts
 
-    def window(self, number: int) -> WindowTokens:
-        """The window with this number, in the order they were met."""
+    def neighbourhood(self, number: int) -> NeighbourhoodTokens:
+        """The neighbourhood with this number, in the order they were met."""
         first, last = self._memo.offset[number], self._memo.offset[number + 1]
         return tuple(self._memo.tokens[first:last].tolist())
 
@@ -270,7 +270,9 @@ class RewritingMachine:
         self._load(job)
         while True:
             left = min(limits.budget - job.steps, _STEPS_AT_ONCE)
-            status, window, steps = loop.rewrite_loop(self._store, self._tables, self._memo, self._stack, log, left)
+            status, neighbourhood, steps = loop.rewrite_loop(
+                self._store, self._tables, self._memo, self._stack, log, left
+            )
             job.steps += int(steps)
             if status == loop.DONE:
                 tokens = self.unfold(int(self._store.normal_form[job.root]), 1 << 14)
@@ -279,10 +281,10 @@ class RewritingMachine:
                 return
             if status == loop.MISSING:
                 if not self._eager:
-                    job.waits_for = int(window)
+                    job.waits_for = int(neighbourhood)
                     self._save(job)
                     return
-                self._learn([int(window)])
+                self._learn([int(neighbourhood)])
             elif status == loop.OUT_OF_STEPS and job.steps < limits.budget and not limits.out_of_time:
                 pass
             elif status == loop.STORE_FULL and len(self._store.label) < 4 * self._max_nodes:
@@ -321,9 +323,9 @@ class RewritingMachine:
         )
 
     def _learn(self, numbers: list[int]) -> None:
-        """Asks the rewriter for the windows with these numbers and stores what it says."""
+        """Asks the rewriter for the neighbourhoods with these numbers and stores what it says."""
         unknown = [w for w in numbers if self._memo.start[w] == loop.UNKNOWN]
-        for w, tokens in zip(unknown, self._rewriter.rewrite([self.window(w) for w in unknown]), strict=True):
+        for w, tokens in zip(unknown, self._rewriter.rewrite([self.neighbourhood(w) for w in unknown]), strict=True):
             if tokens:
                 self._check_tree(tokens, "the replacement", num_pointers=int(self._memo.nodes[w]))
             if len(tokens) > store.MAX_REPLACEMENT:
@@ -357,15 +359,15 @@ class Steps(Sequence[Step]):
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
         i = range(len(self))[number]
-        w = int(self._log.window[i])
+        w = int(self._log.neighbourhood[i])
         before, after = (
             self._machine.unfold(int(node[i]), self._max_tokens) or [] for node in (self._log.before, self._log.after)
         )
-        return Step(self._machine.window(w), self._machine.replacement(w) or LEAVE, before, after)
+        return Step(self._machine.neighbourhood(w), self._machine.replacement(w) or LEAVE, before, after)
 
-    def window(self, number: int) -> WindowTokens:
+    def neighbourhood(self, number: int) -> NeighbourhoodTokens:
         """What a step looked at, without its sub-terms."""
-        return self._machine.window(int(self._log.window[number]))
+        return self._machine.neighbourhood(int(self._log.neighbourhood[number]))
 
     def changed(self, number: int) -> bool:
         """Whether a step put something else there."""
@@ -373,13 +375,13 @@ class Steps(Sequence[Step]):
 
 
 class RuleRewriter:
-    """A `Rewriter` from a function of one window."""
+    """A `Rewriter` from a function of one neighbourhood."""
 
-    def __init__(self, rule: Callable[[WindowTokens], ReplacementTokens]) -> None:
+    def __init__(self, rule: Callable[[NeighbourhoodTokens], ReplacementTokens]) -> None:
         self._rule = rule
 
-    def rewrite(self, windows: Sequence[WindowTokens]) -> list[ReplacementTokens]:
-        return [self._rule(window) for window in windows]
+    def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> list[ReplacementTokens]:
+        return [self._rule(neighbourhood) for neighbourhood in neighbourhoods]
 
 
 def _grown_stack(old: loop.Stack) -> loop.Stack:

@@ -1,4 +1,5 @@
-"""GraphRewriter: a network that learns one step of a graph-rewriting system, a window in, its replacement out."""
+"""GraphRewriter: a network that learns one step of a graph-rewriting system, a neighbourhood in, its replacement
+out."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,13 +13,13 @@ from dagnn.errors import ConfigError
 from dagnn.ged import GedLoss
 from dagnn.nn.heads import SlotLogits
 from dagnn.nn.learnable import LearnableModule, before_call
-from dagnn.rewriting.features import GraphEncoder, WindowFeatures, WindowGraphs
+from dagnn.rewriting.features import GraphEncoder, NeighbourhoodFeatures, NeighbourhoodGraphs
 from dagnn.rewriting.machine import LabelTokens, RewritingMachine, Rewritten
 from dagnn.rewriting.objective import cheapest_order, edit_cost, replacement_graphs
-from dagnn.rewriting.system import ReplacementTokens, Signature, WindowTokens
+from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, Signature
 
 # Share of the identity in the slot activation. Plain GELU left 61 of 64 units of a slot without gradient for a rare
-# window, and that one wrong window cost 11 % of a level.
+# neighbourhood, and that one wrong neighbourhood cost 11 % of a level.
 _LEAK = 0.05
 _GRAPH_TABLE = "net.embedding.weight"
 
@@ -27,10 +28,10 @@ Backbone = Literal["features", "graph"]
 
 
 class Proposal(NamedTuple):
-    """What a network would put in the place of a window.
+    """What a network would put in the place of a neighbourhood.
 
     Attributes:
-        replacement: as tokens; the empty tuple leaves the window as it is.
+        replacement: as tokens; the empty tuple leaves the neighbourhood as it is.
         confidence: the probability that the network gives to it, the product over its nodes, 0 .. 1.
     """
 
@@ -39,20 +40,20 @@ class Proposal(NamedTuple):
 
 
 class GraphRewriter(LearnableModule):
-    """Predicts the replacement of a window, all of its nodes at once.
+    """Predicts the replacement of a neighbourhood, all of its nodes at once.
 
-    A window's features (see `WindowFeatures`) are embedded and summed, or its graph is read by a `GraphTransformNet`
-    (see `WindowGraphs`). What comes out passes residual blocks and becomes one vector per slot of the replacement; a
-    slot holds a label, a copy of the window node at some address, or, first, "leave it". Slots are in preorder and the
-    labels' arities give the edges.
+    A neighbourhood's features (see `NeighbourhoodFeatures`) are embedded and summed, or its graph is read by a
+    `GraphTransformNet` (see `NeighbourhoodGraphs`). What comes out passes residual blocks and becomes one vector per
+    slot of the replacement; a slot holds a label, a copy of the neighbourhood node at some address, or, first, "leave
+    it". Slots are in preorder and the labels' arities give the edges.
 
     Args:
-        features: the feature rows and classes, built from the windows of the training set.
+        features: the feature rows and classes, built from the neighbourhoods of the training set.
         width: size of the hidden layer.
         blocks: residual blocks.
         slot_width: size of a slot's vector.
         num_slots: the longest replacement, in nodes.
-        graphs: how windows are read as graphs; None reads them as sets of features.
+        graphs: how neighbourhoods are read as graphs; None reads them as sets of features.
         graph_dim: width of the node features where there are graphs.
         whole_graphs: predicts existence and edges of nodes too, for `predict_graphs`; what it rewrites depends on the
             labels alone.
@@ -65,13 +66,13 @@ class GraphRewriter(LearnableModule):
 
     def __init__(
         self,
-        features: WindowFeatures,
+        features: NeighbourhoodFeatures,
         *,
         width: int = 512,
         blocks: int = 2,
         slot_width: int = 64,
         num_slots: int = 32,
-        graphs: WindowGraphs | None = None,
+        graphs: NeighbourhoodGraphs | None = None,
         graph_dim: int = 128,
         whole_graphs: bool = False,
     ) -> None:
@@ -105,10 +106,10 @@ class GraphRewriter(LearnableModule):
             self.edge_ends = nn.Linear(slot_width, 2 * slot_width)
 
     @classmethod
-    def from_windows(
+    def from_neighbourhoods(
         cls,
         signature: Signature,
-        windows: Iterable[WindowTokens],
+        neighbourhoods: Iterable[NeighbourhoodTokens],
         *,
         width: int = 512,
         blocks: int = 2,
@@ -118,28 +119,29 @@ class GraphRewriter(LearnableModule):
         graph_dim: int = 128,
         whole_graphs: bool = False,
     ) -> "GraphRewriter":
-        """A rewriter that knows every feature of `windows`, or with ``backbone="graph"`` every symbol."""
+        """A rewriter that knows every feature of `neighbourhoods`, or with ``backbone="graph"`` every symbol."""
         if backbone not in get_args(Backbone):
             raise ConfigError(f"backbone must be one of {', '.join(get_args(Backbone))}, got {backbone!r}.")
-        known = list(windows)
+        known = list(neighbourhoods)
         return cls(
-            WindowFeatures.from_windows(signature, known),
+            NeighbourhoodFeatures.from_neighbourhoods(signature, known),
             width=width,
             blocks=blocks,
             slot_width=slot_width,
             num_slots=num_slots,
-            graphs=WindowGraphs.from_windows(signature, known) if backbone == "graph" else None,
+            graphs=NeighbourhoodGraphs.from_neighbourhoods(signature, known) if backbone == "graph" else None,
             graph_dim=graph_dim,
             whole_graphs=whole_graphs,
         )
 
-    def encode(self, windows: Sequence[WindowTokens]) -> Tensor:
-        """The windows as this network reads them: int64 ``[len(windows), n]``, padded with 0."""
-        return self.features.encode(windows) if self.graphs is None else self.graphs.encode(windows)
+    def encode(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> Tensor:
+        """The neighbourhoods as this network reads them: int64 ``[len(neighbourhoods), n]``, padded with 0."""
+        return self.features.encode(neighbourhoods) if self.graphs is None else self.graphs.encode(neighbourhoods)
 
     @torch.no_grad()
     def warm_start(self, other: "GraphRewriter") -> int:
-        """Takes the weights of a rewriter that was trained on fewer windows; returns how many feature rows it had.
+        """Takes the weights of a rewriter that was trained on fewer neighbourhoods; returns how many feature rows it
+        had.
 
         Feature rows, or symbols of graphs, are taken by what they mean. Rows that `other` lacks begin at 0, slots that
         it lacks at their own first values: what `other` knew comes out as before.
@@ -239,18 +241,20 @@ class GraphRewriter(LearnableModule):
             edges=tail @ head.transpose(1, 2) / math.sqrt(self.slot_width),
         )
 
-    def rewrite(self, windows: Sequence[WindowTokens], *, batch_size: int = 1024) -> list[ReplacementTokens]:
-        """The most likely replacement of every window; the empty tuple leaves it as it is."""
+    def rewrite(
+        self, neighbourhoods: Sequence[NeighbourhoodTokens], *, batch_size: int = 1024
+    ) -> list[ReplacementTokens]:
+        """The most likely replacement of every neighbourhood; the empty tuple leaves it as it is."""
         return [
             replacement
-            for part, logits in self._logits_of(windows, batch_size)
+            for part, logits in self._logits_of(neighbourhoods, batch_size)
             for replacement in self._most_likely(part, logits)
         ]
 
-    def propose(self, windows: Sequence[WindowTokens], *, batch_size: int = 1024) -> list[Proposal]:
+    def propose(self, neighbourhoods: Sequence[NeighbourhoodTokens], *, batch_size: int = 1024) -> list[Proposal]:
         """The same replacements, each with the probability that the network gives to it."""
         proposals: list[Proposal] = []
-        for part, logits in self._logits_of(windows, batch_size):
+        for part, logits in self._logits_of(neighbourhoods, batch_size):
             replacements = self._most_likely(part, logits)
             targets = self.features.encode_targets(part, replacements, self.num_slots).to(logits.device)
             chosen = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
@@ -259,7 +263,7 @@ class GraphRewriter(LearnableModule):
         return proposals
 
     def solve(self, terms: Sequence[LabelTokens], *, budget: int = 20_000) -> list[Rewritten]:
-        """Rewrites every term until the network leaves all of its windows alone.
+        """Rewrites every term until the network leaves all of its neighbourhoods alone.
 
         Args:
             terms: preorder label ids of `signature`.
@@ -277,15 +281,17 @@ class GraphRewriter(LearnableModule):
 
     @torch.no_grad()
     def _logits_of(
-        self, windows: Sequence[WindowTokens], batch_size: int
-    ) -> Iterator[tuple[Sequence[WindowTokens], Tensor]]:
-        for first in range(0, len(windows), batch_size):
-            part = windows[first : first + batch_size]
+        self, neighbourhoods: Sequence[NeighbourhoodTokens], batch_size: int
+    ) -> Iterator[tuple[Sequence[NeighbourhoodTokens], Tensor]]:
+        for first in range(0, len(neighbourhoods), batch_size):
+            part = neighbourhoods[first : first + batch_size]
             yield part, self(self.encode(part).to(self.output.weight.device))
 
-    def _most_likely(self, windows: Sequence[WindowTokens], logits: Tensor) -> list[ReplacementTokens]:
+    def _most_likely(self, neighbourhoods: Sequence[NeighbourhoodTokens], logits: Tensor) -> list[ReplacementTokens]:
         classes = logits.argmax(-1).tolist()
-        return [self.features.decode(window, row) for window, row in zip(windows, classes, strict=True)]
+        return [
+            self.features.decode(neighbourhood, row) for neighbourhood, row in zip(neighbourhoods, classes, strict=True)
+        ]
 
     def _slot_vectors(self, rows: Tensor, num_slots: int) -> Tensor:
         """``[batch, num_slots, slot_width]``."""

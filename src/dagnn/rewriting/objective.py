@@ -14,11 +14,12 @@ def edit_cost(
 ) -> Tensor:
     """Edit cost between predicted and target replacements, nodes aligned by the decoder's order (preorder).
 
-    ``alpha * node + beta * edge + gamma * clique`` per window, averaged over the batch:
+    ``alpha * node + beta * edge + gamma * clique`` per neighbourhood, averaged over the batch:
 
     - node: negative log-likelihood of every made node's label. A node too many, too few or wrong is a wrong class
       in its slot, so insertions, deletions and substitutions are all paid here.
-    - edge: negative log-likelihood of every copy, which is an edge from the replacement into the window. All other
+    - edge: negative log-likelihood of every copy, which is an edge from the replacement into the neighbourhood. All
+    other
       edges follow from the labels' arities.
     - clique: ``1 - sqrt(p_parent * p_child)``, summed over all parent-child pairs, the cliques of a tree.
 
@@ -27,8 +28,8 @@ def edit_cost(
 
     Args:
         cost: ``[batch, slots]``, negative log-likelihood of every target; unused slots do not matter.
-        targets: int64 ``[batch, slots]``, classes as in `WindowFeatures`: leave it, labels, addresses; -1 behind the
-            end of a replacement.
+        targets: int64 ``[batch, slots]``, classes as in `NeighbourhoodFeatures`: leave it, labels, addresses; -1
+            behind the end of a replacement.
         arity: int64 ``[labels]``, children that each label asks for.
         alpha, beta, gamma: weights of the three terms, at least 0.
 
@@ -73,14 +74,14 @@ def replacement_graphs(targets: Tensor, arity: Tensor) -> GraphTargets:
     """Replacements as graphs: a node for every slot in use, an edge from every operand to its operator.
 
     Args:
-        targets: int64 ``[batch, slots]``, -1 behind the end of a replacement (see `WindowFeatures`).
+        targets: int64 ``[batch, slots]``, -1 behind the end of a replacement (see `NeighbourhoodFeatures`).
         arity: int64 ``[labels]``.
     """
     targets = targets[:, : int((targets >= 0).any(0).sum())]
     parent = parent_slots(targets, arity)
     adjacency = torch.zeros(*targets.shape, targets.shape[1], dtype=torch.bool, device=targets.device)
-    window, operand = (parent >= 0).nonzero().unbind(1)
-    adjacency[window, operand, parent[window, operand]] = True
+    neighbourhood, operand = (parent >= 0).nonzero().unbind(1)
+    adjacency[neighbourhood, operand, parent[neighbourhood, operand]] = True
     return GraphTargets(targets >= 0, adjacency, targets.clamp(min=0))
 
 
@@ -92,7 +93,7 @@ def target_orders(targets: Tensor, arity: Tensor, unordered: Collection[int]) ->
     """Every order of the target graphs' nodes that the exchange of operands allows.
 
     Args:
-        targets: int64 ``[batch, slots]``, classes in preorder, -1 behind the end (see `WindowFeatures`).
+        targets: int64 ``[batch, slots]``, classes in preorder, -1 behind the end (see `NeighbourhoodFeatures`).
         arity: int64 ``[labels]``.
         unordered: ids of labels whose two operands may be exchanged.
 
@@ -114,7 +115,8 @@ def target_orders(targets: Tensor, arity: Tensor, unordered: Collection[int]) ->
 
 
 def cheapest_order(cost: Tensor) -> Tensor:
-    """The order of least cost for each window: int64 ``[batch]`` from ``[batch, orders]``; the first of equal ones."""
+    """The order of least cost for each neighbourhood: int64 ``[batch]`` from ``[batch, orders]``; the first of equal
+    ones."""
     return cost.detach().argmin(1)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from dagnn.errors import GraphError
 
 MAX_ARITY = 4
-# A window of depth 2 has 1 + 4 + 16 nodes within sight and 64 hidden ones: what the compiled loop's buffers hold.
-MAX_WINDOW_DEPTH = 2
+# A neighbourhood of depth 2 has 1 + 4 + 16 nodes within sight and 64 hidden ones: what the compiled loop's buffers
+# hold.
+MAX_NEIGHBOURHOOD_DEPTH = 2
 
 
 @dataclass(frozen=True)
@@ -20,22 +21,22 @@ class Label:
     Attributes:
         name: without blanks, parentheses or colons, and not ``?``; unique in its signature.
         arity: number of children, 0 .. 4.
-        window_depth: how many levels below a node of this label a rewrite step may look, 0 .. 2,
+        neighbourhood_depth: how many levels below a node of this label a rewrite step may look, 0 .. 2,
             or None for a constructor, which is never rewritten.
     """
 
     name: str
     arity: int
-    window_depth: int | None = None
+    neighbourhood_depth: int | None = None
 
 
 @dataclass(frozen=True)
 class Signature:
-    """All labels of a rewriting system and how windows show them.
+    """All labels of a rewriting system and how neighbourhoods show them.
 
     Attributes:
         labels: in a fixed order; a label's position is its id.
-        opaque: labels whose children a window hides (they stay copyable), unless the node is
+        opaque: labels whose children a neighbourhood hides (they stay copyable), unless the node is
             the one being rewritten. Numbers are opaque: a rule about sums need not see digits.
         tags: a bottom-up tree automaton that summarises what an opaque node hides: maps
             (label, tag of the first child) to a tag. ``"*"`` stands for any other tag. A node without an
@@ -44,8 +45,8 @@ class Signature:
         tagged: labels that are shown together with their tag, as ``label:tag``.
 
     Raises:
-        GraphError: a name is used twice or cannot be shown, an arity or a window depth is out of range, or a tag names
-            an unknown label.
+        GraphError: a name is used twice or cannot be shown, an arity or a neighbourhood depth is out of range, or a tag
+            names an unknown label.
     """
 
     labels: tuple[Label, ...]
@@ -56,7 +57,7 @@ class Signature:
     id_of: dict[str, int] = field(init=False, repr=False, compare=False)
     """Label name -> id."""
     shown: tuple["Shown", ...] = field(init=False, repr=False, compare=False)
-    """What a window may show, by id: every label, every ``label:tag``, and last ``?`` (a hidden node)."""
+    """What a neighbourhood may show, by id: every label, every ``label:tag``, and last ``?`` (a hidden node)."""
     tables: "SignatureTables" = field(init=False, repr=False, compare=False)
     """The signature as integer arrays, for the compiled loops."""
 
@@ -71,9 +72,10 @@ class Signature:
                     f"the label {label.name!r} has arity {label.arity}, expected 0 .. {MAX_ARITY}: "
                     "split it into a chain of labels with fewer children."
                 )
-            if label.window_depth is not None and not 0 <= label.window_depth <= MAX_WINDOW_DEPTH:
+            if label.neighbourhood_depth is not None and not 0 <= label.neighbourhood_depth <= MAX_NEIGHBOURHOOD_DEPTH:
                 raise GraphError(
-                    f"the label {label.name!r} has window_depth {label.window_depth}, expected 0 .. {MAX_WINDOW_DEPTH} "
+                    f"the label {label.name!r} has neighbourhood_depth {label.neighbourhood_depth}, "
+                    f"expected 0 .. {MAX_NEIGHBOURHOOD_DEPTH} "
                     "or None: let a step look less far and pass what it saw to the next one."
                 )
             if label.name in ("", "?") or any(sign in ":()" or sign.isspace() for sign in label.name):
@@ -96,13 +98,13 @@ class Signature:
 
 
 class Shown(NamedTuple):
-    """One thing that a window may show: a label, with its tag where it has one, or ``?``."""
+    """One thing that a neighbourhood may show: a label, with its tag where it has one, or ``?``."""
 
     name: str
     kind: str
     arity: int
     opaque: bool
-    window_depth: int | None
+    neighbourhood_depth: int | None
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,14 @@ class SignatureTables:
 
     Attributes:
         arity: int64 ``[labels]``.
-        window_depth: int64 ``[labels]``; -1 for constructors.
+        neighbourhood_depth: int64 ``[labels]``; -1 for constructors.
         opaque: bool ``[labels]``.
         next_tag: int64 ``[labels, tags]``, by the tag of the first child (0 where there is none).
         shown_id: int64 ``[labels, tags]``, by the node's own tag.
     """
 
     arity: np.ndarray
-    window_depth: np.ndarray
+    neighbourhood_depth: np.ndarray
     opaque: np.ndarray
     next_tag: np.ndarray
     shown_id: np.ndarray
@@ -136,7 +138,7 @@ def _shown(signature: Signature) -> tuple[Shown, ...]:
     tagged = {(order[name], tag) for (name, _), tag in signature.tags.items() if name in signature.tagged and tag}
     return (
         *(
-            Shown(name, kind, label_of[kind].arity, kind in signature.opaque, label_of[kind].window_depth)
+            Shown(name, kind, label_of[kind].arity, kind in signature.opaque, label_of[kind].neighbourhood_depth)
             for name, kind in kinds + [(f"{kinds[i][0]}:{tag}", kinds[i][0]) for i, tag in sorted(tagged)]
         ),
         Shown("?", "?", 0, False, None),
@@ -164,26 +166,28 @@ def _build_tables(signature: Signature) -> SignatureTables:
     labels: Sequence[Label] = signature.labels
     return SignatureTables(
         arity=np.array([label.arity for label in labels], np.int64),
-        window_depth=np.array([-1 if label.window_depth is None else label.window_depth for label in labels], np.int64),
+        neighbourhood_depth=np.array(
+            [-1 if label.neighbourhood_depth is None else label.neighbourhood_depth for label in labels], np.int64
+        ),
         opaque=np.array([label.name in signature.opaque for label in labels], np.bool_),
         next_tag=next_tag,
         shown_id=shown_id,
     )
 
 
-# A window as numbers, in preorder from the node being rewritten: an id below `len(signature.shown)` shows
+# A neighbourhood as numbers, in preorder from the node being rewritten: an id below `len(signature.shown)` shows
 # a node for the first time; `len(signature.shown) + k` says "the k-th node shown, once more".
-WindowTokens: TypeAlias = tuple[int, ...]
+NeighbourhoodTokens: TypeAlias = tuple[int, ...]
 
 # A replacement as numbers, in preorder: an id below `len(signature.labels)` makes a node with that label;
-# `len(signature.labels) + k` points to the k-th node of the window. The empty tuple says "leave it".
+# `len(signature.labels) + k` points to the k-th node of the neighbourhood. The empty tuple says "leave it".
 ReplacementTokens: TypeAlias = tuple[int, ...]
 
 LEAVE: ReplacementTokens = ()
 
 
-class Window:
-    """One node of a window, with what may be seen below it.
+class Neighbourhood:
+    """One node of a neighbourhood, with what may be seen below it.
 
     The same node is the same object wherever it is reached, so `a is b` asks whether two children
     are one shared sub-graph.
@@ -192,7 +196,7 @@ class Window:
         label: as shown: a label, ``label:tag`` or ``?`` for a node whose label is out of sight.
         kind: the label alone, ``?`` where hidden.
         children: empty where they are out of sight.
-        index: position among the distinct nodes of the window, in preorder.
+        index: position among the distinct nodes of the neighbourhood, in preorder.
         address: path of child positions from the root by which it is first reached.
     """
 
@@ -200,11 +204,11 @@ class Window:
 
     def __init__(self, index: int, address: tuple[int, ...]) -> None:
         self.label = self.kind = "?"
-        self.children: tuple[Window, ...] = ()
+        self.children: tuple[Neighbourhood, ...] = ()
         self.index = index
         self.address = address
 
-    def __getitem__(self, position: int) -> "Window":
+    def __getitem__(self, position: int) -> "Neighbourhood":
         return self.children[position]
 
     def __repr__(self) -> str:
@@ -217,21 +221,21 @@ class Window:
         return self.label.partition(":")[2]
 
 
-# What a rule answers: a node of its window (copied by pointer), a label without children, or
+# What a rule answers: a node of its neighbourhood (copied by pointer), a label without children, or
 # `(label, child, ...)`. `Any` because mypy has no recursive alias across modules yet.
-Replacement: TypeAlias = Window | str | tuple[Any, ...]
+Replacement: TypeAlias = Neighbourhood | str | tuple[Any, ...]
 
 
-def read_window(tokens: Sequence[int], signature: Signature) -> Window:
-    """The window that the tokens encode, as a graph of `Window` nodes; the result is its root."""
+def read_neighbourhood(tokens: Sequence[int], signature: Signature) -> Neighbourhood:
+    """The neighbourhood that the tokens encode, as a graph of `Neighbourhood` nodes; the result is its root."""
     shown, hidden = signature.shown, signature.hidden
-    depth_limit = shown[tokens[0]].window_depth
+    depth_limit = shown[tokens[0]].neighbourhood_depth
     if depth_limit is None:
-        raise GraphError(f"{shown[tokens[0]].name!r} is a constructor and has no window: nothing rewrites it.")
-    nodes: list[Window] = []
+        raise GraphError(f"{shown[tokens[0]].name!r} is a constructor and has no neighbourhood: nothing rewrites it.")
+    nodes: list[Neighbourhood] = []
     position = 0
 
-    def read(address: tuple[int, ...], depth: int) -> Window:
+    def read(address: tuple[int, ...], depth: int) -> Neighbourhood:
         nonlocal position
         token = tokens[position]
         position += 1
@@ -243,7 +247,7 @@ def read_window(tokens: Sequence[int], signature: Signature) -> Window:
             token = tokens[position]
             position += 1
         else:
-            node = Window(len(nodes), address)
+            node = Neighbourhood(len(nodes), address)
             nodes.append(node)
             if token == hidden:
                 return node
@@ -255,9 +259,9 @@ def read_window(tokens: Sequence[int], signature: Signature) -> Window:
     return read((), 0)
 
 
-def window_nodes(root: Window) -> list[Window]:
-    """The distinct nodes of a window by `index`."""
-    found: dict[int, Window] = {}
+def neighbourhood_nodes(root: Neighbourhood) -> list[Neighbourhood]:
+    """The distinct nodes of a neighbourhood by `index`."""
+    found: dict[int, Neighbourhood] = {}
     stack = [root]
     while stack:
         node = stack.pop()
@@ -278,7 +282,7 @@ def encode_replacement(replacement: Replacement | None, signature: Signature) ->
     tokens: list[int] = []
 
     def write(part: Replacement) -> None:
-        if isinstance(part, Window):
+        if isinstance(part, Neighbourhood):
             tokens.append(len(signature.labels) + part.index)
             return
         name, *children = (part,) if isinstance(part, str) else part

@@ -155,7 +155,7 @@ class Tables(NamedTuple):
     """`SignatureTables` in the form that compiled functions take."""
 
     arity: np.ndarray
-    window_depth: np.ndarray
+    neighbourhood_depth: np.ndarray
     opaque: np.ndarray
     next_tag: np.ndarray
     shown_id: np.ndarray
@@ -166,7 +166,7 @@ def compiled_tables(tables: SignatureTables, num_shown: int) -> Tables:
     """The tables with the id of the hidden sign ``?`` beside them."""
     return Tables(
         tables.arity,
-        tables.window_depth,
+        tables.neighbourhood_depth,
         tables.opaque,
         tables.next_tag,
         tables.shown_id,

@@ -1,4 +1,4 @@
-"""How numbers are written, and what windows show of them."""
+"""How numbers are written, and what neighbourhoods show of them."""
 
 import pytest
 from hypothesis import given
@@ -7,14 +7,14 @@ from rule_terms import normal
 
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.numbers import chain, integer, is_negative, is_number
-from dagnn.rewriting import LEAVE, RewritingMachine, RuleRewriter, encode_replacement, read_window
+from dagnn.rewriting import LEAVE, RewritingMachine, RuleRewriter, encode_replacement, read_neighbourhood
 
 
 def shown(term):
-    """The window node of `term` under a node that is being rewritten."""
-    machine = RewritingMachine(SIGNATURE, RuleRewriter(lambda window: LEAVE), eager=True)
+    """The neighbourhood node of `term` under a node that is being rewritten."""
+    machine = RewritingMachine(SIGNATURE, RuleRewriter(lambda neighbourhood: LEAVE), eager=True)
     machine.run([encode_replacement(("+", term, "x"), SIGNATURE)])
-    return read_window(machine.window(machine.num_windows - 1), SIGNATURE)[0]
+    return read_neighbourhood(machine.neighbourhood(machine.num_neighbourhoods - 1), SIGNATURE)[0]
 
 
 def test_digits_are_least_significant_first():

@@ -5,7 +5,7 @@ from rule_terms import MACHINE
 
 from dagnn.curriculum.rules import numbers as registry
 from dagnn.curriculum.rules.numbers import apply_rule, constructor, rule
-from dagnn.rewriting import Label, Window
+from dagnn.rewriting import Label, Neighbourhood
 
 
 @pytest.fixture(autouse=True)
@@ -14,8 +14,8 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "LABELS", {})
 
 
-def window(kind, *children):
-    node = Window(0, ())
+def neighbourhood(kind, *children):
+    node = Neighbourhood(0, ())
     node.label = node.kind = kind
     node.children = children
     return node
@@ -28,8 +28,8 @@ def test_a_rule_declares_its_label_with_the_arity_of_the_function():
 
     assert {"twice": Label("twice", 1, 1)} == registry.LABELS
     assert {"twice": twice} == registry.RULES
-    leaf = window("x")
-    assert apply_rule(window("twice", leaf)) == ("+", leaf, leaf)
+    leaf = neighbourhood("x")
+    assert apply_rule(neighbourhood("twice", leaf)) == ("+", leaf, leaf)
 
 
 def test_constructors_have_no_rule():

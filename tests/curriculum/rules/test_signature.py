@@ -1,4 +1,4 @@
-"""All rules together: every one looks at its window alone, and none is dead."""
+"""All rules together: every one looks at its neighbourhood alone, and none is dead."""
 
 from itertools import product
 
@@ -11,8 +11,8 @@ from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE, SUBJECTS, apply_rule
 from dagnn.curriculum.rules.elementary import constant_terms
 from dagnn.curriculum.rules.numbers import LABELS, RULES
-from dagnn.rewriting import RewritingMachine, encode_replacement, read_window, window_nodes
-from dagnn.rewriting.features import WindowFeatures
+from dagnn.rewriting import RewritingMachine, encode_replacement, neighbourhood_nodes, read_neighbourhood
+from dagnn.rewriting.features import NeighbourhoodFeatures
 
 SAMPLES = {1: 400, 2: 400, 3: 400, 4: 150, 5: 400, 6: 400, 7: 400}
 # What no sample holds: forms that find no rule, equations without rational roots, all functions at all special values.
@@ -33,49 +33,54 @@ NAMES = [label.name for label in SIGNATURE.labels]
 
 @pytest.fixture(scope="module")
 def replacements():
-    """Window -> replacement, of a few thousand samples and of what they do not hold."""
+    """Neighbourhood -> replacement, of a few thousand samples and of what they do not hold."""
     machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
     for level, count in SAMPLES.items():
         samples = [make_sample(level, seed=5, index=index) for index in range(count)]
         machine.absorb([to_term(sample.input, level)[0] for sample in samples])
     machine.absorb([to_term(parse(text))[0] for text in RARE])
     machine.absorb([encode_replacement(term, SIGNATURE) for term in constant_terms()])
-    return {machine.window(w): machine.replacement(w) for w in range(machine.num_windows)}
+    return {machine.neighbourhood(w): machine.replacement(w) for w in range(machine.num_neighbourhoods)}
 
 
-def test_the_same_window_has_the_same_replacement_whoever_asks_and_when(replacements):
+def test_the_same_neighbourhood_has_the_same_replacement_whoever_asks_and_when(replacements):
     assert len(replacements) > 5_000
-    for window in reversed(replacements):
-        assert encode_replacement(apply_rule(read_window(window, SIGNATURE)), SIGNATURE) == replacements[window]
+    for neighbourhood in reversed(replacements):
+        assert (
+            encode_replacement(apply_rule(read_neighbourhood(neighbourhood, SIGNATURE)), SIGNATURE)
+            == replacements[neighbourhood]
+        )
 
 
-def test_windows_and_replacements_are_small(replacements):
+def test_neighbourhoods_and_replacements_are_small(replacements):
     assert max(map(len, replacements)) <= 32
     assert max(map(len, replacements.values())) <= 32
 
 
-def test_no_window_is_cut_by_the_networks_features(replacements):
-    longest = WindowFeatures.from_windows(SIGNATURE, replacements, max_features=200).encode(list(replacements))
-    assert (longest > 0).sum(1).max() <= WindowFeatures(SIGNATURE).max_features
+def test_no_neighbourhood_is_cut_by_the_networks_features(replacements):
+    longest = NeighbourhoodFeatures.from_neighbourhoods(SIGNATURE, replacements, max_features=200).encode(
+        list(replacements)
+    )
+    assert (longest > 0).sum(1).max() <= NeighbourhoodFeatures(SIGNATURE).max_features
 
 
-def test_a_replacement_points_into_its_window(replacements):
-    for window, replacement in replacements.items():
-        nodes = window_nodes(read_window(window, SIGNATURE))
+def test_a_replacement_points_into_its_neighbourhood(replacements):
+    for neighbourhood, replacement in replacements.items():
+        nodes = neighbourhood_nodes(read_neighbourhood(neighbourhood, SIGNATURE))
         assert all(token < len(NAMES) + len(nodes) for token in replacement)
 
 
 def test_no_replacement_is_what_it_replaces(replacements):
     """A rule that puts the node itself back would never end."""
-    for window, replacement in replacements.items():
+    for neighbourhood, replacement in replacements.items():
         assert replacement != (len(NAMES),)
-        root = read_window(window, SIGNATURE)
+        root = read_neighbourhood(neighbourhood, SIGNATURE)
         same = (SIGNATURE.id_of[root.kind], *(len(NAMES) + child.index for child in root.children))
         assert replacement != same, root
 
 
 def test_every_rule_is_reached(replacements):
-    reached = {SIGNATURE.shown[window[0]].kind for window in replacements}
+    reached = {SIGNATURE.shown[neighbourhood[0]].kind for neighbourhood in replacements}
     assert sorted(set(RULES) - reached) == []
 
 
@@ -88,7 +93,7 @@ def test_every_label_is_written_by_a_rule_or_by_to_term(replacements):
 
 def test_rules_and_constructors_are_all_there_is():
     assert set(LABELS) == set(NAMES)
-    assert {label.name for label in SIGNATURE.labels if label.window_depth is not None} == set(RULES)
+    assert {label.name for label in SIGNATURE.labels if label.neighbourhood_depth is not None} == set(RULES)
     assert sorted(NAMES) == NAMES
     assert {rule.__module__ for rule in RULES.values()} <= {subject.__name__ for subject in SUBJECTS}
 

@@ -1,4 +1,4 @@
-"""The exact engine's rewrite rules, by subject: every rule sees one window and answers with its replacement."""
+"""The exact engine's rewrite rules, by subject: every rule sees one neighbourhood and answers with its replacement."""
 
 from dagnn.curriculum.rules import algebra, elementary, numbers, rationals
 from dagnn.curriculum.rules import algebra as equation

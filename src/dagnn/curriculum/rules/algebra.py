@@ -2,7 +2,7 @@
 
 from dagnn.curriculum.rules.numbers import ONE, TWO, ZERO, constructor, integer, is_negative, is_number, rule
 from dagnn.curriculum.rules.rationals import arithmetic
-from dagnn.rewriting.system import Replacement, Window
+from dagnn.rewriting.system import Neighbourhood, Replacement
 
 # Operators whose operands may be exchanged.
 COMMUTATIVE = ("+", "*")
@@ -11,7 +11,7 @@ constructor("e", "pi", *"abcdfghijklmnopqrstuvwxyz")
 
 
 @rule("+", depth=2)
-def plus(a: Window, b: Window) -> Replacement | None:
+def plus(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b):
         return arithmetic("+", a, b)
     if a.label == ZERO:
@@ -28,7 +28,7 @@ def plus(a: Window, b: Window) -> Replacement | None:
 
 
 @rule("-", depth=2)
-def minus(a: Window, b: Window) -> Replacement | None:
+def minus(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b):
         return arithmetic("-", a, b)
     if b.label == ZERO:
@@ -43,7 +43,7 @@ def minus(a: Window, b: Window) -> Replacement | None:
 
 
 @rule("*", depth=2)
-def times(a: Window, b: Window) -> Replacement | None:
+def times(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b):
         return arithmetic("*", a, b)
     if ZERO in (a.label, b.label):
@@ -64,7 +64,7 @@ def times(a: Window, b: Window) -> Replacement | None:
 
 
 @rule("/", depth=2)
-def over(a: Window, b: Window) -> Replacement | None:
+def over(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b):
         return arithmetic("/", a, b)
     if b.label == ZERO:
@@ -85,7 +85,7 @@ def over(a: Window, b: Window) -> Replacement | None:
 
 
 @rule("^", depth=2)
-def power(a: Window, b: Window) -> Replacement | None:
+def power(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b):
         return arithmetic("^", a, b)
     if b.label == ZERO:
@@ -102,7 +102,7 @@ def _function(name: str, values: dict[str, int]) -> None:
     """A function that is rewritten only where its value is an integer."""
 
     @rule(name, depth=1)
-    def at_special_value(a: Window) -> Replacement | None:
+    def at_special_value(a: Neighbourhood) -> Replacement | None:
         return integer(values[a.label]) if a.label in values else None
 
 
@@ -120,7 +120,7 @@ constructor("no_rational_roots")
 
 
 @rule("solve", depth=1)
-def solve(equation: Window, x: Window) -> Replacement | None:
+def solve(equation: Neighbourhood, x: Neighbourhood) -> Replacement | None:
     if equation.kind != "=":
         return None
     left, right = equation.children
@@ -128,7 +128,7 @@ def solve(equation: Window, x: Window) -> Replacement | None:
 
 
 @rule("coefficients", depth=1)
-def coefficients(f: Window, x: Window) -> Replacement | None:
+def coefficients(f: Neighbourhood, x: Neighbourhood) -> Replacement | None:
     zero = integer(0)
     if f is x:
         return ("polynomial", zero, integer(1), zero)
@@ -144,7 +144,7 @@ def coefficients(f: Window, x: Window) -> Replacement | None:
 
 def _termwise(name: str, operator: str) -> None:
     @rule(name, depth=1)
-    def termwise(p: Window, q: Window) -> Replacement | None:
+    def termwise(p: Neighbourhood, q: Neighbourhood) -> Replacement | None:
         if not p.kind == q.kind == "polynomial":
             return None
         return ("polynomial", *((operator, a, b) for a, b in zip(p.children, q.children, strict=True)))
@@ -155,7 +155,7 @@ _termwise("polynomial_minus", "-")
 
 
 @rule("polynomial_times", depth=1)
-def polynomial_times(p: Window, q: Window) -> Replacement | None:
+def polynomial_times(p: Neighbourhood, q: Neighbourhood) -> Replacement | None:
     if not p.kind == q.kind == "polynomial":
         return None
     _, a1, a2 = p.children
@@ -164,7 +164,9 @@ def polynomial_times(p: Window, q: Window) -> Replacement | None:
 
 
 @rule("product_up_to_square", depth=1)
-def product_up_to_square(c3: Window, c4: Window, p: Window, q: Window) -> Replacement | None:
+def product_up_to_square(
+    c3: Neighbourhood, c4: Neighbourhood, p: Neighbourhood, q: Neighbourhood
+) -> Replacement | None:
     """p q, whose coefficients of x^3 and x^4 are c3 and c4: no rule solves an equation of a higher degree."""
     if not c3.label == c4.label == ZERO or not p.kind == q.kind == "polynomial":
         return None
@@ -179,17 +181,17 @@ def product_up_to_square(c3: Window, c4: Window, p: Window, q: Window) -> Replac
 
 
 @rule("polynomial_power", depth=1)
-def polynomial_power(p: Window, exponent: Window) -> Replacement | None:
+def polynomial_power(p: Neighbourhood, exponent: Neighbourhood) -> Replacement | None:
     return ("polynomial_times", p, p) if p.kind == "polynomial" and exponent.label == TWO else None
 
 
 @rule("root_of", depth=1)
-def root_of(p: Window) -> Replacement | None:
+def root_of(p: Neighbourhood) -> Replacement | None:
     return ("root_by_degree", p[2], p) if p.kind == "polynomial" else None
 
 
 @rule("root_by_degree", depth=1)
-def root_by_degree(leading: Window, p: Window) -> Replacement | None:
+def root_by_degree(leading: Neighbourhood, p: Neighbourhood) -> Replacement | None:
     if p.kind != "polynomial":
         return None
     c0, c1, c2 = p.children
@@ -200,7 +202,7 @@ def root_by_degree(leading: Window, p: Window) -> Replacement | None:
 
 
 @rule("quadratic_formula", depth=1)
-def quadratic_formula(coefficients: Window, root: Window) -> Replacement | None:
+def quadratic_formula(coefficients: Neighbourhood, root: Neighbourhood) -> Replacement | None:
     if root.kind == "irrational":
         return "no_rational_roots"
     if coefficients.kind != "pair" or not is_number(root):
@@ -216,12 +218,12 @@ def quadratic_formula(coefficients: Window, root: Window) -> Replacement | None:
 
 
 @rule("in_order", depth=0)
-def in_order(a: Window, b: Window) -> Replacement:
+def in_order(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     return ("in_order_by", ("-", a, b), ("pair", a, b))
 
 
 @rule("in_order_by", depth=1)
-def in_order_by(difference: Window, pair: Window) -> Replacement | None:
+def in_order_by(difference: Neighbourhood, pair: Neighbourhood) -> Replacement | None:
     if pair.kind != "pair":
         return None
     return ("roots", *pair.children) if is_negative(difference) else ("roots", pair[1], pair[0])

@@ -1,11 +1,11 @@
 """(derive E x), (integrate E x), definite integrals, and (subst E x v)."""
 
 from dagnn.curriculum.rules.numbers import MINUS_ONE, ONE, integer, is_number, rule
-from dagnn.rewriting.system import Replacement, Window
+from dagnn.rewriting.system import Neighbourhood, Replacement
 
 
 @rule("derive", depth=1)
-def derive(f: Window, x: Window) -> Replacement | None:
+def derive(f: Neighbourhood, x: Neighbourhood) -> Replacement | None:
     if f is x:
         return integer(1)
     if is_number(f) or not f.children:
@@ -37,7 +37,7 @@ def derive(f: Window, x: Window) -> Replacement | None:
 
 
 @rule("derive_power", depth=1)
-def derive_power(a: Window, b: Window, x: Window) -> Replacement:
+def derive_power(a: Neighbourhood, b: Neighbourhood, x: Neighbourhood) -> Replacement:
     """(a ^ b)': the power rule for a number b, else a^b (b log a)'."""
     if is_number(b):
         return ("*", ("*", b, ("^", a, ("-", b, integer(1)))), ("derive", a, x))
@@ -48,7 +48,7 @@ _INTEGRABLE = ("sin", "cos", "exp")
 
 
 @rule("integrate", depth=2)
-def integrate(f: Window, x: Window) -> Replacement | None:
+def integrate(f: Neighbourhood, x: Neighbourhood) -> Replacement | None:
     if f is x:
         return ("*", ("/", integer(1), integer(2)), ("^", x, integer(2)))
     if is_number(f) or not f.children:
@@ -66,26 +66,26 @@ def integrate(f: Window, x: Window) -> Replacement | None:
     return None
 
 
-def _by_slope(f: Replacement, slope: Replacement, x: Window) -> Replacement:
+def _by_slope(f: Replacement, slope: Replacement, x: Neighbourhood) -> Replacement:
     """f / slope, as far as the slope is constant: only then is it the integral over x."""
     return ("times_constant", ("/", integer(1), slope), f, x)
 
 
 @rule("times_constant", depth=2)
-def times_constant(factor: Window, f: Window, x: Window) -> Replacement | None:
+def times_constant(factor: Neighbourhood, f: Neighbourhood, x: Neighbourhood) -> Replacement | None:
     """factor * f where x is not in the factor: a number, a symbol or one over a symbol."""
     base = factor[1] if factor.kind == "/" and factor[0].label == ONE else factor
     return ("*", factor, f) if is_number(factor) or not (base.children or base is x) else None
 
 
-def _antiderivative(function: str, inner: Window) -> Replacement:
+def _antiderivative(function: str, inner: Neighbourhood) -> Replacement:
     """The function whose derivative is `function`, at `inner`."""
     if function == "sin":
         return ("*", integer(-1), ("cos", inner))
     return ("sin" if function == "cos" else "exp", inner)
 
 
-def _product(a: Window, b: Window, x: Window) -> Replacement | None:
+def _product(a: Neighbourhood, b: Neighbourhood, x: Neighbourhood) -> Replacement | None:
     if is_number(a):
         return ("*", a, ("integrate", b, x))
     if a.kind in _INTEGRABLE:
@@ -98,12 +98,12 @@ def _product(a: Window, b: Window, x: Window) -> Replacement | None:
 
 
 @rule("by_parts", depth=0)
-def by_parts(g: Window, x: Window) -> Replacement:
+def by_parts(g: Neighbourhood, x: Neighbourhood) -> Replacement:
     """The integral of x g' over x."""
     return ("-", ("*", x, g), ("integrate", g, x))
 
 
-def _power(base: Window, exponent: Window, x: Window) -> Replacement:
+def _power(base: Neighbourhood, exponent: Neighbourhood, x: Neighbourhood) -> Replacement:
     if exponent.label == MINUS_ONE:
         return _by_slope(("log", base), ("derive", base, x), x)
     raised = ("+", exponent, integer(1))
@@ -111,12 +111,12 @@ def _power(base: Window, exponent: Window, x: Window) -> Replacement:
 
 
 @rule("definite", depth=0)
-def definite(f: Window, x: Window, lower: Window, upper: Window) -> Replacement:
+def definite(f: Neighbourhood, x: Neighbourhood, lower: Neighbourhood, upper: Neighbourhood) -> Replacement:
     return ("between", ("integrate", f, x), x, lower, upper)
 
 
 @rule("between", depth=0)
-def between(f: Window, x: Window, lower: Window, upper: Window) -> Replacement:
+def between(f: Neighbourhood, x: Neighbourhood, lower: Neighbourhood, upper: Neighbourhood) -> Replacement:
     """f at the upper bound less f at the lower one."""
     return ("-", ("subst", f, x, upper), ("subst", f, x, lower))
 
@@ -127,7 +127,7 @@ _BINDING = ("subst", "derive", "integrate", "times_constant", "coefficients")
 
 
 @rule("subst", depth=1)
-def subst(expression: Window, symbol: Window, value: Window) -> Replacement | None:
+def subst(expression: Neighbourhood, symbol: Neighbourhood, value: Neighbourhood) -> Replacement | None:
     if expression is symbol:
         return value
     if is_number(expression) or not expression.children:

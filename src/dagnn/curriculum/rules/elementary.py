@@ -3,7 +3,7 @@
 import math
 
 from dagnn.curriculum.rules.numbers import ONE, ZERO, Rule, chain, constructor, digit_of, family, integer, rule
-from dagnn.rewriting.system import Replacement, Window
+from dagnn.rewriting.system import Neighbourhood, Replacement
 
 DECIMALS = 10
 
@@ -25,7 +25,7 @@ def scaled_up(digits: Replacement) -> Replacement:
 
 
 @rule("numeric", depth=1)
-def numeric(f: Window) -> Replacement | None:
+def numeric(f: Neighbourhood) -> Replacement | None:
     """The fixed-point value of an expression, from its operands' values."""
     if f.kind in ("positive", "negative"):
         return ("fixed", (f.kind, scaled_up(f[0])))
@@ -45,22 +45,22 @@ def numeric(f: Window) -> Replacement | None:
 
 
 @rule("fixed+", depth=1)
-def fixed_plus(a: Window, b: Window) -> Replacement | None:
+def fixed_plus(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     return ("fixed", ("+", a[0], b[0])) if a.kind == b.kind == "fixed" else None
 
 
 @rule("fixed-", depth=1)
-def fixed_minus(a: Window, b: Window) -> Replacement | None:
+def fixed_minus(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     return ("fixed", ("-", a[0], b[0])) if a.kind == b.kind == "fixed" else None
 
 
 @rule("fixed*", depth=1)
-def fixed_times(a: Window, b: Window) -> Replacement | None:
+def fixed_times(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     return ("fixed", ("scale_down", ("*", a[0], b[0]))) if a.kind == b.kind == "fixed" else None
 
 
 @rule("scale_down", depth=1)
-def scale_down(number: Window) -> Replacement | None:
+def scale_down(number: Neighbourhood) -> Replacement | None:
     """An integer divided by 10^10, towards 0."""
     if number.kind not in ("positive", "negative"):
         return None
@@ -68,7 +68,7 @@ def scale_down(number: Window) -> Replacement | None:
 
 
 @rule("fixed/", depth=2)
-def fixed_over(a: Window, b: Window) -> Replacement | None:
+def fixed_over(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if not a.kind == b.kind == "fixed" or b[0].label == ZERO:
         return None
     if a[0].kind not in ("positive", "negative") or b[0].kind not in ("positive", "negative"):
@@ -78,7 +78,7 @@ def fixed_over(a: Window, b: Window) -> Replacement | None:
 
 
 @rule("fixed^", depth=1)
-def fixed_power(a: Window, exponent: Window) -> Replacement | None:
+def fixed_power(a: Neighbourhood, exponent: Neighbourhood) -> Replacement | None:
     if a.kind != "fixed" or exponent.kind not in ("positive", "negative"):
         return None
     if exponent.label == ZERO:
@@ -91,7 +91,7 @@ def fixed_power(a: Window, exponent: Window) -> Replacement | None:
 
 
 @rule("fixed_negate", depth=1)
-def fixed_negate(a: Window) -> Replacement | None:
+def fixed_negate(a: Neighbourhood) -> Replacement | None:
     return ("fixed", ("negate", a[0])) if a.kind == "fixed" else None
 
 
@@ -103,7 +103,7 @@ _LOG_STEPS = 7
 
 
 @rule("fixed_exp", depth=2)
-def fixed_exp(a: Window) -> Replacement | None:
+def fixed_exp(a: Neighbourhood) -> Replacement | None:
     if a.kind != "fixed":
         return None
     if a[0].kind == "positive":
@@ -112,7 +112,7 @@ def fixed_exp(a: Window) -> Replacement | None:
 
 
 def _exp_digit(position: int) -> Rule:
-    def exp_digit(digits: Window) -> Replacement | None:
+    def exp_digit(digits: Neighbourhood) -> Replacement | None:
         if digits.kind == "end":
             return fixed(1)
         if position == _EXPONENT_DIGITS:
@@ -130,7 +130,7 @@ family([f"exp{i}" for i in range(_EXPONENT_DIGITS + 1)], _exp_digit, depth=1)
 
 
 @rule("fixed_sin", depth=2)
-def fixed_sin(a: Window) -> Replacement | None:
+def fixed_sin(a: Neighbourhood) -> Replacement | None:
     if a.kind != "fixed":
         return None
     if a[0].kind == "positive":
@@ -139,19 +139,19 @@ def fixed_sin(a: Window) -> Replacement | None:
 
 
 @rule("fixed_cos", depth=2)
-def fixed_cos(a: Window) -> Replacement | None:
+def fixed_cos(a: Neighbourhood) -> Replacement | None:
     if a.kind != "fixed" or a[0].kind not in ("positive", "negative"):
         return None
     return ("first", ("circle0", a[0][0]))
 
 
 @rule("fixed_tan", depth=1)
-def fixed_tan(a: Window) -> Replacement | None:
+def fixed_tan(a: Neighbourhood) -> Replacement | None:
     return ("fixed/", ("fixed_sin", a), ("fixed_cos", a)) if a.kind == "fixed" else None
 
 
 def _circle_digit(position: int) -> Rule:
-    def circle_digit(digits: Window) -> Replacement | None:
+    def circle_digit(digits: Neighbourhood) -> Replacement | None:
         """The pair (cos, sin) of an angle: that of its lowest digit, turned by all the others."""
         if digits.kind == "end":
             return ("pair", fixed(1), fixed(0))
@@ -168,7 +168,7 @@ family([f"circle{i}" for i in range(_ANGLE_DIGITS + 1)], _circle_digit, depth=1)
 
 
 @rule("turn", depth=1)
-def turn(point: Window, cosine: Window, sine: Window) -> Replacement | None:
+def turn(point: Neighbourhood, cosine: Neighbourhood, sine: Neighbourhood) -> Replacement | None:
     """Angle addition: the point (c, s) turned by the angle of (cosine, sine)."""
     if point.kind != "pair":
         return None
@@ -181,20 +181,20 @@ def turn(point: Window, cosine: Window, sine: Window) -> Replacement | None:
 
 
 @rule("fixed_log", depth=2)
-def fixed_log(a: Window) -> Replacement | None:
+def fixed_log(a: Neighbourhood) -> Replacement | None:
     if a.kind != "fixed" or a[0].kind != "positive" or a[0].label == ZERO:
         return None
     return ("below_one", a[0][0], fixed(0))
 
 
 @rule("below_one", depth=0)
-def below_one(digits: Window, log: Window) -> Replacement:
+def below_one(digits: Neighbourhood, log: Neighbourhood) -> Replacement:
     """Divides by 10 until the argument is at most 1; `log` collects the logarithm taken out."""
     return ("below_one_compared", ("compare", digits, ONE_DIGITS), ("pair", digits, log))
 
 
 @rule("below_one_compared", depth=1)
-def below_one_compared(order: Window, state: Window) -> Replacement | None:
+def below_one_compared(order: Neighbourhood, state: Neighbourhood) -> Replacement | None:
     if state.kind != "pair":
         return None
     if order.kind != "greater":
@@ -203,7 +203,7 @@ def below_one_compared(order: Window, state: Window) -> Replacement | None:
 
 
 def _log_step(step: int) -> Rule:
-    def log_step(state: Window) -> Replacement | None:
+    def log_step(state: Neighbourhood) -> Replacement | None:
         """Multiplies by 1 + 10^-step as long as the argument stays at most 1."""
         if state.kind != "pair":
             return None
@@ -218,7 +218,7 @@ def _log_step(step: int) -> Rule:
 
 
 def _log_compared(step: int) -> Rule:
-    def log_compared(order: Window, states: Window) -> Replacement | None:
+    def log_compared(order: Neighbourhood, states: Neighbourhood) -> Replacement | None:
         if states.kind != "pair":
             return None
         more, state = states.children
@@ -228,7 +228,7 @@ def _log_compared(step: int) -> Rule:
 
 
 def _log_taken(step: int) -> Rule:
-    def log_taken(digits: Window, state: Window) -> Replacement | None:
+    def log_taken(digits: Neighbourhood, state: Neighbourhood) -> Replacement | None:
         if state.kind != "pair":
             return None
         return (f"log{step}", ("pair", digits, ("fixed+", state[1], fixed(-math.log1p(10.0**-step)))))
@@ -242,7 +242,7 @@ family([f"log_taken{i}" for i in range(_LOG_STEPS - 1)], _log_taken, depth=1)
 
 
 @rule("fixed_sqrt", depth=2)
-def fixed_sqrt(a: Window) -> Replacement | None:
+def fixed_sqrt(a: Neighbourhood) -> Replacement | None:
     if a.kind != "fixed" or a[0].kind != "positive":
         return None
     return fixed(0) if a[0].label == ZERO else ("fixed_exp", ("fixed*", fixed(0.5), ("fixed_log", a)))
@@ -267,12 +267,12 @@ constructor("decimal", arity=1)
 
 
 @rule("approx", depth=0)
-def approx(f: Window) -> Replacement:
+def approx(f: Neighbourhood) -> Replacement:
     return ("rounded", ("numeric", f))
 
 
 @rule("rounded", depth=2)
-def rounded(a: Window) -> Replacement | None:
+def rounded(a: Neighbourhood) -> Replacement | None:
     if a.kind != "fixed" or a[0].kind not in ("positive", "negative"):
         return None
     return ("decimal", (a[0].kind, ("round_down", a[0][0])))
@@ -282,11 +282,11 @@ def _rounding(name: str, *, up: bool) -> None:
     """`round_up` remembers that the last digit dropped was 5 or more."""
 
     @rule(name, depth=0)
-    def round_digits(digits: Window) -> Replacement:
+    def round_digits(digits: Neighbourhood) -> Replacement:
         return (f"{name}_if", ("longer_than3", digits), digits)
 
     @rule(f"{name}_if", depth=1)
-    def round_digits_if(longer: Window, digits: Window) -> Replacement:
+    def round_digits_if(longer: Neighbourhood, digits: Neighbourhood) -> Replacement:
         if longer.kind == "no":
             return ("add_carry", digits, "end") if up else digits
         return ("d0", ("round_up" if digit_of(digits) >= 5 else "round_down", digits[0]))

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 
-from dagnn.rewriting.system import Label, Replacement, Window
+from dagnn.rewriting.system import Label, Neighbourhood, Replacement
 
 Rule = Callable[..., Replacement | None]
 
@@ -20,12 +20,12 @@ def constructor(*names: str, arity: int = 0) -> None:
 def rule(name: str, *, depth: int) -> Callable[[Rule], Rule]:
     """Declares the label `name` and the function that rewrites it.
 
-    The function takes one `Window` per child and returns the replacement, or None when the node is in
+    The function takes one `Neighbourhood` per child and returns the replacement, or None when the node is in
     normal form. It sees labels down to `depth` levels below the node (0: no child's label), and one more level
     only as ``?``, which can be copied but not read.
 
     >>> @rule("double", depth=0)
-    ... def double(a: Window) -> Replacement:
+    ... def double(a: Neighbourhood) -> Replacement:
     ...     return ("+", a, a)
     """
 
@@ -37,9 +37,9 @@ def rule(name: str, *, depth: int) -> Callable[[Rule], Rule]:
     return register
 
 
-def apply_rule(window: Window) -> Replacement | None:
-    """The replacement that the rules give for a window; None when it is in normal form."""
-    return RULES[window.kind](*window.children)
+def apply_rule(neighbourhood: Neighbourhood) -> Replacement | None:
+    """The replacement that the rules give for a neighbourhood; None when it is in normal form."""
+    return RULES[neighbourhood.kind](*neighbourhood.children)
 
 
 def _declare(label: Label) -> None:
@@ -80,15 +80,15 @@ def integer(value: int) -> Replacement:
     return ("negative", chain(-value)) if value < 0 else ("positive", chain(value))
 
 
-def is_number(node: Window) -> bool:
+def is_number(node: Neighbourhood) -> bool:
     return node.kind in NUMBERS
 
 
-def is_negative(node: Window) -> bool:
+def is_negative(node: Neighbourhood) -> bool:
     return node.kind == "negative" or node.label == NEGATIVE_FRACTION
 
 
-def digit_of(node: Window) -> int:
+def digit_of(node: Neighbourhood) -> int:
     """The digit of a chain node."""
     return int(node.kind[1:])
 
@@ -105,12 +105,12 @@ def family(names: list[str], make: Callable[[int], Rule], *, depth: int) -> None
 
 
 @rule("d0", depth=1)
-def leading_zero(rest: Window) -> Replacement | None:
+def leading_zero(rest: Neighbourhood) -> Replacement | None:
     return "end" if rest.kind == "end" else None
 
 
 @rule("negative", depth=1)
-def minus_zero(magnitude: Window) -> Replacement | None:
+def minus_zero(magnitude: Neighbourhood) -> Replacement | None:
     return ("positive", "end") if magnitude.kind == "end" else None
 
 
@@ -118,7 +118,7 @@ constructor("less", "equal", "greater")
 
 
 @rule("add", depth=1)
-def add(a: Window, b: Window) -> Replacement:
+def add(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     if a.kind == "end":
         return b
     if b.kind == "end":
@@ -128,7 +128,7 @@ def add(a: Window, b: Window) -> Replacement:
 
 
 @rule("add_carry", depth=1)
-def add_carry(a: Window, b: Window) -> Replacement:
+def add_carry(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     """a + b + 1."""
     if a.kind == b.kind == "end":
         return chain(1)
@@ -141,7 +141,7 @@ def add_carry(a: Window, b: Window) -> Replacement:
 
 
 @rule("subtract", depth=1)
-def subtract(a: Window, b: Window) -> Replacement:
+def subtract(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     """a - b for a >= b."""
     if a.kind == "end":
         return "end"
@@ -152,7 +152,7 @@ def subtract(a: Window, b: Window) -> Replacement:
 
 
 @rule("subtract_borrow", depth=1)
-def subtract_borrow(a: Window, b: Window) -> Replacement:
+def subtract_borrow(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     """a - b - 1 for a > b."""
     if a.kind == "end":
         return "end"
@@ -167,7 +167,7 @@ def _compare(so_far: str, name: str) -> None:
     """Digits are met least significant first, so the last difference decides: it is carried in the label."""
 
     @rule(name, depth=1)
-    def compare(a: Window, b: Window) -> Replacement:
+    def compare(a: Neighbourhood, b: Neighbourhood) -> Replacement:
         if a.kind == b.kind == "end":
             return so_far
         if a.kind == "end":
@@ -185,7 +185,7 @@ _compare("greater", "compare_greater")
 
 
 @rule("times_digit", depth=1)
-def times_digit(factor: Window, carry: Window, number: Window) -> Replacement:
+def times_digit(factor: Neighbourhood, carry: Neighbourhood, number: Neighbourhood) -> Replacement:
     """number * factor + carry; factor and carry are single digits."""
     carried = int(carry.kind)
     if number.kind == "end":
@@ -195,7 +195,7 @@ def times_digit(factor: Window, carry: Window, number: Window) -> Replacement:
 
 
 @rule("multiply", depth=1)
-def multiply(a: Window, b: Window) -> Replacement:
+def multiply(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     """a * b, one digit of b at a time."""
     if a.kind == "end" or b.kind == "end":
         return "end"
@@ -207,7 +207,7 @@ def multiply(a: Window, b: Window) -> Replacement:
 
 
 def _drop(count: int) -> Rule:
-    def drop(number: Window) -> Replacement:
+    def drop(number: Neighbourhood) -> Replacement:
         if number.kind == "end":
             return "end"
         return number[0] if count == 1 else (f"drop{count - 1}", number[0])
@@ -220,7 +220,7 @@ family([f"drop{count}" for count in range(1, 11)], lambda i: _drop(i + 1), depth
 
 
 def _longer_than(count: int) -> Rule:
-    def longer_than(number: Window) -> Replacement:
+    def longer_than(number: Neighbourhood) -> Replacement:
         if number.kind == "end":
             return "no"
         return "yes" if count == 0 else (f"longer_than{count - 1}", number[0])

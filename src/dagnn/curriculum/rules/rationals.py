@@ -11,24 +11,24 @@ from dagnn.curriculum.rules.numbers import (
     integer,
     rule,
 )
-from dagnn.rewriting.system import Replacement, Window
+from dagnn.rewriting.system import Neighbourhood, Replacement
 
 constructor("pair", arity=2)
 constructor("triple", arity=3)
 
 
 @rule("first", depth=1)
-def first(pair: Window) -> Replacement | None:
+def first(pair: Neighbourhood) -> Replacement | None:
     return pair[0] if pair.kind == "pair" else None
 
 
 @rule("second", depth=1)
-def second(pair: Window) -> Replacement | None:
+def second(pair: Neighbourhood) -> Replacement | None:
     return pair[1] if pair.kind == "pair" else None
 
 
 @rule("divide", depth=1)
-def divide(a: Window, b: Window) -> Replacement:
+def divide(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     """The pair (quotient, remainder) of a and b, b > 0: the digits above the lowest are divided first."""
     if a.kind == "end":
         return ("pair", "end", "end")
@@ -36,7 +36,7 @@ def divide(a: Window, b: Window) -> Replacement:
 
 
 @rule("bring_down", depth=1)
-def bring_down(digit: Window, so_far: Window, b: Window) -> Replacement | None:
+def bring_down(digit: Neighbourhood, so_far: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if so_far.kind != "pair":
         return None
     quotient, remainder = so_far.children
@@ -44,14 +44,14 @@ def bring_down(digit: Window, so_far: Window, b: Window) -> Replacement | None:
 
 
 @rule("try_digit", depth=1)
-def try_digit(digit: Window, state: Window) -> Replacement | None:
+def try_digit(digit: Neighbourhood, state: Neighbourhood) -> Replacement | None:
     if state.kind != "triple":
         return None
     return ("try_compared", ("compare", state[1], state[2]), digit, state)
 
 
 @rule("try_compared", depth=1)
-def try_compared(order: Window, digit: Window, state: Window) -> Replacement | None:
+def try_compared(order: Neighbourhood, digit: Neighbourhood, state: Neighbourhood) -> Replacement | None:
     if state.kind != "triple":
         return None
     quotient, remainder, b = state.children
@@ -65,17 +65,17 @@ def try_compared(order: Window, digit: Window, state: Window) -> Replacement | N
 
 
 @rule("gcd", depth=1)
-def gcd(a: Window, b: Window) -> Replacement:
+def gcd(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     return a if b.kind == "end" else ("gcd", b, ("second", ("divide", a, b)))
 
 
 @rule("is_one", depth=2)
-def is_one(number: Window) -> Replacement:
+def is_one(number: Neighbourhood) -> Replacement:
     return "yes" if number.kind == "d1" and number[0].kind == "end" else "no"
 
 
 @rule("square_root", depth=1)
-def square_root(number: Window) -> Replacement | None:
+def square_root(number: Neighbourhood) -> Replacement | None:
     """The root of a rational square; the label `irrational` where there is none."""
     if number.kind == "positive":
         return ("count_odds", "end", number[0])
@@ -90,13 +90,13 @@ constructor("irrational")
 
 
 @rule("root_over", depth=1)
-def root_over(a: Window, b: Window) -> Replacement:
+def root_over(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     """a / b for the roots of a numerator and a denominator in lowest terms: both are needed."""
     return "irrational" if "irrational" in (a.kind, b.kind) else ("/", a, b)
 
 
 @rule("count_odds", depth=1)
-def count_odds(count: Window, rest: Window) -> Replacement:
+def count_odds(count: Neighbourhood, rest: Neighbourhood) -> Replacement:
     """1 + 3 + 5 + ... : n odd numbers sum to n squared, so the root is how many can be taken away."""
     if rest.kind == "end":
         return ("positive", count)
@@ -104,7 +104,7 @@ def count_odds(count: Window, rest: Window) -> Replacement:
 
 
 @rule("count_odds_compared", depth=1)
-def count_odds_compared(order: Window, count: Window, rest: Window) -> Replacement:
+def count_odds_compared(order: Neighbourhood, count: Neighbourhood, rest: Neighbourhood) -> Replacement:
     if order.kind == "less":
         return "irrational"
     odd = ("add_carry", ("add", count, count), "end")
@@ -112,7 +112,7 @@ def count_odds_compared(order: Window, count: Window, rest: Window) -> Replaceme
 
 
 @rule("negate", depth=1)
-def negate(a: Window) -> Replacement | None:
+def negate(a: Neighbourhood) -> Replacement | None:
     if a.kind == "positive":
         return ("negative", a[0])
     if a.kind == "negative":
@@ -123,7 +123,7 @@ def negate(a: Window) -> Replacement | None:
 
 
 @rule("signed", depth=1)
-def signed(order: Window, pair: Window) -> Replacement | None:
+def signed(order: Neighbourhood, pair: Neighbourhood) -> Replacement | None:
     """The difference of a pair of naturals whose order is known."""
     if pair.kind != "pair":
         return None
@@ -134,7 +134,7 @@ def signed(order: Window, pair: Window) -> Replacement | None:
 
 
 @rule("reduce", depth=1)
-def reduce(numerator: Window, denominator: Window) -> Replacement | None:
+def reduce(numerator: Neighbourhood, denominator: Neighbourhood) -> Replacement | None:
     """numerator / denominator in lowest terms; the denominator is a chain."""
     if numerator.kind not in ("positive", "negative"):
         return None
@@ -142,16 +142,16 @@ def reduce(numerator: Window, denominator: Window) -> Replacement | None:
 
 
 @rule("reduce_positive", depth=0)
-def reduce_positive(divisor: Window, numerator: Window, denominator: Window) -> Replacement:
+def reduce_positive(divisor: Neighbourhood, numerator: Neighbourhood, denominator: Neighbourhood) -> Replacement:
     return _divided("positive", divisor, numerator, denominator)
 
 
 @rule("reduce_negative", depth=0)
-def reduce_negative(divisor: Window, numerator: Window, denominator: Window) -> Replacement:
+def reduce_negative(divisor: Neighbourhood, numerator: Neighbourhood, denominator: Neighbourhood) -> Replacement:
     return _divided("negative", divisor, numerator, denominator)
 
 
-def _divided(sign: str, divisor: Window, numerator: Window, denominator: Window) -> Replacement:
+def _divided(sign: str, divisor: Neighbourhood, numerator: Neighbourhood, denominator: Neighbourhood) -> Replacement:
     return (
         "lowest_terms",
         (sign, ("first", ("divide", numerator, divisor))),
@@ -160,23 +160,23 @@ def _divided(sign: str, divisor: Window, numerator: Window, denominator: Window)
 
 
 @rule("lowest_terms", depth=0)
-def lowest_terms(numerator: Window, denominator: Window) -> Replacement:
+def lowest_terms(numerator: Neighbourhood, denominator: Neighbourhood) -> Replacement:
     return ("unless_one", ("is_one", denominator), numerator, denominator)
 
 
 @rule("unless_one", depth=1)
-def unless_one(is_one: Window, numerator: Window, denominator: Window) -> Replacement:
+def unless_one(is_one: Neighbourhood, numerator: Neighbourhood, denominator: Neighbourhood) -> Replacement:
     return numerator if is_one.kind == "yes" else ("fraction", numerator, denominator)
 
 
-def arithmetic(operator: str, a: Window, b: Window) -> Replacement | None:
+def arithmetic(operator: str, a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     """One operator on two numbers, as a step towards the digits; None where there is no value."""
     assert a.kind in NUMBERS
     assert b.kind in NUMBERS
     return _OPERATORS[operator](a, b)
 
 
-def _add(a: Window, b: Window) -> Replacement:
+def _add(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     if a.kind == "fraction" and b.kind == "fraction":
         crossed = ("+", ("*", a[0], ("positive", b[1])), ("*", b[0], ("positive", a[1])))
         return ("reduce", crossed, ("multiply", a[1], b[1]))
@@ -190,11 +190,11 @@ def _add(a: Window, b: Window) -> Replacement:
     return ("signed", ("compare", plus[0], minus[0]), ("pair", plus[0], minus[0]))
 
 
-def _subtract(a: Window, b: Window) -> Replacement:
+def _subtract(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     return ("+", a, ("negate", b))
 
 
-def _multiply(a: Window, b: Window) -> Replacement:
+def _multiply(a: Neighbourhood, b: Neighbourhood) -> Replacement:
     if a.kind == "fraction" and b.kind == "fraction":
         return ("reduce", ("*", a[0], b[0]), ("multiply", a[1], b[1]))
     if a.kind == "fraction":
@@ -204,7 +204,7 @@ def _multiply(a: Window, b: Window) -> Replacement:
     return ("positive" if a.kind == b.kind else "negative", ("multiply", a[0], b[0]))
 
 
-def _divide(a: Window, b: Window) -> Replacement | None:
+def _divide(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if b.label == ZERO:
         return None
     if b.kind == "fraction":
@@ -215,7 +215,7 @@ def _divide(a: Window, b: Window) -> Replacement | None:
     return ("reduce", a if positive else ("negate", a), b[0])
 
 
-def _power(a: Window, b: Window) -> Replacement | None:
+def _power(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if b.kind == "fraction" or (a.label == ZERO and b.kind == "negative"):
         return None
     if b.label == ZERO:

@@ -1,32 +1,32 @@
-"""The two objectives of a batch of windows, against values worked by hand and against each other."""
+"""The two objectives of a batch of collected, against values worked by hand and against each other."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.traces import collect_windows
+from dagnn.curriculum.traces import collect_neighbourhoods
 from dagnn.errors import ConfigError
 from dagnn.rewriting import GraphRewriter
-from dagnn.rewriting.dataset import WindowBatch
+from dagnn.rewriting.dataset import NeighbourhoodBatch
 from dagnn.rewriting.network import replacement_objective
 from dagnn.rewriting.objective import replacement_graphs
 from dagnn.training.config import LossConfig, TrainingConfig
 
 
 @pytest.fixture(scope="module")
-def windows():
-    return collect_windows({1: 30}, seed=5)
+def collected():
+    return collect_neighbourhoods({1: 30}, seed=5)
 
 
-def network(windows) -> GraphRewriter:
+def network(collected) -> GraphRewriter:
     torch.manual_seed(0)
-    return GraphRewriter.from_windows(SIGNATURE, windows.windows, width=16, blocks=1, whole_graphs=True)
+    return GraphRewriter.from_neighbourhoods(SIGNATURE, collected.neighbourhoods, width=16, blocks=1, whole_graphs=True)
 
 
-def batch_of(net, windows, count=12) -> WindowBatch:
-    some, replacements = windows.windows[:count], windows.replacements[:count]
-    return WindowBatch(net.encode(some), net.features.encode_targets(some, replacements, net.num_slots)[:, None])
+def batch_of(net, collected, count=12) -> NeighbourhoodBatch:
+    some, replacements = collected.neighbourhoods[:count], collected.replacements[:count]
+    return NeighbourhoodBatch(net.encode(some), net.features.encode_targets(some, replacements, net.num_slots)[:, None])
 
 
 def test_a_replacement_as_a_graph():
@@ -39,9 +39,9 @@ def test_a_replacement_as_a_graph():
     assert graphs.labels[0].tolist() == [3, 2, 1, 4]
 
 
-def test_the_ged_objective_is_its_three_likelihoods(windows):
-    net = network(windows).double()
-    batch = batch_of(net, windows)
+def test_the_ged_objective_is_its_three_likelihoods(collected):
+    net = network(collected).double()
+    batch = batch_of(net, collected)
     target = replacement_graphs(batch.targets[:, 0], net.arity)
     exists, size = target.exists, target.exists.sum(1)
     with torch.no_grad():
@@ -55,36 +55,36 @@ def test_the_ged_objective_is_its_three_likelihoods(windows):
     torch.testing.assert_close(found, expected.mean())
 
 
-def test_the_edit_objective_is_the_networks_loss(windows):
-    net = network(windows)
-    batch = batch_of(net, windows)
+def test_the_edit_objective_is_the_networks_loss(collected):
+    net = network(collected)
+    batch = batch_of(net, collected)
     found = replacement_objective("edit", alpha=0.7, beta=0.4, gamma=0.1)(net, *batch)
     assert torch.equal(found, net.loss(batch.rows, batch.targets, alpha=0.7, beta=0.4, gamma=0.1))
 
 
 @pytest.mark.parametrize("objective", ["edit", "ged"])
-def test_an_empty_batch_costs_nothing(windows, objective):
-    net = network(windows)
-    batch = batch_of(net, windows)
+def test_an_empty_batch_costs_nothing(collected, objective):
+    net = network(collected)
+    batch = batch_of(net, collected)
     cost = replacement_objective(objective)(net, batch.rows[:0], batch.targets[:0])
     cost.backward()
     assert cost == 0
 
 
-def test_windows_are_learned_by_the_ged_objective(windows):
-    net = network(windows)
-    batch, objective = batch_of(net, windows, 60), replacement_objective("ged")
+def test_neighbourhoods_are_learned_by_the_ged_objective(collected):
+    net = network(collected)
+    batch, objective = batch_of(net, collected, 60), replacement_objective("ged")
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     for _ in range(150):
         optimizer.zero_grad()
         objective(net, *batch).backward()
         optimizer.step()
-    assert net.rewrite(windows.windows[:60]) == windows.replacements[:60]
+    assert net.rewrite(collected.neighbourhoods[:60]) == collected.replacements[:60]
 
 
-def test_a_network_without_edges_and_a_searched_alignment_are_refused(windows):
-    plain = GraphRewriter.from_windows(SIGNATURE, windows.windows, width=16, blocks=1)
+def test_a_network_without_edges_and_a_searched_alignment_are_refused(collected):
+    plain = GraphRewriter.from_neighbourhoods(SIGNATURE, collected.neighbourhoods, width=16, blocks=1)
     with pytest.raises(ConfigError, match="make it with whole_graphs=True"):
-        plain.predict_graphs(plain.encode(windows.windows[:2]))
+        plain.predict_graphs(plain.encode(collected.neighbourhoods[:2]))
     with pytest.raises(ConfigError, match=r"allowed is order with loss\.objective = ged"):
         TrainingConfig(loss=LossConfig(objective="ged", alignment="searched"))
