@@ -153,7 +153,7 @@ def _flat(gradients: Gradients, parameters: Sequence[Tensor]) -> Tensor:
 def diagnose_equal(found: Weights, k: int, size: int) -> list[Cause]:
     """Causes that show in two windows of K equal micro-batches."""
     if not found.steps:
-        return [no_step(found)]
+        return [_no_step(found)]
     causes: list[Cause] = []
     fresh, stale = _without_stale(found)
     if stale:
@@ -240,7 +240,7 @@ def diagnose_tail(found: Weights, k: int) -> list[Cause]:
     return [cause(Kind.WRONG_DENOMINATOR, f"{whose} count {_list(step)}; right are {_list(shares)}.")]
 
 
-def no_step(found: Weights) -> Cause:
+def _no_step(found: Weights) -> Cause:
     """The cause if a loop made no step at all."""
     if not _support(found.incoming_left, found.tolerance):
         text = "no backward pass gave these parameters a gradient, and the loop made no step."
