@@ -243,10 +243,10 @@ def test_update_equals_windows():
 @pytest.mark.parametrize("batch", [{"x": [torch.zeros(3, 8, 8)] * 4}, {"x": 3}, (torch.zeros(4), torch.zeros(3))])
 def test_what_cannot_be_cut_is_not_asked_for_a_weight_that_was_given(batch):
     model = nn.Linear(8, 1)
-    with pytest.raises(AccumulationError, match=r"cannot be cut, with or without weight="):
+    with pytest.raises(AccumulationError, match=r"cannot be split, with or without weight="):
         accumulate(model, lambda m, b: m(b[0]).mean(), batch, micro_batch_size=2, weight=len)
     accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(AccumulationError, match=r"cannot be cut, with or without weight="):
+    with pytest.raises(AccumulationError, match=r"cannot be split, with or without weight="):
         next(accumulator.windows([batch], micro_batch_size=2, weight=len))
 
 

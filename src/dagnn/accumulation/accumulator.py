@@ -120,8 +120,8 @@ class GradientAccumulator:
             self._accumulate_dtype = None  # fully_shard has a precision policy of its own
             if on_nonfinite == "drop":
                 raise ConfigError(
-                    "on_nonfinite='drop' cannot be used with fully_shard, where all processes share every gradient: "
-                    "use 'skip' or 'raise'."
+                    f"on_nonfinite={on_nonfinite!r} cannot be used with fully_shard, where all processes share every "
+                    "gradient: use 'skip' or 'raise'."
                 )
         check_eager(
             eager,
@@ -266,8 +266,8 @@ class GradientAccumulator:
         """
         if self._open is None:
             raise AccumulationError(
-                "step() without a backward since the last step: call accumulator.backward(loss, weight=n) first, or "
-                "accumulator.flush(), which does nothing when nothing is there."
+                f"step() without a backward since update {self._updates}: call accumulator.backward(loss, weight=n) "
+                "first, or accumulator.flush(), which does nothing where nothing was summed."
             )
         return self._manual_window("step").step()
 
@@ -341,8 +341,8 @@ class GradientAccumulator:
             yield self._open_window(micros or [], everywhere)
             if self._open is not None:
                 raise AccumulationError(
-                    "a window was left without window.step(): its gradients would be lost. Call step() after the loop "
-                    "over the window, or window.discard() to give it up."
+                    f"a window of {len(self._open)} micro-batches was left without window.step(): its gradients would "
+                    "be lost. Call step() after the loop over the window, or window.discard() to give it up."
                 )
 
     def _open_window(self, micros: list[MicroBatch], everywhere: list[Outline]) -> Window:

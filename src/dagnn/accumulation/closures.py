@@ -15,8 +15,8 @@ from dagnn.errors import AccumulationError, ConfigError
 class WindowClosure:
     """A closure over a whole window, with the same random numbers at every call.
 
-    The first evaluation is made before the step (SAM expects its gradient to be there), and handed out again if the
-    first call comes while nothing has changed (LBFGS).
+    The first evaluation happens before the step (SAM expects its gradient to exist); the first call returns it again
+    if nothing has changed since (LBFGS).
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], max_norm: float | None, run: Callable[[], Window]) -> None:
@@ -38,8 +38,9 @@ class WindowClosure:
         self._random_after.restore()
         if not norm < float("inf") or not losses_are_finite(window.totals.losses):
             raise AccumulationError(
-                "the gradient or the loss became inf or nan inside one optimizer step, which was undone: lower the "
-                "learning rate, or give LBFGS line_search_fn='strong_wolfe'."
+                f"the gradient or the loss became inf or nan inside one optimizer step (gradient norm {norm:g}, loss "
+                f"{window.totals.loss:g}), which was undone: lower the learning rate, or give LBFGS "
+                "line_search_fn='strong_wolfe'."
             )
         return window.totals.loss
 

@@ -1,8 +1,8 @@
-"""Losses that couple the items of a window (contrastive losses), exact with the memory of one micro-batch.
+"""Losses that couple the items of a batch (contrastive losses), exact with the memory of one micro-batch.
 
-The loss sees the representations of the whole batch. First they are computed piece by piece without a graph; then the
-loss gives the gradient of each representation; then each piece runs again with a graph, with the same random numbers,
-and is sent back from that gradient. One extra forward pass; memory of one piece plus the representations.
+The loss sees the representations of the whole batch. First the model computes them piece by piece without a graph.
+Then the loss yields the gradient of each representation. Then each piece runs again, with a graph and the same random
+numbers, and backward starts from that gradient. One extra forward pass; memory of one piece plus the representations.
 Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021.
 """
 
@@ -37,7 +37,7 @@ class _Call:
 
 
 class CachedModel:
-    """Stands for the model inside ``loss_fn``: calls run piece by piece, attributes are the model's own.
+    """Replaces the model inside ``loss_fn``: calls run piece by piece, attributes are the model's own.
 
     Sub-modules reached as attributes (``model.text_encoder(tokens)``) are cached as well; other methods run as they
     are, exact but with a graph of the whole batch.
@@ -94,10 +94,10 @@ def _run_pieces(function: Callable[..., Any], args: Any, kwargs: Any, size: int,
             output = function(*piece_args, **piece_kwargs)
             _check_separable(output, stop - start)
             outputs.append(output)
-    joined = concatenate(outputs)
+    whole = concatenate(outputs)
     if not with_gradient:
-        return joined
-    flat_outputs, output_spec = tree_flatten(joined)
+        return whole
+    flat_outputs, output_spec = tree_flatten(whole)
     leaves = [v.requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else None for v in flat_outputs]
     calls.append(_Call(function, arguments, num_items, originals, pieces, leaves, _autocast_state()))
     return tree_unflatten(flat_outputs, output_spec)

@@ -1,7 +1,7 @@
 """Updates that begin during the window, exact where the optimizer allows it, to save memory.
 
-Neither form can be undone, so neither can clip by the global norm, skip a window or rescale it: what forbids that is
-refused at construction.
+Neither form can be undone, so neither can clip by the global norm, skip a window or rescale it. ``check_eager`` refuses
+options that would need that.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ Eager = Literal["momentum", "last"] | None
 
 
 class _HookedSums(Sums):
-    """A backward pass whose gradients are taken up one parameter at a time, as each is finished."""
+    """A backward pass whose gradients are consumed one parameter at a time, as soon as each is complete."""
 
     final = True
 
@@ -29,7 +29,7 @@ class _HookedSums(Sums):
         bits16 = (torch.float16, torch.bfloat16)
         self.narrow_parameters = any(p.dtype in bits16 for p in self.parameters)
         self.rescalable = not self.narrow_parameters
-        self._unit = 1.0  # what a gradient is multiplied by when it is taken up
+        self._unit = 1.0  # what a gradient is multiplied by when it is consumed
         self._running = False
         self._groups: dict[int, tuple[Optimizer, dict[str, Any]]] = {
             id(p): (optimizer, group)
@@ -132,7 +132,7 @@ class MomentumSums(_HookedSums):
 
     def _attach(self) -> None:
         for parameter in self.parameters:
-            parameter.grad = None  # a foreign gradient must not be taken up
+            parameter.grad = None  # a gradient of another loss must not be consumed
 
     def _detach(self) -> None:
         pass
@@ -200,8 +200,8 @@ class LastBackwardSums(_HookedSums):
     ) -> None:
         if self._stepped:
             raise AccumulationError(
-                "a second backward in the last micro-batch, but parameters were updated during the first: pass all "
-                "losses in one call, window.backward({'main': ..., 'aux': ...})."
+                f"a second backward in the last micro-batch, but {len(self._stepped)} parameters were updated during "
+                "the first: pass all losses in one call, window.backward({'main': ..., 'aux': ...})."
             )
         super().backward(losses, gradients=gradients, retain_graph=retain_graph)
 
@@ -213,20 +213,21 @@ class LastBackwardSums(_HookedSums):
         assert parameter.grad is not None
         if id(parameter) in self._stepped:
             raise AccumulationError(
-                "a parameter got its gradient in two parts (reentrant checkpointing does that) and was updated after "
-                "the first: use checkpoint(..., use_reentrant=False), or do without eager='last'."
+                f"a parameter of the shape {list(parameter.shape)} got its gradient in two parts (reentrant "
+                "checkpointing does that) and was updated after the first: use checkpoint(..., use_reentrant=False), "
+                "or do without eager='last'."
             )
         if self._unit != 1.0:
             parameter.grad.mul_(self._unit)
         norm = total_norm([parameter.grad])
         if not norm < float("inf"):
             raise AccumulationError(
-                "a gradient is not finite, and other parameters were updated already: go back to a checkpoint. Look "
-                "for inf or nan in the loss, or do without eager='last'."
+                f"a gradient is not finite (norm {norm:g}), and {len(self._stepped)} other parameters were updated "
+                "already: go back to a checkpoint. Look for inf or nan in the loss, or do without eager='last'."
             )
         self._squares += norm * norm
         optimizer, group = self._groups[id(parameter)]
-        # The same optimizer and state, with one parameter: options are read anew, a schedule may have moved them.
+        # The same optimizer and state, with one parameter. Options are read each time: a schedule may have moved them.
         single = copy(optimizer)
         single.state = optimizer.state
         single.param_groups = [{**group, "params": [parameter]}]

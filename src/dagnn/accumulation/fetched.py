@@ -1,8 +1,8 @@
-"""Batches that were fetched before their window runs: has the loader written over them meanwhile?
+"""Detects loaders that overwrite a batch after it was fetched and before its window runs.
 
-A window is fetched whole, so a loader that fills one buffer again and again would give the last batch K times. Memory
-that two batches of a window share is the sign of it; whether the contents changed is decided by what a batch held when
-it came: which objects, and a sample of their values.
+A window is fetched whole, so a loader that fills one buffer again and again would yield the last batch K times. Two
+batches of a window that share memory are the first sign. Whether the contents changed is decided by what a batch held
+when it arrived: which objects, and a sample of their values.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ class _Sample(NamedTuple):
 class Fetched:
     """The batches of the window that is being fetched.
 
-    Samples are taken in the first window, and as long as batches share memory; a loader that gives each batch memory
-    of its own pays for looking at addresses only.
+    Samples are taken in the first window, and as long as batches share memory; a loader that gives each batch its own
+    memory costs only a look at the addresses.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Fetched:
         self._sampling = True
 
     def add(self, batch: Any) -> None:
-        """Note what ``batch`` holds, now that it comes."""
+        """Record what ``batch`` holds as it arrives."""
         leaves, containers = _contents(batch)
         samples = [_sample(leaf) for leaf in leaves] if self._sampling else ()
         try:
@@ -56,7 +56,7 @@ class Fetched:
         """Begin the next window, of which the last batch is the first if ``keep_last``.
 
         Raises:
-            AccumulationError: a batch of the window is not what it was when it came.
+            AccumulationError: a batch of the window is not what it was when it arrived.
         """
         batches, self._batches = self._batches, []
         if len(batches) > 1:
@@ -64,8 +64,8 @@ class Fetched:
             changed = [_changed(batch) for batch in batches] if self._sampling else []
             if any(changed):
                 raise AccumulationError(
-                    f"the loader changed batch {changed.index(True)} of the window after it gave it: it fills one "
-                    "buffer again and again, but a window is fetched whole before it runs. Let it give a copy "
+                    f"the loader changed batch {changed.index(True)} of the window after it had yielded it: it fills "
+                    "one buffer again and again, but a window is fetched whole before it runs. Let it yield a copy "
                     "(batch.clone()), or use accumulator.backward(loss, weight=n) and accumulator.step(), which look "
                     "at one batch at a time."
                 )
@@ -141,7 +141,7 @@ def _changed(batch: _Batch) -> bool:
         first, second = batch.samples[index], _sample(now)
         if first.values is not None and second.values is not None and not _equal(first.values, second.values):
             return True
-        # Written to, yet the same at all places that were looked at: only a look at every place acquits.
+        # Written to, yet the sampled values are equal: only a comparison of all values proves it unchanged.
         if written and not (first.whole and second.whole):
             return True
     return False

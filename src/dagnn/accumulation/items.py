@@ -11,13 +11,13 @@ from torch.utils.data import default_collate
 
 from dagnn.errors import AccumulationError
 
-# What to do about a batch that cannot be read, when its items are to be counted and when it is to be cut.
+# How an error goes on for a batch that cannot be read, when its items must be counted and when it must be split.
 CANNOT_COUNT = (
     "so its items cannot be counted: pass weight=... (a function of the micro-batch that returns its number of items, "
     "or whatever its loss divides by)"
 )
 CANNOT_SPLIT = (
-    "so it cannot be cut, with or without weight=...: give tensors whose first dimension is the item, or cut it "
+    "so it cannot be split, with or without weight=...: give tensors whose first dimension is the item, or split it "
     "yourself and pass the pieces to windows(pieces, micro_batches=...)"
 )
 
@@ -34,8 +34,8 @@ def count_items(batch: Any, *, advice: str = CANNOT_COUNT) -> int:
             ``DagBatch``), a list of items, or a tuple, mapping or dataclass of those. Numbers, strings, ``None`` and
             0-dimensional tensors count for nothing. A list or inner tuple of values, mappings, tuples, or tensors of
             several sizes is a list of items; where its tensors may as well be parts of one batch (the same first
-            dimension, dtype and number of dimensions), what stands beside it decides, or nothing does.
-        advice: how the error goes on: what cannot be done now, and what to do.
+            dimension, dtype and number of dimensions), its neighbours decide, or it is refused.
+        advice: the end of the error: what cannot be done now, and what to do.
 
     Raises:
         AccumulationError: nothing in ``batch`` can be counted, two parts disagree, or a list can be read in two ways.
@@ -112,7 +112,7 @@ def parts_of(structure: Any) -> Iterable[Any]:
 
 
 def is_items(value: Any) -> bool:
-    """True for a list or tuple of plain values (strings, numbers, graphs), which is cut between its elements."""
+    """True for a list or tuple of plain values (strings, numbers, graphs), which is split between its elements."""
     return isinstance(value, (list, tuple)) and not any(is_structure(part) or is_sized(part) for part in value)
 
 
@@ -169,7 +169,7 @@ def counter_for(loader: Any) -> Callable[[Any], int]:
 
 
 def as_parts(batch: Any) -> Any:
-    """``batch`` of ``default_collate``, with its lists marked: that function joins items, and never lists them."""
+    """``batch`` of ``default_collate``, with its lists marked as parts: that function never makes a list of items."""
     if type(batch) is list and not is_items(batch):
         return Parts(as_parts(part) for part in batch)
     if type(batch) is dict:
@@ -178,7 +178,7 @@ def as_parts(batch: Any) -> Any:
 
 
 def _two_readings(batch: Any, counts: set[int], advice: str) -> str:
-    """What to say of a list that may be parts or items; ``batch`` is the whole batch, where that is the list."""
+    """The error for a list that may be parts or items; ``batch`` is the whole batch, where that is the list."""
     if type(batch) is list and not any(isinstance(part, list) for part in batch):
         items = len(batch)
         rows = max(counts - {items}, default=items)

@@ -53,8 +53,8 @@ def check_trainable(parameters: Sequence[Tensor]) -> None:
     """Raise when none of ``parameters`` requires a gradient."""
     if not any(parameter.requires_grad for parameter in parameters):
         raise AccumulationError(
-            "there is nothing to train: no parameter requires a gradient. Call requires_grad_(True) on those that "
-            "should learn, before the window."
+            f"there is nothing to train: none of {len(parameters)} parameters requires a gradient. Call "
+            "requires_grad_(True) on those that should learn, before the window."
         )
 
 

@@ -25,30 +25,32 @@ def as_list(value: Any) -> list[Any]:
 
 def check_models(model: Any) -> list[nn.Module]:
     """One module or several as a list; ConfigError for anything else."""
-    models = as_list(model)
-    for item in models:
-        if not isinstance(item, nn.Module):
-            raise ConfigError(f"model must be an nn.Module, or a list of them, got {type(item).__name__}.")
-    if len({id(item) for item in models}) < len(models):
-        raise ConfigError("model holds the same module twice: give each once.")
-    if not models:
-        raise ConfigError("model is an empty list: pass an nn.Module, or a list of them.")
-    return models
+    return _list_of(model, nn.Module, "model", "an nn.Module", "module")
 
 
 def check_optimizers(optimizer: Any) -> list[Optimizer]:
     """One optimizer or several as a list; ConfigError for anything else."""
-    optimizers = as_list(optimizer)
-    for item in optimizers:
-        if not isinstance(item, Optimizer):
+    return _list_of(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer", "optimizer")
+
+
+def _list_of(value: Any, kind: type[Any], argument: str, wanted: str, noun: str) -> list[Any]:
+    items = as_list(value)
+    for item in items:
+        if not isinstance(item, kind):
+            raise ConfigError(f"{argument} must be {wanted}, or a list of them, got {type(item).__name__}.")
+    _check_distinct(items, argument, noun)
+    if not items:
+        raise ConfigError(f"{argument} is an empty list ({value!r}): pass {wanted}, or a list of them.")
+    return items
+
+
+def _check_distinct(items: Sequence[Any], argument: str, noun: str) -> None:
+    for index, item in enumerate(items):
+        if any(item is other for other in items[:index]):
             raise ConfigError(
-                f"optimizer must be a torch.optim.Optimizer, or a list of them, got {type(item).__name__}."
+                f"{argument} holds the same {noun} twice, a {type(item).__name__}, which would act twice per update: "
+                "give each once."
             )
-    if len({id(item) for item in optimizers}) < len(optimizers):
-        raise ConfigError("optimizer holds the same optimizer twice, which would step twice: give each once.")
-    if not optimizers:
-        raise ConfigError("optimizer is an empty list: pass a torch.optim.Optimizer, or a list of them.")
-    return optimizers
 
 
 class OwnedParameters:
@@ -68,10 +70,10 @@ class OwnedParameters:
         of_models = {id(p) for model in models for p in model.parameters()}
         if not any(id(parameter) in of_models for parameter in self._unique):
             raise ConfigError(
-                "the optimizer holds no parameter of the model, so the model would never learn: make it from "
-                "model.parameters(), after the model has its final parameters (load_state_dict(assign=True), "
-                "fully_shard and a new layer replace them). To train other tensors through the model, pass what holds "
-                "them too: model=[model, torch.nn.ParameterList([tensor])]."
+                f"the optimizer holds no parameter of the model, but {len(self._unique)} others, so the model would "
+                "never learn: make it from model.parameters(), after the model has its final parameters "
+                "(load_state_dict(assign=True), fully_shard and a new layer replace them). To train other tensors "
+                "through the model, pass what holds them too: model=[model, torch.nn.ParameterList([tensor])]."
             )
 
     def open_window(self) -> list[nn.Parameter]:
@@ -94,8 +96,9 @@ class OwnedParameters:
         """
         if not self._is_current():
             raise AccumulationError(
-                "the parameter groups of the optimizer changed inside a window: change them between windows, and give "
-                "this one up with window.discard()."
+                "the parameter groups of the optimizer changed inside a window, from "
+                f"{len(self._listed)} parameters to {len(self._groups())}: change them between windows, and give this "
+                "one up with window.discard()."
             )
         for parameter in self._frozen:
             if parameter.grad is None:
@@ -144,11 +147,11 @@ class OwnedParameters:
                         "another module, pass it too: model=[model, module]."
                     )
 
-    def _toggled(self, parameter: nn.Parameter, how: str, what: str) -> str:
+    def _toggled(self, parameter: nn.Parameter, change: str, gradient: str) -> str:
         name = self.names().get(id(parameter), "a parameter")
         return (
-            f"{name} was {how} inside a window, and has {what} it: set requires_grad between windows, and give this "
-            "one up with window.discard()."
+            f"{name} was {change} inside a window, and has {gradient} it: set requires_grad between windows, and give "
+            "this one up with window.discard()."
         )
 
 
@@ -164,8 +167,7 @@ def check_schedulers(scheduler: Any, optimizers: Sequence[Optimizer]) -> list[An
     schedulers = [] if scheduler is None else as_list(scheduler)
     for each in schedulers:
         _check_scheduler(each, optimizers)
-    if len({id(each) for each in schedulers}) < len(schedulers):
-        raise ConfigError("scheduler holds the same scheduler twice, which would move twice per update: give it once.")
+    _check_distinct(schedulers, "scheduler", "scheduler")
     return schedulers
 
 
@@ -209,8 +211,8 @@ def average_updates(ema: Any, models: Sequence[nn.Module]) -> list[Callable[[], 
 def _check_scheduler(scheduler: Any, optimizers: Sequence[Optimizer]) -> None:
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(
-            "ReduceLROnPlateau follows a metric, not the updates: leave it out of scheduler= and call its step(metric) "
-            "yourself after each evaluation."
+            f"{type(scheduler).__name__} follows a metric, not the updates: leave it out of scheduler= and call its "
+            "step(metric) yourself after each evaluation."
         )
     name = scheduler.__name__ if isinstance(scheduler, type) else type(scheduler).__name__
     step = getattr(scheduler, "step", None)
@@ -218,9 +220,9 @@ def _check_scheduler(scheduler: Any, optimizers: Sequence[Optimizer]) -> None:
         raise ConfigError(f"scheduler must have a step() method to move it, got {name}.")
     if needed := _required(step):
         raise ConfigError(
-            f"the step() of {name} needs {', '.join(needed)}, but is called with nothing, once per update: leave the "
-            f"scheduler out and call it yourself, after window.step() or once per epoch, or pass an object whose "
-            "step() does so."
+            f"the step() of {name} needs {', '.join(needed)}, but the accumulator calls it without arguments, once per "
+            "update: leave the scheduler out and call it yourself, after window.step() or once per epoch, or pass an "
+            "object whose step() does so."
         )
     moved = getattr(scheduler, "optimizer", None)
     if isinstance(moved, Optimizer) and not any(_same_groups(moved, optimizer) for optimizer in optimizers):
@@ -239,8 +241,8 @@ def _update_of(average: Any, model: nn.Module) -> Callable[[], Any]:
     method, needed = _method(average)
     if len(needed) > 1:
         raise ConfigError(
-            f"ema is a {type(average).__name__} that must be called with {', '.join(needed)}, but all that is known is "
-            "the model: pass a function of the model that calls it."
+            f"ema is a {type(average).__name__} that must be called with {', '.join(needed)}, but the accumulator has "
+            "only the model: pass a function of the model that calls it."
         )
     if not _fits(average, model):
         raise ConfigError(

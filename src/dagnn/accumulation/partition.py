@@ -1,4 +1,4 @@
-"""Partition: a stream of batches into windows, each fetched whole, and one batch into micro-batches."""
+"""Partition a stream of batches into windows, each fetched whole, and split one batch into micro-batches."""
 
 import dataclasses
 import itertools
@@ -32,7 +32,7 @@ def split_batch(batch: Any, micro_batch_size: int) -> list[tuple[Any, int]]:
 
     Args:
         batch: what :func:`~dagnn.accumulation.items.count_items` can count: tensors and arrays are sliced (views, no
-            copies), lists of items are sliced, graph batches are rebuilt, containers are cut part by part and
+            copies), lists of items are sliced, graph batches are rebuilt, containers are split part by part and
             keep their type. Numbers, strings, ``None`` and 0-dimensional tensors go to every micro-batch.
         micro_batch_size: at least 1.
 
@@ -95,7 +95,7 @@ def _slice(
 
 
 def concatenate(parts: list[Any]) -> Any:
-    """Inverse of slicing for what models return: tensors, and tuples, lists and mappings of tensors."""
+    """One batch from ``parts``, which a model returned: tensors, or tuples, lists and mappings of them."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts)
@@ -107,7 +107,7 @@ def concatenate(parts: list[Any]) -> Any:
         return type(first)(concatenate(list(group)) for group in zip(*parts, strict=True))
     if first is None:
         return None
-    raise AccumulationError(f"outputs of type {type(first).__name__} cannot be joined: return tensors.")
+    raise AccumulationError(f"outputs of type {type(first).__name__} cannot be concatenated: return tensors.")
 
 
 def _rebuild(like: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
@@ -131,7 +131,7 @@ class MicroBatch(NamedTuple):
 
 
 class PartitionRule(NamedTuple):
-    """How to cut: exactly one of the first three is set."""
+    """When a window is full: exactly one of the first three is set."""
 
     micro_batches: int | None
     micro_batch_size: int | None
@@ -147,7 +147,7 @@ class PartitionRule(NamedTuple):
         if len(given) != 1:
             raise ConfigError(
                 "windows() needs exactly one of micro_batches=K (batches per window), micro_batch_size=n (every batch "
-                f"is a window, cut into pieces of n items) and max_weight=w, got {' and '.join(given) or 'none'}."
+                f"is a window, split into pieces of n items) and max_weight=w, got {' and '.join(given) or 'none'}."
             )
         value = getattr(self, given[0])
         whole = given[0] != "max_weight"
@@ -232,7 +232,7 @@ def _main_weight(micro: MicroBatch) -> float:
 
 
 class Outline(NamedTuple):
-    """One process's part of the next window: sent to all others."""
+    """What one process sends to all others about its part of the next window."""
 
     has_window: bool
     micro_batches: int
@@ -241,7 +241,7 @@ class Outline(NamedTuple):
 
     @classmethod
     def of(cls, micros: list[MicroBatch] | None, *, declared: bool) -> "Outline":
-        """The outline of ``micros``; of None where this process has no batches left."""
+        """The outline of ``micros``, which are None where this process has no batches left."""
         totals: Weights = {}
         for micro in micros or []:
             if micro.weights is None:

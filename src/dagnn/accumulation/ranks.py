@@ -1,4 +1,4 @@
-"""How several processes join counts and gradients: alone, replicated (DDP) or sharded (FSDP2)."""
+"""How processes add up counts and gradients: one alone, several with replicas (DDP) or with shards (FSDP2)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Ranks(ABC):
-    """What a window asks of the processes that share the model. Each method is called by all of them."""
+    """What a window needs of the processes that share the model. All of them call each method."""
 
     world_size: int
     seed_factor: float  # what losses are multiplied by, where the wrapper divides gradients by the world size
@@ -52,7 +52,7 @@ class Ranks(ABC):
 
 @final
 class Alone(Ranks):
-    """One process: nothing to join."""
+    """One process: nothing to add up."""
 
     world_size = 1
     seed_factor = 1.0
@@ -133,7 +133,8 @@ class Replicated(Ranks):
                 parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype, requires_grad=False)
             if parameter.grad.is_sparse:
                 raise AccumulationError(
-                    "sparse gradients cannot be summed over processes: use nn.Embedding(sparse=False)."
+                    f"the sparse gradient of a parameter of the shape {list(parameter.shape)} cannot be summed over "
+                    "processes: use nn.Embedding(sparse=False)."
                 )
             gradients.append(parameter.grad)
         for bucket in buckets(gradients, BUCKET_BYTES):
@@ -197,8 +198,9 @@ class Sharded(Ranks):
         meshes = {mesh for p in parameters if (mesh := getattr(p, "device_mesh", None)) is not None}
         if len(meshes) != 1 or any(getattr(p, "device_mesh", None) is None for p in parameters):
             raise ConfigError(
-                "with fully_shard all parameters of the optimizer must be sharded over the same mesh: call "
-                "fully_shard(model) on the whole model before making the optimizer."
+                "with fully_shard all parameters of the optimizer must be sharded over the same mesh, got "
+                f"{len(meshes)} meshes or plain parameters beside sharded ones: call fully_shard(model) on the whole "
+                "model before making the optimizer."
             )
         (mesh,) = meshes
         if mesh.ndim > 1 and mesh.size() != dist.get_world_size():
@@ -253,16 +255,16 @@ def ranks_of(
     process_group: Any = None,
     fsdp_sync: FsdpSync = "each",
 ) -> Ranks:
-    """How the processes that train ``models`` join their windows.
+    """How the processes that train ``models`` add up their windows.
 
     Args:
         models: as the user wrapped them.
         parameters: those that get gradients.
-        process_group: joins processes that hold plain modules.
+        process_group: the processes that hold replicas of a plain module.
         fsdp_sync: see ``GradientAccumulator``.
 
     Raises:
-        ConfigError: the models are wrapped in different ways, or in a way that cannot be joined.
+        ConfigError: the models are wrapped in different ways, or in a way that cannot be summed exactly.
     """
     if fsdp_sync not in ("each", "last"):
         raise ConfigError(
@@ -273,7 +275,10 @@ def ranks_of(
         return Alone()
     wrappers = {wrapper_of(model) for model in models}
     if "FullyShardedDataParallel" in wrappers:
-        raise ConfigError("FullyShardedDataParallel (FSDP1) cannot be joined exactly: use fully_shard (FSDP2), or DDP.")
+        raise ConfigError(
+            f"the model is wrapped in {', '.join(sorted(wrappers))}: FSDP1 cannot be summed exactly. Use fully_shard "
+            "(FSDP2), or DDP."
+        )
     if len(wrappers) > 1:
         raise ConfigError(f"the models are wrapped in different ways ({', '.join(sorted(wrappers))}): use one for all.")
     (wrapper,) = wrappers
@@ -283,7 +288,10 @@ def ranks_of(
     if wrapper == "DistributedDataParallel":
         groups = [model.process_group for model in models]
         if any(group is not groups[0] for group in groups):
-            raise ConfigError("the models are wrapped with different process groups: use one group for all.")
+            raise ConfigError(
+                f"the {len(models)} models are wrapped with {len(set(map(id, groups)))} process groups: use one for "
+                "all."
+            )
         return Replicated(models, groups[0])
     if process_group is not None:
         return Replicated(models, process_group)
@@ -298,7 +306,7 @@ def ranks_of(
 
 
 def wrapper_of(model: nn.Module) -> str:
-    """Name of the class that joins ``model`` over processes; "a plain module" if none does."""
+    """Name of the class that wraps ``model`` for several processes; "a plain module" if none does."""
     # By name: importing torch.distributed.fsdp takes long, and most users have no use for it.
     names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.")}
     for wrapper in ("FSDPModule", "DistributedDataParallel", "FullyShardedDataParallel"):

@@ -17,11 +17,16 @@ from dagnn.errors import AccumulationError, ConfigError
 Reduction = Literal["mean", "sum", "none", "undivided"]
 Divisor = Literal["planned", "counted", "undivided"]  # what losses are divided by: weights known before or after, or 1
 Weights = dict[str, float]
+_HOW_DIVIDED: dict[Divisor, str] = {
+    "planned": "by weights known before the window",
+    "counted": "by weight=...",
+    "undivided": "undivided",
+}
 SINGLE = "loss"  # the name of a loss, and of a denominator, that was given without one
 
 
 class KnownWeights(NamedTuple):
-    """What is known of a window before it runs."""
+    """The weights of a window where they are known before it runs."""
 
     weights: list[Weights]  # per micro-batch of this process: denominator name -> w
     totals: Weights  # denominator name -> N, over all processes
@@ -29,7 +34,7 @@ class KnownWeights(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """What one process adds to the window: joined over processes with ``window_totals``."""
+    """What one process adds to the window; ``window_totals`` adds up those of all processes."""
 
     used: Weights  # denominator name -> weight that went into the gradients
     losses: dict[str, tuple[str, float]]  # loss name -> (denominator, sum of w * loss)
@@ -50,8 +55,8 @@ class _Record(NamedTuple):
 class Shares:
     """Coefficients of the losses of one window, and the record that turns them into exact means at its end.
 
-    With planned weights the coefficient is final (``w / N``). With weights that arrive only with the loss it is
-    provisional (``w / reference``), and ``correction`` gives the factor ``reference / N`` for the finished sum.
+    With weights known before the window runs, the coefficient is final (``w / N``). With weights that arrive only with
+    the loss it is provisional (``w / reference``), and ``correction`` is the factor ``reference / N`` for the sum.
     """
 
     def __init__(self, known: KnownWeights | None, reference: float | None, *, final: bool = False) -> None:
@@ -179,7 +184,7 @@ class Shares:
     def _planned_weight(self, micro: int, name: str) -> tuple[str, float, float]:
         if self._known is None:
             raise AccumulationError(
-                "the weight of this micro-batch is not known: pass weight=... to backward (the number of items or "
+                f"the weight of micro-batch {micro} is not known: pass weight=... to backward (the number of items or "
                 "tokens that the loss is the mean of; weight=1 if all micro-batches count the same). If the batches "
                 "are lists [inputs, targets], tuples in their place are counted."
             )
@@ -198,13 +203,13 @@ class Shares:
             self._divisor = divisor
         elif "undivided" in (self._divisor, divisor) and self._divisor != divisor:
             raise AccumulationError(
-                "some losses of this window came with reduction='undivided' and some did not: give it to all of them, "
-                "or to none."
+                "some losses of this window came with reduction='undivided' and some did not (the first "
+                f"{_HOW_DIVIDED[self._divisor]}, this one {_HOW_DIVIDED[divisor]}): give it to all of them, or to none."
             )
         elif self._divisor != divisor:
             raise AccumulationError(
-                "some micro-batches of this window got weight=... in backward and some did not: give it to all of "
-                "them, or to none."
+                "some micro-batches of this window got weight=... in backward and some did not (the first "
+                f"{_HOW_DIVIDED[self._divisor]}, this one {_HOW_DIVIDED[divisor]}): give it to all of them, or to none."
             )
 
 
@@ -220,7 +225,7 @@ class WindowTotals(NamedTuple):
 
 
 def window_totals(contributions: list[Contribution], totals: Mapping[str, float] | None) -> WindowTotals:
-    """Join what all processes added; ``totals`` are the planned totals.
+    """The sum over the ``contributions`` of all processes; ``totals`` are those known before the window ran.
 
     Raises:
         AccumulationError: the processes disagree on how weights were given, or a micro-batch was dropped while
@@ -234,10 +239,11 @@ def window_totals(contributions: list[Contribution], totals: Mapping[str, float]
         for name, (denominator, value) in contribution.losses.items():
             sums[name] = (denominator, (sums[name][1] if name in sums else 0.0) + value)
     running = [contribution for contribution in contributions if contribution.used]
-    if len({contribution.divisor for contribution in running}) > 1:
+    divisors = {contribution.divisor for contribution in running if contribution.divisor is not None}
+    if len(divisors) > 1:
         raise AccumulationError(
-            "some processes gave weight=... or reduction='undivided' in backward and others did not: do the same on "
-            "every process."
+            "some processes gave weight=... or reduction='undivided' in backward and others did not (some "
+            f"{', some '.join(sorted(_HOW_DIVIDED[divisor] for divisor in divisors))}): do the same on every process."
         )
     if any(contribution.divisor == "undivided" for contribution in running):
         used, totals = {SINGLE: 1.0}, None
@@ -249,8 +255,8 @@ def window_totals(contributions: list[Contribution], totals: Mapping[str, float]
         ratios = {total / used[name] for name, total in totals.items() if used.get(name)}
         if len(ratios) > 1 and max(ratios) / min(ratios) > 1 + 1e-12:
             raise AccumulationError(
-                "a micro-batch was dropped from a window whose losses have different denominators, which shrank by "
-                "different ratios: use on_nonfinite='skip', or one denominator."
+                "a micro-batch was dropped from a window whose losses have different denominators "
+                f"({', '.join(totals)}), which shrank by different ratios: use on_nonfinite='skip', or one denominator."
             )
         correction = ratios.pop() if ratios else 1.0
     losses = {name: value / used[den] for name, (den, value) in sums.items() if used.get(den)}

@@ -1,4 +1,4 @@
-"""State besides gradients: random numbers, buffers, BatchNorm statistics, and a half-done window, resumed."""
+"""State that a forward pass changes: random numbers, buffers and BatchNorm statistics, to be restored or deferred."""
 
 import copy
 import random
@@ -136,7 +136,7 @@ class BatchNorms:
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """While a forward pass is repeated, whose items were counted before."""
+        """A context for a repeated forward pass, whose items were counted before."""
         self._recomputing = True
         try:
             yield

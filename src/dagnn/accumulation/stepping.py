@@ -126,7 +126,7 @@ class Finalizer:
             update()
 
     def _update_scaler(self, *, found_inf: bool) -> None:
-        """Tell the scaler about this window through its public methods, with a parameter of our own.
+        """Report this window to the scaler through its public methods, with a parameter of our own.
 
         Its ``unscale_`` refuses 16-bit gradients and sees one process only; ours are already unscaled and checked.
         """
@@ -152,13 +152,13 @@ class Finalizer:
                 )
         if self.scaler is None:
             return
-        # No public way to ask; without the attribute the check is left out.
+        # There is no public method for this; without the attribute the check is left out.
         states = getattr(self.scaler, "_per_optimizer_states", {})
         for optimizer in self.optimizers:
             if id(optimizer) in states and states[id(optimizer)].get("found_inf_per_device"):
                 raise AccumulationError(
-                    "scaler.unscale_(optimizer) was called inside a window, which unscales by itself: remove that call "
-                    "(clipping belongs into max_norm=...)."
+                    f"scaler.unscale_(optimizer) was called inside a window, with a {type(optimizer).__name__}, but "
+                    "the window unscales by itself: remove that call (clipping belongs into max_norm=...)."
                 )
 
 

@@ -37,7 +37,9 @@ def causal_tokens(batch: Any, *, ignore_index: int = -100) -> int:
     """
     labels = _labels(batch, "causal_tokens")
     if labels.ndim == 0:
-        raise ConfigError("causal_tokens needs labels of the shape [items, positions], got a single number.")
+        raise ConfigError(
+            f"causal_tokens needs labels of the shape [items, positions], got a single number ({labels.item()})."
+        )
     if labels.is_nested:
         return sum(int((row[..., 1:] != ignore_index).sum()) for row in labels.unbind())
     return int((labels[..., 1:] != ignore_index).sum())

@@ -148,7 +148,9 @@ class Job:
             if size != "auto":
                 raise ConfigError(f"memory= is the budget of micro_batch_size='auto', got micro_batch_size={size}.")
         if self.reduction == "undivided" and self.weight is not None:
-            raise ConfigError("got weight=... and reduction='undivided', which divides by nothing: leave one out.")
+            raise ConfigError(
+                f"got weight=... and reduction={self.reduction!r}, which divides by nothing: leave one out."
+            )
 
 
 def accumulate(
@@ -262,8 +264,8 @@ def run_batch(
         snapshot.restore()
         if size == 1:
             raise AccumulationError(
-                "one item does not fit into memory: free memory, or checkpoint parts of the model "
-                "(torch.utils.checkpoint)."
+                f"one item does not fit into memory ({failure or 'on another process'}): free memory, or checkpoint "
+                "parts of the model (torch.utils.checkpoint)."
             ) from failure
         size = -(-size // 2)
 
@@ -311,11 +313,14 @@ def _at_least_float32(loss: Any) -> Any:
 
 
 def _check_initialised(models: Sequence[nn.Module], *, with_parameters: bool) -> None:
-    tensors = [b for m in models for b in m.buffers()]
+    tensors = [named for m in models for named in m.named_buffers()]
     if with_parameters:
-        tensors += [p for m in models for p in m.parameters()]
-    if any(map(is_lazy, tensors)):
-        raise ConfigError("a lazy module of the model has no shape yet: run the model once on a batch, then do this.")
+        tensors += [named for m in models for named in m.named_parameters()]
+    for name, tensor in tensors:
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"a lazy module of the model has no shape yet ({name}): run the model once on a batch before this."
+            )
 
 
 def _size_for_memory(
