@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagnn.curriculum import Sample, judge, level_spec, make_sample
-from dagnn.training import TrainingConfig
+from dagnn.curriculum import CurriculumConfig, Sample, judge, level_spec, make_sample
 
 LEVELS = (1, 2, 3, 4, 5, 6, 7)
 DEPTHS = (3, 5, 8)
@@ -65,7 +64,7 @@ def drawn(
 
 def default_sizes() -> dict[int, int]:
     """Training expressions of every level that `dagnn train` traces."""
-    curriculum = TrainingConfig().curriculum
+    curriculum = CurriculumConfig().curriculum
     return {level: curriculum.samples_of(level) for level in LEVELS}
 
 

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.curriculum_rivals import Trained
 from dagnn.curriculum import Sample
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.engine import from_term, to_term
 from dagnn.curriculum.evaluate import STEP_BUDGET, evaluate, model_of
 from dagnn.curriculum.evaluation import NeighbourhoodCounts
@@ -15,7 +16,7 @@ from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import train
 from dagnn.rewriting import GraphRewriter, RewritingMachine
 from dagnn.rewriting.dataset import read_neighbourhoods
-from dagnn.training import CheckpointStore, RunDirectory, TrainingConfig, read_metrics
+from dagnn.training import CheckpointStore, RunDirectory, read_metrics
 
 # Enough to tell what a step costs; they are part of the training, which then goes on.
 _FIRST_STEPS = 150
@@ -34,6 +35,7 @@ class Ours:
 
     def __init__(self, directory: Path, seed: int) -> None:
         run = RunDirectory.read(directory)
+        config = run.config(CurriculumConfig)
         checkpoint = CheckpointStore(run.checkpoints_path, run.run_id).latest()
         traced = read_neighbourhoods(run.path, SIGNATURE)
         assert checkpoint is not None and traced is not None
@@ -43,12 +45,12 @@ class Ours:
         self.trained = Trained(
             cpu_seconds=traces + training,
             steps=checkpoint.step,
-            examples=checkpoint.step * run.config().batch_size,
+            examples=checkpoint.step * config.batch_size,
             # The log knows the wall-clock only: steps cost about the same all the way.
             curve=[
                 (
                     traces + training * row["step"] / checkpoint.step,
-                    {level: float(row.get(f"accuracy/{level}", 0.0)) for level in run.config().curriculum.levels},
+                    {level: float(row.get(f"accuracy/{level}", 0.0)) for level in config.curriculum.levels},
                 )
                 for row in read_metrics(run.metrics_path)
                 if row["kind"] == "evaluation"
@@ -96,7 +98,7 @@ def train_ours(
         "run_directory": str(directory),
         "threads": 1,
         "max_steps": max_steps or _FIRST_STEPS,
-        "schedule.steps": max_steps or TrainingConfig().max_steps,
+        "schedule.steps": max_steps or CurriculumConfig().max_steps,
         "eval_every": 250,
         "test_samples": 1,  # the questions of this benchmark come after the training
         "checkpoint.save_every": 0,
@@ -106,7 +108,7 @@ def train_ours(
     }
     if expressions is not None:
         settings["curriculum.samples"] = (expressions,)
-    config = TrainingConfig.resolve(environment={}, flags=settings)
+    config = CurriculumConfig.resolve(environment={}, flags=settings)
     train(config, note=told)
     if max_steps is not None:
         return Ours(directory, seed)

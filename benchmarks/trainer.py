@@ -25,7 +25,7 @@ from torch import nn
 
 from benchmarks.harness import QUICK_ROUNDS, ROUNDS, Row, as_json, table
 from dagnn.data import BatchIterator
-from dagnn.training import MappedSource, MetricsLog, RunDirectory, Trainer, TrainingConfig
+from dagnn.training import MappedLoader, MetricsLog, RunDirectory, Trainer, TrainingConfig
 from dagnn.training.optimizers import WeightAverage, make_schedule
 
 STEPS, QUICK_STEPS = 500, 100
@@ -61,12 +61,12 @@ def config_of(steps: int, directory: str = "run") -> TrainingConfig:
     return TrainingConfig.resolve(environment={}, flags=flags)
 
 
-def source_of(batch_size: int) -> MappedSource:
+def source_of(batch_size: int) -> MappedLoader:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(ITEMS, FEATURES, generator=generator)
     targets = inputs[:, :1].tanh()
     order = BatchIterator([1] * ITEMS, batch_size=batch_size, seed=0)
-    return MappedSource(order, lambda items: (inputs[items], targets[items]))
+    return MappedLoader(order, lambda items: (inputs[items], targets[items]))
 
 
 def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from dagnn import GradientAccumulator
 from dagnn.data import BatchIterator
-from dagnn.training import joined
+from dagnn.training import process_group
 
 MICRO_BATCHES = 2
 SAVE_EVERY = 2
@@ -89,7 +89,7 @@ def load_newest(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def main() -> None:
-    with joined():  # those that torchrun has started
+    with process_group():  # those that torchrun has started
         alone = not dist.is_initialized()
         if alone:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -176,7 +176,7 @@ GUARDS = [
     Guard(
         "the data's position comes back",
         "training/run/resume.py",
-        '        self.source.load_state_dict(unpacked(state["data"]))\n',
+        '        self.loader.load_state_dict(unpacked(state["data"]))\n',
         "",
         f"{RESUME}::test_stop_after_every_step",
     ),
@@ -240,7 +240,7 @@ GUARDS = [
     Guard(
         "an aborted evaluation changes no data",
         "training/evaluation.py",
-        "    source.load_state_dict(data)\n",
+        "    loader.load_state_dict(data)\n",
         "",
         f"{RESUME}::test_signal_inside_an_evaluation",
     ),
@@ -318,8 +318,8 @@ GUARDS = [
     Guard(
         "exports never overwrite",
         "files.py",
-        "        os.link(temporary, target)\n",
-        "        os.rename(temporary, target)\n",
+        "    return _moved_into_place(target, os.link)\n",
+        "    return _moved_into_place(target, os.rename)\n",
         "training/run/test_tools.py::test_export_never_overwrites_and_leaves_nothing_behind",
     ),
 ]

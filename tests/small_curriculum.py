@@ -1,6 +1,6 @@
 """The main job in small: seconds instead of minutes, and what two equal trainings must have in common."""
 
-from dagnn.training.config import TrainingConfig
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.training.metrics import read_metrics
 
 SMALL = {
@@ -20,9 +20,9 @@ SMALL = {
 }
 
 
-def config_of(path, **changes) -> TrainingConfig:
+def config_of(path, **changes) -> CurriculumConfig:
     given = {**SMALL, "run_directory": str(path), **{key.replace("__", "."): value for key, value in changes.items()}}
-    return TrainingConfig.resolve(environment={}, flags=given)
+    return CurriculumConfig.resolve(environment={}, flags=given)
 
 
 def last_bytes(path) -> dict[str, bytes]:

@@ -18,11 +18,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dagnn.curriculum import CurriculumConfig
 from dagnn.data import BatchIterator
-from dagnn.training import CheckpointStore, LevelPromotion, RunDirectory, Trainer, TrainingConfig, TrainingInterrupted
-from dagnn.training.evaluation import Tally
+from dagnn.training import CheckpointStore, RunDirectory, Trainer, TrainingInterrupted
+from dagnn.training.evaluation import Meter
 from dagnn.training.metrics import read_metrics
-from dagnn.training.processes import Processes, joined
+from dagnn.training.processes import Processes, process_group
 from dagnn.training.run.directory import open_run
 
 NUM_STEPS = 21
@@ -112,7 +113,7 @@ def small_config(**flags):
         "checkpoint.save_every": 3,
         "checkpoint.keep_last": 3,
     }
-    return TrainingConfig.resolve(
+    return CurriculumConfig.resolve(
         environment={}, flags={**given, **{key.replace("__", "."): value for key, value in flags.items()}}
     )
 
@@ -142,7 +143,7 @@ def small_trainer(run, config=None, *, during_step=None, during_evaluation=None,
             during_evaluation(trainer)
         mine = slice(processes.rank, None, processes.size)
         errors = nn.functional.mse_loss(model(_FEATURES[mine]), _TARGETS[mine], reduction="none").flatten()
-        return {"accuracy": Tally.of((1 - errors).tolist()), "accuracy/1": 1.0, "accuracy/2": 1.0, "accuracy/3": 1.0}
+        return {"accuracy": Meter.of((1 - errors).tolist()), "accuracy/1": 1.0, "accuracy/2": 1.0, "accuracy/3": 1.0}
 
     trainer = Trainer(
         wrap(model),
@@ -151,7 +152,7 @@ def small_trainer(run, config=None, *, during_step=None, during_evaluation=None,
         config,
         run=run,
         evaluate=evaluate,
-        promotion=LevelPromotion.from_config(config.curriculum),
+        promotion=config.curriculum.promotion(),
         on_promotion=source.open,
         description={"width": 6},
         show_progress=False,
@@ -234,7 +235,7 @@ if __name__ == "__main__":
         storm(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     else:
         try:
-            with joined():
+            with process_group():
                 begin_or_go_on(sys.argv[2], during_step=lambda trainer: time.sleep(0.02))
         except TrainingInterrupted as interrupted:
             print(interrupted)

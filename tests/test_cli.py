@@ -12,10 +12,10 @@ import pytest
 
 from dagnn.cli import COMMANDS, main
 from dagnn.commands.arguments import say
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation import Evaluation, LevelResult
 from dagnn.curriculum.solving import Solution, SolvedStep
 from dagnn.data import Dataset
-from dagnn.training.config import TrainingConfig
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.signals import TrainingInterrupted
 
@@ -40,7 +40,7 @@ def fails(capsys):
 def run(tmp_path):
     """An evaluated run that has not made a step."""
     path = tmp_path / "run"
-    RunDirectory.create(path, TrainingConfig(run_directory=str(path))).close()
+    RunDirectory.create(path, CurriculumConfig(run_directory=str(path))).close()
     EVALUATION.write(path)
     return str(path)
 
@@ -184,7 +184,7 @@ def test_dry_run_prints_the_settings_and_trains_nothing(capsys, called, tmp_path
 
     assert main(["train", "--dry-run", "--config", str(tmp_path / "my.toml"), "--batch-size", "32"]) == 0
 
-    config = TrainingConfig.from_toml(capsys.readouterr().out)
+    config = CurriculumConfig.from_toml(capsys.readouterr().out)
     assert (config.seed, config.batch_size) == (3, 32)
     assert called.calls == []
 
@@ -195,7 +195,7 @@ def test_train_trains_and_shows_the_report(capsys, called, run):
     assert called.calls == [
         (
             "train",
-            (TrainingConfig(run_directory=run),),
+            (CurriculumConfig(run_directory=run),),
             {"resume": False, "step": None, "reschedule": None, "note": say},
         )
     ]
@@ -205,7 +205,7 @@ def test_train_trains_and_shows_the_report(capsys, called, run):
 def test_resume_takes_the_settings_of_the_run(called, run):
     assert main(["train", "--resume", f"{run}/checkpoints/step-00000500", "--threads", "1"]) == 0
 
-    config = TrainingConfig(run_directory=run, threads=1)
+    config = CurriculumConfig(run_directory=run, threads=1)
     assert called.calls == [("train", (config,), {"resume": True, "step": 500, "reschedule": None, "note": say})]
 
 
@@ -236,7 +236,7 @@ def test_resume_latest_takes_what_was_said_and_the_rest_of_the_run(called, tmp_p
     line = ["train", "--resume", "latest", "--config", str(tmp_path / "c.toml")]
     assert "holds no run" in fails(*line)
 
-    stored = TrainingConfig(seed=3, batch_size=64, run_directory=f"{tmp_path}/run")
+    stored = CurriculumConfig(seed=3, batch_size=64, run_directory=f"{tmp_path}/run")
     RunDirectory.create(tmp_path / "run", stored).close()
     assert main([*line, "--threads", "2"]) == 0
     assert trained_with(called)[0] == stored.changed({"threads": 2})
@@ -263,7 +263,7 @@ def test_reschedule_is_passed_on_and_belongs_to_a_resume(called, run, fails):
     assert "--reschedule keep to stay on that curve" in fails("train", "--resume", run, "--max-steps", "9000")
     assert main(["train", "--resume", run, "--max-steps", "9000", "--reschedule", "keep"]) == 0
     config, _, _, reschedule = trained_with(called)
-    assert (config.max_steps, config.schedule.steps, reschedule) == (9000, TrainingConfig().max_steps, "keep")
+    assert (config.max_steps, config.schedule.steps, reschedule) == (9000, CurriculumConfig().max_steps, "keep")
 
 
 @pytest.mark.parametrize(("number", "code"), [(2, 130), (15, 143)])

@@ -1,47 +1,37 @@
 """The command `dagnn`: every subcommand reads its flags and makes one call into the packages.
 
-What a command needs is imported when it runs: `dagnn --help` must not wait for torch.
+A command imports what it needs when it runs: `dagnn --help` must not wait for torch.
 """
 
-import difflib
 import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, TextIO
+from typing import Annotated, TextIO
 
 from tyro.conf import Positional, arg
 
 from dagnn._version import __version__
-from dagnn.commands.arguments import complain as _complain
-from dagnn.commands.arguments import let_go, open_streams
-from dagnn.commands.arguments import parsed as _parsed
+from dagnn.commands.arguments import DEFAULT_RUN, Command, complain, dispatch, flushed, open_streams, parsed
 from dagnn.errors import ConfigError, DagnnError
 from dagnn.training.terminal import write_line
 
-DEFAULT_run_checkpoint = "runs/curriculum"
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
-
-
-class Command(NamedTuple):
-    """A subcommand: one line for `dagnn --help`, and what runs it, given the arguments after its name."""
-
-    summary: str
-    run: Callable[[Sequence[str]], int]
+_ABOUT = "Neural networks shaped like DAGs, trained with gradients you can trust."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
-    0: done; 2: a wrong argument, file or run, told in one line on stderr; 130 and 143: stopped by Ctrl-C and by
-    SIGTERM, the training saved; 141: whoever read the output went away.
+    0: done; 2: a wrong argument, file or run, with one line on stderr; 130 and 143: stopped by Ctrl-C and by SIGTERM,
+    the training saved; 141: the reader of the output went away.
     """
     open_streams()
     code = _run(sys.argv[1:] if arguments is None else arguments)
-    let_go(sys.stderr)
-    return code if let_go(sys.stdout) or code else EXIT_BROKEN_PIPE
+    flushed(sys.stderr)
+    return code if flushed(sys.stdout) or code else EXIT_BROKEN_PIPE
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -50,32 +40,24 @@ def _run(arguments: Sequence[str]) -> int:
             warnings.showwarning = _show_warning
             return _dispatch(arguments)
     except DagnnError as error:
-        _complain(str(error))
+        complain(str(error))
         return EXIT_ERROR
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        _complain(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        complain(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
         return EXIT_ERROR
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain("interrupted")
         return EXIT_INTERRUPTED
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
-    name = arguments[0] if arguments else "--help"
-    if name in ("--help", "-h", "help"):
-        print(_help())
-        return 0
-    if name in ("--version", "version"):
+    if arguments and arguments[0] in ("--version", "version"):
         print(f"dagnn {__version__}")
         return 0
-    if name not in COMMANDS:
-        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else f"the commands are {', '.join(COMMANDS)}."
-        raise ConfigError(f"unknown command {name!r}: {advice}")
     try:
-        return COMMANDS[name].run(arguments[1:])
+        return dispatch("dagnn", COMMANDS, arguments, about=_ABOUT, more=", `dagnn --version` prints the version")
     except SystemExit as stop:  # tyro has printed a command's --help
         return stop.code if isinstance(stop.code, int) else 0
 
@@ -88,9 +70,9 @@ def _train(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Asks the network of a run fresh expressions of every level; the exact engine judges the answers."""
+    """Tests the network of a run on fresh expressions of every level; the exact engine judges the answers."""
 
-    run: Positional[Annotated[str, arg(metavar="run_checkpoint")]] = DEFAULT_run_checkpoint
+    run: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
     """run directory, or one of its checkpoints"""
     expressions: int = 500
     """expressions per level"""
@@ -99,7 +81,7 @@ class Evaluate:
     seed: int | None = None
     """seed of the expressions; the run's own when not given"""
     depth: int | None = None
-    """depth of the expressions, in place of the levels' own; asks the levels that have one"""
+    """depth of the expressions, in place of the levels' own; tests the levels that have one"""
     digits: int | None = None
     """digits of the whole numbers of levels 1 to 3, in place of their own"""
     json: bool = False
@@ -107,7 +89,7 @@ class Evaluate:
 
 
 def _evaluate(arguments: Sequence[str]) -> int:
-    given = _parsed(Evaluate, "evaluate", arguments)
+    given = parsed(Evaluate, "evaluate", arguments)
     from dagnn.curriculum.evaluate import evaluate
     from dagnn.curriculum.report import errors_table, results_table
 
@@ -133,7 +115,7 @@ class Solve:
 
     expression: Positional[Annotated[str, arg(metavar="EXPRESSION")]]
     """such as "(derive (^ x 2) x)"; quote it"""
-    run: str = DEFAULT_run_checkpoint
+    run: str = DEFAULT_RUN
     """run directory, or one of its checkpoints"""
     steps: bool = False
     """print every step: its number, the network's confidence in it, before -> after"""
@@ -146,7 +128,7 @@ class Solve:
 def _solve(arguments: Sequence[str]) -> int:
     # A space before -x^2, which would pass for an option; no option but -h has one dash.
     words = [f" {word}" if re.match(r"-(?!-|h$)", word) else word for word in arguments]
-    given = _parsed(Solve, "solve", words)
+    given = parsed(Solve, "solve", words)
     from dagnn.curriculum.solving import solve
 
     solution = solve(given.run, given.expression, budget=given.budget, seconds=given.seconds, trace=given.steps)
@@ -179,7 +161,7 @@ class Generate:
 
 
 def _generate(arguments: Sequence[str]) -> int:
-    given = _parsed(Generate, "generate", arguments)
+    given = parsed(Generate, "generate", arguments)
     from dagnn.curriculum import GenerationStats, dataset, to_text
     from dagnn.data import Record, write_records
     from dagnn.data.records import record_to_line
@@ -217,7 +199,7 @@ def _generate(arguments: Sequence[str]) -> int:
 class Report:
     """Shows a run: accuracy by level, examples, errors by operator, and the curves as a PNG."""
 
-    run: Positional[Annotated[str, arg(metavar="run_checkpoint")]] = DEFAULT_run_checkpoint
+    run: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
     """run directory"""
     picture: str | None = None
     """file of the PNG; report.png in the run directory when not given"""
@@ -226,13 +208,13 @@ class Report:
 
 
 def _report(arguments: Sequence[str]) -> int:
-    given = _parsed(Report, "report", arguments)
+    given = parsed(Report, "report", arguments)
     from dagnn.curriculum.report import report
 
     found = report(given.run, picture=given.picture)
     print(json.dumps(found.evaluation.summary()) if given.json else found.text)
     if given.json and found.problem:
-        _complain(f"no picture: {found.problem}")
+        complain(f"no picture: {found.problem}")
     return 0
 
 
@@ -240,12 +222,12 @@ def _report(arguments: Sequence[str]) -> int:
 class Info:
     """Describes a run or a checkpoint: step, level, parameters by module, and the vectors that compute here."""
 
-    path: Positional[Annotated[str, arg(metavar="run_checkpoint")]] = DEFAULT_run_checkpoint
+    path: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
     """run directory, or one of its checkpoints"""
 
 
 def _info(arguments: Sequence[str]) -> int:
-    given = _parsed(Info, "info", arguments)
+    given = parsed(Info, "info", arguments)
     from dagnn.commands.run import info, vector_widths
 
     print(info(given.path), "", *vector_widths(), sep="\n")
@@ -287,7 +269,7 @@ class Ged:
 
 
 def _ged(arguments: Sequence[str]) -> int:
-    given = _parsed(Ged, "ged", arguments)
+    given = parsed(Ged, "ged", arguments)
     from dagnn.commands.ged import compare_files
     from dagnn.ged import EditCosts
 
@@ -315,7 +297,7 @@ class Check:
 
 
 def _check(arguments: Sequence[str]) -> int:
-    given = _parsed(Check, "check", arguments)
+    given = parsed(Check, "check", arguments)
     from dagnn.commands.check import run_check
 
     return run_check(given.target)
@@ -347,22 +329,6 @@ COMMANDS = {
 }
 
 
-def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name.ljust(width)}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: dagnn COMMAND [OPTIONS]",
-            "",
-            "Neural networks shaped like DAGs, trained with gradients you can trust.",
-            "",
-            *lines,
-            "",
-            "`dagnn COMMAND --help` lists the options of a command, `dagnn --version` prints the version.",
-        ]
-    )
-
-
 def _show_warning(
     message: Warning | str,
     category: type[Warning],
@@ -371,8 +337,8 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning as a user wants it: without the place in our code."""
-    _complain(f"warning: {message}")
+    """Print a warning without its place in our code."""
+    complain(f"warning: {message}")
 
 
 if __name__ == "__main__":

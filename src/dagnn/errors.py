@@ -15,9 +15,11 @@ DagnnError
 Two warnings have a class of their own, so that you can filter them: AccumulationWarning and ConstantNodesWarning.
 """
 
+import difflib
 import os
 import sys
 import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -74,6 +76,21 @@ class AccumulationWarning(UserWarning):
 
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
+
+
+def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known word that ``word`` is most likely a misspelling of; None where none is at least ``cutoff`` alike."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return nearest[0] if nearest else None
+
+
+def did_you_mean(nearest: Sequence[str], otherwise: str) -> str:
+    """The advice of an error about an unknown word: the nearest ones, or what else to do.
+
+    >>> did_you_mean(["loss.gamma", "schedule.gamma"], "see --help.")
+    'did you mean loss.gamma or schedule.gamma?'
+    """
+    return f"did you mean {' or '.join(nearest)}?" if nearest else otherwise
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -4,7 +4,8 @@ import pytest
 import tyro
 
 from dagnn.commands.train import given_flags, training_flags
-from dagnn.training.config import TrainingConfig, training_settings
+from dagnn.curriculum.config import CurriculumConfig
+from dagnn.training.settings import settings_of
 
 
 def parse(*arguments):
@@ -22,7 +23,7 @@ def test_only_what_was_typed_is_given():
 
 def test_flags_resolve_to_a_configuration():
     given = parse("--optimizer.betas", "0.5", "0.6", "--curriculum.order", "progressive", "--seed", "0")
-    config = TrainingConfig.resolve(environment={"DAGNN_SEED": "4"}, flags=given)
+    config = CurriculumConfig.resolve(environment={"DAGNN_SEED": "4"}, flags=given)
     assert (config.optimizer.betas, config.curriculum.order, config.seed) == ((0.5, 0.6), "progressive", 0)
 
 
@@ -34,6 +35,6 @@ def test_help_tells_meaning_range_and_default(capsys):
     with pytest.raises(SystemExit):
         parse("--help")
     told = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for setting in training_settings().values():
+    for setting in settings_of(CurriculumConfig).values():
         assert setting.help in told
     assert "base learning rate, before the schedule (a number above 0.0; default 0.001)" in told

@@ -8,7 +8,7 @@ from dagnn.commands.run import info, parameters_by_module, vector_widths
 from dagnn.errors import CheckpointError, RunError
 from dagnn.kernels.emit.native import Target
 from dagnn.training.config import TrainingConfig
-from dagnn.training.promotion import LevelPromotion
+from dagnn.training.promotion import StagePromotion
 from dagnn.training.run.checkpoint import Checkpoint, read_checkpoint
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.store import CheckpointStore
@@ -27,7 +27,7 @@ class Network(nn.Module):
 def run(tmp_path):
     network = Network()
     optimizer = torch.optim.AdamW(network.named_parameters())
-    promotion = LevelPromotion((1, 2, 3), minimum_steps=0)
+    promotion = StagePromotion((1, 2, 3), minimum_steps=0)
     promotion.observe(10, {1: 1.0})
     with RunDirectory.create(tmp_path / "run", TrainingConfig()) as directory:
         store = CheckpointStore(directory.checkpoints_path, directory.run_id)

@@ -9,10 +9,10 @@ import torch
 
 from dagnn.cli import main
 from dagnn.commands.run import DESCRIPTION, export_program
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluate import model_of
 from dagnn.curriculum.run import train
 from dagnn.errors import CheckpointError, RunError
-from dagnn.training.config import TrainingConfig
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.tensors import load_model
 from dagnn.training.run.tools import checkpoint_of
@@ -34,7 +34,7 @@ def run(tmp_path_factory):
     flags = {"run_directory": str(path), "max_steps": 3, "batch_size": 16, "threads": 1, "eval_every": 0}
     flags |= {"curriculum.levels": [1], "curriculum.preset": "small", "curriculum.samples": [40], "test_samples": 1}
     flags |= {"model.width": 16, "schedule.name": "constant", "checkpoint.keep_best": 0}
-    train(TrainingConfig.resolve(environment={}, flags=flags), note=lambda line: None)
+    train(CurriculumConfig.resolve(environment={}, flags=flags), note=lambda line: None)
     return path
 
 

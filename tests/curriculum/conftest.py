@@ -2,15 +2,15 @@
 
 import pytest
 
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.run import train
-from dagnn.training.config import TrainingConfig
 
 
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory):
     """A run that has learned sums and products of small numbers in a few seconds, and its evaluation."""
     path = tmp_path_factory.mktemp("learned") / "run"
-    config = TrainingConfig.resolve(
+    config = CurriculumConfig.resolve(
         environment={},
         flags={
             "run_directory": str(path),

@@ -11,9 +11,9 @@ from dagnn.curriculum.engine import RewriteStep, RuleEngine, from_term, normal_f
 from dagnn.curriculum.exact import answer
 from dagnn.curriculum.expression import parse, to_text
 from dagnn.curriculum.generator import make_sample
-from dagnn.curriculum.judge import judge
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.verdict import judge
 from dagnn.errors import ConfigError, ExpressionError
 from dagnn.rewriting import LEAVE, RewritingMachine, RuleRewriter
 

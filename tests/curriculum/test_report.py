@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from dagnn.curriculum import report as module
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.report import errors_table, report, report_after_training, results_table
 from dagnn.errors import DataError, RunError
-from dagnn.training.config import TrainingConfig
 from dagnn.training.metrics import MetricsLog
 from dagnn.training.run.directory import RunDirectory
 
@@ -27,7 +27,7 @@ def row(step):
 def run(tmp_path):
     """A run of 120 steps with two evaluations, not evaluated at the end."""
     path = tmp_path / "run"
-    config = TrainingConfig(run_directory=str(path), eval_samples=80)
+    config = CurriculumConfig(run_directory=str(path), eval_samples=80)
     with RunDirectory.create(path, config) as directory, MetricsLog(directory.metrics_path) as log:
         for step in range(1, 121):
             log.write("step", step, row(step))
@@ -144,7 +144,7 @@ def test_run_without_a_final_evaluation_shows_the_last_one(run):
 @pytest.mark.fault("docs_and_packaging", 1)
 def test_time_of_an_unfinished_run_is_that_of_its_clock(tmp_path):
     """``seconds`` is cumulative, over all sessions: the last is the time of the run, and the sum of all is nothing."""
-    with RunDirectory.create(tmp_path / "run", TrainingConfig()) as directory:
+    with RunDirectory.create(tmp_path / "run", CurriculumConfig()) as directory:
         for first in (1, 51):  # stopped after step 50 and resumed
             with MetricsLog(directory.metrics_path, num_rows=first - 1) as log:
                 for step in range(first, first + 50):
@@ -164,7 +164,7 @@ def test_picture_of_a_run_that_is_not_evaluated_says_so(run, evaluated, monkeypa
 
 
 def test_run_that_has_just_begun_has_a_report(tmp_path):
-    RunDirectory.create(tmp_path / "$x_0$ run", TrainingConfig()).close()
+    RunDirectory.create(tmp_path / "$x_0$ run", CurriculumConfig()).close()
 
     found = report(tmp_path / "$x_0$ run")
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from small_curriculum import SMALL, config_of, last_bytes, rows_without_clock
 
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation import Evaluation
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import train
@@ -190,7 +191,7 @@ def test_neighbourhoods_are_read_again_and_a_damaged_file_is_traced_again(finish
     try:
         (path / FILE_NAME).write_bytes(content[: len(content) // 2])
         assert read_neighbourhoods(path, SIGNATURE) is None
-        evaluation = train(RunDirectory.read(path).config(), resume=True, note=lambda line: None)
+        evaluation = train(RunDirectory.read(path).config(CurriculumConfig), resume=True, note=lambda line: None)
         assert evaluation.step == 24
         again = read_neighbourhoods(path, SIGNATURE)
         assert again is not None

@@ -6,9 +6,9 @@ import pytest
 
 from dagnn.curriculum import make_sample, parse
 from dagnn.curriculum.engine import RuleEngine, to_term
-from dagnn.curriculum.judge import is_worked_out
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.solving import Solution, _doubt, _read, solve, solve_with
+from dagnn.curriculum.verdict import is_worked_out
 from dagnn.errors import ConfigError, ExpressionError
 from dagnn.rewriting import LEAVE, RewritingMachine, encode_replacement, read_neighbourhood
 from dagnn.rewriting.network import Proposal

@@ -16,7 +16,7 @@ from faults.two_processes import ITEMS, plain_config, plain_trainer, square, sto
 from small_training import outcome
 
 from dagnn.training import RunDirectory, TrainingInterrupted
-from dagnn.training.evaluation import Tally
+from dagnn.training.evaluation import Meter
 from dagnn.training.metrics import read_metrics
 
 HERE = Path(__file__).parent
@@ -171,11 +171,11 @@ def test_one_process_goes_on_with_the_training_of_two(results, folder, by_one):
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40])
 def test_evaluation_counts_every_example_once_for_any_number_of_processes(size):
     values = torch.rand(ITEMS, generator=torch.Generator().manual_seed(0)).tolist()
-    whole = Tally.of([])
+    whole = Meter.of([])
     for rank in range(size):
-        whole = whole.merged(Tally.of(values[rank::size]))
+        whole = whole.merged(Meter.of(values[rank::size]))
     assert whole.count == ITEMS
-    assert whole.mean == Tally.of(values).mean
+    assert whole.mean == Meter.of(values).mean
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ import os, signal, sys
 sys.path.insert(0, {str(HERE.parent)!r})
 import torch
 from small_training import begin_or_go_on
-from dagnn.training.processes import joined
+from dagnn.training.processes import process_group
 
 killed, session = {killed}, int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
@@ -199,7 +199,7 @@ def during_step(trainer):
         os.kill(os.getpid(), signal.SIGKILL)
 
 torch.set_num_threads(1)
-with joined():
+with process_group():
     begin_or_go_on({str(tmp_path / "run")!r}, during_step=during_step)
 """
     )

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagnn.data import BatchIterator
 from dagnn.errors import RunError
-from dagnn.training import MappedSource, Trainer, TrainingInterrupted
-from dagnn.training.processes import Processes, joined
+from dagnn.training import MappedLoader, Trainer, TrainingInterrupted
+from dagnn.training.processes import Processes, process_group
 from dagnn.training.run.directory import open_run
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -198,14 +198,14 @@ def plain_trainer(loss_fn, start=1.0, run=None):
     order = BatchIterator([1] * ITEMS, batch_size=4, seed=3, rank=processes.rank, world_size=processes.size)
     model = nn.Linear(3, 1, bias=False).double()
     nn.init.constant_(model.weight, start)
-    source = MappedSource(order, lambda items: FEATURES[items])
+    source = MappedLoader(order, lambda items: FEATURES[items])
     return Trainer(model, loss_fn, source, plain_config(), run=run, show_progress=False)
 
 
 def main(folder, names):
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    with joined() as processes:
+    with process_group() as processes:
         found = {name: CASES[name](processes.rank, folder) for name in names or CASES}
         (folder / f"rank{processes.rank}.json").write_text(json.dumps(found))
 

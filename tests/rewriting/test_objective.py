@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from dagnn.curriculum.config import CurriculumConfig, LossConfig
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import collect_neighbourhoods
 from dagnn.errors import ConfigError
@@ -11,7 +12,6 @@ from dagnn.rewriting import GraphRewriter
 from dagnn.rewriting.dataset import NeighbourhoodBatch
 from dagnn.rewriting.network import replacement_objective
 from dagnn.rewriting.objective import replacement_graphs
-from dagnn.training.config import LossConfig, TrainingConfig
 
 
 @pytest.fixture(scope="module")
@@ -87,4 +87,4 @@ def test_a_network_without_edges_and_a_searched_alignment_are_refused(collected)
     with pytest.raises(ConfigError, match="make it with whole_graphs=True"):
         plain.predict_graphs(plain.encode(collected.neighbourhoods[:2]))
     with pytest.raises(ConfigError, match=r"allowed is order with loss\.objective = ged"):
-        TrainingConfig(loss=LossConfig(objective="ged", alignment="searched"))
+        CurriculumConfig(loss=LossConfig(objective="ged", alignment="searched"))

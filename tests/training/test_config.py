@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.errors import ConfigError
-from dagnn.training.config import OptimizerConfig, TrainingConfig, training_settings
-from dagnn.training.settings import flatten
+from dagnn.training.config import OptimizerConfig, TrainingConfig
+from dagnn.training.settings import flatten, settings_of
 
 
 def resolve(file=None, environment=None, **flags):
     given = {key.replace("__", "."): value for key, value in flags.items()}
-    return TrainingConfig.resolve(file, environment=environment or {}, flags=given)
+    return CurriculumConfig.resolve(file, environment=environment or {}, flags=given)
 
 
 def message(**flags):
@@ -31,11 +32,11 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path):
     environment = {"DAGNN_SEED": "2", "DAGNN_MAX_STEPS": "2000", "DAGNN_KERNELS": "reference", "HOME": "/"}
     config = resolve(file, environment, seed="3")
     assert (config.seed, config.max_steps, config.batch_size, config.optimizer.lr) == (3, 2000, 64, 0.5)
-    assert config.micro_batches == TrainingConfig().micro_batches
+    assert config.micro_batches == CurriculumConfig().micro_batches
 
 
 def test_environment_names_are_distinct_and_reach_nested_settings():
-    names = [each.environment_name for each in training_settings().values()]
+    names = [each.environment_name for each in settings_of(CurriculumConfig).values()]
     assert len(names) == len(set(names))
     assert resolve(environment={"DAGNN_OPTIMIZER_LR": "1e-4"}).optimizer.lr == 1e-4
     assert resolve(environment={"DAGNN_CURRICULUM_LEVELS": "1,2 3"}).curriculum.levels == (1, 2, 3)
@@ -43,7 +44,7 @@ def test_environment_names_are_distinct_and_reach_nested_settings():
 
 def test_process_environment_is_read_by_default(monkeypatch):
     monkeypatch.setenv("DAGNN_SEED", "17")
-    assert TrainingConfig.resolve().seed == 17
+    assert CurriculumConfig.resolve().seed == 17
 
 
 @pytest.mark.parametrize(
@@ -133,13 +134,13 @@ def test_wrong_value_is_named_with_what_is_allowed(key, value, allowed):
 
 def test_every_setting_has_an_error_test():
     (parametrize,) = test_wrong_value_is_named_with_what_is_allowed.pytestmark
-    assert {case[0] for case in parametrize.args[1]} == set(training_settings())
+    assert {case[0] for case in parametrize.args[1]} == set(settings_of(CurriculumConfig))
 
 
 def test_constructor_checks_as_well_and_takes_lists_and_whole_numbers():
     with pytest.raises(ConfigError, match=r"optimizer\.lr = nan: allowed is a number above 0\.0"):
-        TrainingConfig(optimizer=OptimizerConfig(lr=math.nan))
-    config = TrainingConfig(optimizer=OptimizerConfig(lr=1, betas=[0.5, 0.6]))
+        CurriculumConfig(optimizer=OptimizerConfig(lr=math.nan))
+    config = CurriculumConfig(optimizer=OptimizerConfig(lr=1, betas=[0.5, 0.6]))
     assert (config.optimizer.lr, config.optimizer.betas) == (1.0, (0.5, 0.6))
     assert type(config.optimizer.lr) is float
 
@@ -239,14 +240,14 @@ def test_control_characters_of_a_file_are_not_printed(tmp_path):
 @pytest.mark.parametrize("text", ["1e-3", "0.001", ".001"])
 def test_numbers_in_a_flag_and_in_a_file_agree(text):
     assert resolve(optimizer__lr=text).optimizer.lr == 1e-3
-    assert TrainingConfig.from_toml("[optimizer]\nlr = 1e-3").optimizer.lr == 1e-3
+    assert CurriculumConfig.from_toml("[optimizer]\nlr = 1e-3").optimizer.lr == 1e-3
 
 
 def test_samples_and_weights_by_level():
     curriculum = resolve(curriculum__samples="10", curriculum__level_weights="1 2 3 4 5 6 7").curriculum
     assert [curriculum.samples_of(level) for level in (1, 7)] == [10, 10]
     assert [curriculum.weight_of(level) for level in (1, 7)] == [1.0, 7.0]
-    assert TrainingConfig().curriculum.samples_of(4) == 4000
+    assert CurriculumConfig().curriculum.samples_of(4) == 4000
 
 
 def test_micro_batch_size():
@@ -254,8 +255,8 @@ def test_micro_batch_size():
 
 
 def test_default_configuration_round_trips():
-    assert TrainingConfig.from_toml(TrainingConfig().to_toml()) == TrainingConfig()
-    assert TrainingConfig.from_toml("") == TrainingConfig()
+    assert CurriculumConfig.from_toml(CurriculumConfig().to_toml()) == CurriculumConfig()
+    assert CurriculumConfig.from_toml("") == CurriculumConfig()
 
 
 @given(
@@ -266,13 +267,13 @@ def test_default_configuration_round_trips():
 )
 def test_any_configuration_round_trips_through_toml(lr, directory, levels, seed):
     config = resolve(optimizer__lr=lr, run_directory=directory, curriculum__levels=tuple(sorted(levels)), seed=seed)
-    again = TrainingConfig.from_toml(config.to_toml())
+    again = CurriculumConfig.from_toml(config.to_toml())
     assert again == config
     assert again.to_toml() == config.to_toml()
 
 
 def test_changed_and_differences():
-    config = TrainingConfig()
+    config = CurriculumConfig()
     other = config.changed({"optimizer.lr": "0.5", "seed": 3})
     assert config.differences(other) == {"seed": (0, 3), "optimizer.lr": (1e-3, 0.5)}
     assert config.differences(config) == {}
@@ -282,17 +283,36 @@ def test_changed_and_differences():
 
 def test_configuration_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        TrainingConfig().seed = 3
+        CurriculumConfig().seed = 3
 
 
 def test_every_setting_has_help_and_its_default_is_allowed():
-    for setting in training_settings().values():
+    for setting in settings_of(CurriculumConfig).values():
         assert setting.help
         assert setting.accepts(setting.default)
-    assert flatten(TrainingConfig()) == {key: setting.default for key, setting in training_settings().items()}
+    assert flatten(CurriculumConfig()) == {
+        key: setting.default for key, setting in settings_of(CurriculumConfig).items()
+    }
 
 
 def test_reading_a_configuration_does_not_import_torch():
-    code = "import sys; from dagnn.training import TrainingConfig; TrainingConfig(); print('torch' in sys.modules)"
+    code = "import sys; from dagnn.curriculum import CurriculumConfig as C; C(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_configuration_of_a_trainer_knows_nothing_of_the_curriculum():
+    keys = set(settings_of(TrainingConfig))
+    assert keys < set(settings_of(CurriculumConfig))
+    assert not any(key.startswith(("curriculum.", "model.", "loss.")) for key in keys)
+    with pytest.raises(ConfigError, match=r"unknown setting curriculum\.levels: run `dagnn train --help`"):
+        TrainingConfig.resolve(environment={}, flags={"curriculum.levels": "1"})
+
+
+def test_part_of_a_file_is_read_by_the_configuration_that_it_derives_from(tmp_path):
+    config = resolve(seed=3, curriculum__levels="1 2", early_stopping__when_right=True)
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert TrainingConfig.part_of(tmp_path / "config.toml") == TrainingConfig(seed=3)
+    (tmp_path / "config.toml").write_text("seed = -1\n[curriculum]\nlevels = [9]")
+    with pytest.raises(ConfigError, match=r"^seed = -1: allowed is [^\n]*$"):
+        TrainingConfig.part_of(tmp_path / "config.toml")

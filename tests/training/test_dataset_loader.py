@@ -14,7 +14,7 @@ from torch import nn
 
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, ConfigError
-from dagnn.training import LoadedSource, RunDirectory, Trainer, TrainingInterrupted
+from dagnn.training import DatasetLoader, RunDirectory, Trainer, TrainingInterrupted
 from dagnn.training.rng import rng_state
 
 FEATURES = torch.randn(13, 3, generator=torch.Generator().manual_seed(1))
@@ -29,7 +29,7 @@ class Augmented:
 
 
 def source_of(num_workers, *, seed=0, **order):
-    return LoadedSource(
+    return DatasetLoader(
         Augmented(), BatchIterator([1] * 13, batch_size=4, seed=0, **order), num_workers=num_workers, seed=seed
     )
 
@@ -66,14 +66,14 @@ def test_draws_differ_between_items_epochs_and_seeds():
 
 
 def test_an_item_drawn_twice_into_a_batch_draws_anew():
-    source = LoadedSource(Augmented(), BatchIterator([1], batch_size=3, seed=0, item_weights=[1.0], epoch_size=3))
+    source = DatasetLoader(Augmented(), BatchIterator([1], batch_size=3, seed=0, item_weights=[1.0], epoch_size=3))
     assert len({float(row[0]) for row in source.next_batch()[1]}) == 3
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loading_and_collating_touch_no_generator_of_the_training(num_workers):
     before = rng_state()
-    source = LoadedSource(
+    source = DatasetLoader(
         Augmented(),
         BatchIterator([1] * 13, batch_size=4, seed=0),
         num_workers=num_workers,
@@ -141,13 +141,13 @@ def test_signal_to_the_whole_group_ends_the_step_with_its_workers(tmp_path, name
             from dagnn.training.trainer import Trainer
 
             # In the middle of a window: its second micro-batch is still with the workers.
-            real, calls = job.LoadedSource.next_batch, []
+            real, calls = job.DatasetLoader.next_batch, []
             def next_batch(source):
                 calls.append(1)
                 if len(calls) == 6:
                     os.killpg(0, getattr(signal, sys.argv[1]))
                 return real(source)
-            job.LoadedSource.next_batch = next_batch
+            job.DatasetLoader.next_batch = next_batch
             try:
                 job.train(Path(sys.argv[2]), 2)
             except TrainingInterrupted as interrupted:

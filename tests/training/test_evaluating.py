@@ -10,7 +10,7 @@ import torch
 from plain_training import Cycle, config, data, linear, mse
 
 from dagnn.errors import ConfigError, RunError
-from dagnn.training import RunDirectory, Tally, Trainer
+from dagnn.training import Meter, RunDirectory, Trainer
 from dagnn.training.metrics import read_metrics
 
 SETTINGS = {"max_steps": 4, "eval_every": 2, "checkpoint__keep_best": 1, "checkpoint__save_every": 1}
@@ -41,7 +41,7 @@ def trained(path, evaluate, **flags):
         (torch.tensor(0.5, requires_grad=True), 0.5),
         (fractions.Fraction(1, 2), 0.5),
         (decimal.Decimal("0.5"), 0.5),
-        (Tally.of([np.float32(0.25), torch.tensor(0.75)]), 0.5),
+        (Meter.of([np.float32(0.25), torch.tensor(0.75)]), 0.5),
         (float("nan"), "nan"),
         (np.float32("inf"), "inf"),
         (2**70, 2**70),

@@ -10,8 +10,8 @@ from torch import nn
 
 from dagnn.data import BatchIterator
 from dagnn.errors import ConfigError
-from dagnn.training import MappedSource, RunDirectory, Trainer, TrainingInterrupted
-from dagnn.training.evaluation import Tally
+from dagnn.training import MappedLoader, RunDirectory, Trainer, TrainingInterrupted
+from dagnn.training.evaluation import Meter
 from dagnn.training.metrics import read_metrics
 from dagnn.training.result import Counters
 from dagnn.training.step import EpochMeans, Share
@@ -31,7 +31,7 @@ def trainer_of(run=None, *, evaluate=None, model=None, source=None, **flags):
     model = nn.Linear(3, 1).double() if model is None else model
     if source is None:
         order = BatchIterator([1] * 10, batch_size=4, seed=0)
-        source = MappedSource(order, lambda items: FEATURES[items])
+        source = MappedLoader(order, lambda items: FEATURES[items])
     return Trainer(model, square, source, config, run=run, evaluate=evaluate, show_progress=False)
 
 
@@ -133,14 +133,14 @@ def test_refused_steps_end_epochs_and_count_for_nothing():
 def test_last_small_batch_counts_for_what_it_holds():
     values = torch.rand(10, dtype=torch.float64).tolist()
     batches = [values[:4], values[4:8], values[8:]]
-    tally = Tally.of([sum(batch) / len(batch) for batch in batches], weights=map(len, batches))
+    tally = Meter.of([sum(batch) / len(batch) for batch in batches], weights=map(len, batches))
     assert tally.mean == pytest.approx(sum(values) / 10, rel=1e-12)
 
 
 def test_tally_of_what_is_not_finite_or_empty_shows_it():
-    assert math.isnan(Tally.of([]).mean)
-    assert math.isnan(Tally.of([1.0, math.nan, 2.0]).mean)
-    assert Tally.of([1.0, math.inf]).merged(Tally.of([2.0])).mean == math.inf
+    assert math.isnan(Meter.of([]).mean)
+    assert math.isnan(Meter.of([1.0, math.nan, 2.0]).mean)
+    assert Meter.of([1.0, math.inf]).merged(Meter.of([2.0])).mean == math.inf
 
 
 # ---- profile, precision, compiled, exported ----
@@ -176,7 +176,7 @@ def test_bfloat16_computes_in_it_and_keeps_the_weights_in_float32():
     seen = []
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    source = MappedSource(BatchIterator([1] * 10, batch_size=4, seed=0), lambda items: FEATURES[items].float())
+    source = MappedLoader(BatchIterator([1] * 10, batch_size=4, seed=0), lambda items: FEATURES[items].float())
     before = model[0].weight.detach().clone()
     trainer = trainer_of(model=model, source=source, precision="bfloat16", max_steps=3, eval_every=0)
     trainer.fit()

@@ -12,6 +12,7 @@ import torch
 from small_training import NUM_STEPS, small_trainer
 
 from dagnn._version import __version__
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.training.metrics import read_metrics
 from dagnn.training.run.checkpoint import FORMAT, read_checkpoint
 from dagnn.training.run.directory import RunDirectory
@@ -51,7 +52,8 @@ def test_it_holds_what_it_held(golden):
 def test_it_is_gone_on_with(golden, tmp_path):
     shutil.copytree(golden, tmp_path / "run")
     with RunDirectory.open(tmp_path / "run") as run:
-        trainer = small_trainer(run, run.config())  # as `dagnn train --resume`: defaults may have changed since
+        # As `dagnn train --resume`: defaults may have changed since.
+        trainer = small_trainer(run, run.config(CurriculumConfig))
         assert trainer.resume()
         result = trainer.fit()
     assert result.step == NUM_STEPS

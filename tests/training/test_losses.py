@@ -8,7 +8,7 @@ from torch import nn
 
 from dagnn.data import BatchIterator
 from dagnn.errors import ConfigError
-from dagnn.training import MappedSource, RunDirectory, Trainer
+from dagnn.training import MappedLoader, RunDirectory, Trainer
 from dagnn.training.metrics import read_metrics
 from dagnn.training.step import Returned
 
@@ -27,7 +27,7 @@ def trained(loss_fn, source=None, run=None, **options):
 
 
 def doubles(source):
-    return MappedSource(source, lambda batch: tuple(each.double() for each in batch))
+    return MappedLoader(source, lambda batch: tuple(each.double() for each in batch))
 
 
 @pytest.mark.fault("training_and_command", 8)
@@ -82,7 +82,7 @@ def test_losses_with_denominators_of_their_own_are_means_of_their_own():
 def test_epochs_have_the_mean_of_named_losses(tmp_path):
     """9 items in batches of 4, 4 and 1: the row of an epoch is the mean over items, each loss by its denominator."""
     numbers = torch.arange(9.0)
-    source = MappedSource(BatchIterator([1] * 9, batch_size=4, seed=0), lambda items: numbers[items])
+    source = MappedLoader(BatchIterator([1] * 9, batch_size=4, seed=0), lambda items: numbers[items])
 
     class Zero(nn.Module):
         def __init__(self):

@@ -106,15 +106,15 @@ def test_trainer_searches_for_its_own_optimizer_and_then_trains_as_if_it_had_not
             assert 1 < len(curve.rates) <= 12 and curve.rates[0] == 1e-3
         trainer.fit()
         trained[name] = copy.deepcopy(
-            [trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.source.drawn]
+            [trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.loader.drawn]
         )
     names = trained["plain"][0]
     assert all(torch.equal(trained["plain"][0][name], trained["searched"][0][name]) for name in names)
     assert trained["searched"][2][-10:] == trained["plain"][2]
     # After it has trained, the search begins at its place and leaves it there.
-    position = trainer.source.state_dict()
+    position = trainer.loader.state_dict()
     trainer.find_lr(steps=5)
-    assert trainer.source.state_dict() == position
+    assert trainer.loader.state_dict() == position
 
 
 def test_command_prints_the_curve_and_keeps_nothing(tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from small_training import NUM_STEPS, small_config, small_trainer
 from torch import nn
 
 from dagnn.errors import ConfigError, RunError
-from dagnn.training import BatchSource, MappedSource, RunDirectory, Trainer, TrainingInterrupted
+from dagnn.training import BatchLoader, MappedLoader, RunDirectory, Trainer, TrainingInterrupted
 from dagnn.training.metrics import read_metrics
 
 
@@ -34,7 +34,7 @@ def test_micro_batches_of_any_sizes_equal_the_full_batch():
     whole = [tuple(torch.cat(each) for each in zip(*parts, strict=True))]
     models = [linear().double() for _ in range(2)]
     for model, batches, count in ((models[0], parts, 3), (models[1], whole, 1)):
-        source = MappedSource(Cycle(batches), lambda batch: tuple(each.double() for each in batch))
+        source = MappedLoader(Cycle(batches), lambda batch: tuple(each.double() for each in batch))
         settings = config(micro_batches=count, batch_size=12, max_norm=0.5, optimizer__momentum=0.9)
         Trainer(model, mse, source, settings, show_progress=False).fit()
     torch.testing.assert_close(models[0].weight, models[1].weight, rtol=0, atol=1e-12)
@@ -272,7 +272,7 @@ def test_given_optimizer_is_used_and_threads_are_put_back():
 def _gradient(weight, trainer):
     fresh = linear()
     assert torch.equal(fresh.weight, weight)
-    mse(fresh, trainer.source.batches[0]).backward()
+    mse(fresh, trainer.loader.batches[0]).backward()
     return fresh.weight.grad
 
 
@@ -289,15 +289,15 @@ def test_a_source_that_ends_is_named():
             return next(self.batches)
 
     trainer = Trainer(linear(), mse, Ending(iter(data(4, 4))), config(max_steps=3), show_progress=False)
-    with pytest.raises(RunError, match=r"the source, Ending, is at its end, .* must begin anew"):
+    with pytest.raises(RunError, match=r"the loader, Ending, is at its end, .* must begin anew"):
         trainer.fit()
     assert trainer.step == 2
 
 
 def test_batch_source_protocol():
-    assert isinstance(Cycle([]), BatchSource)
-    mapped = MappedSource(Cycle([1, 2]), lambda number: -number)
-    assert isinstance(mapped, BatchSource)
+    assert isinstance(Cycle([]), BatchLoader)
+    mapped = MappedLoader(Cycle([1, 2]), lambda number: -number)
+    assert isinstance(mapped, BatchLoader)
     assert [mapped.next_batch(), mapped.next_batch(), mapped.state_dict()] == [-1, -2, {"position": 2}]
     mapped.load_state_dict({"position": 1})
     assert mapped.next_batch() == -2

@@ -1,4 +1,4 @@
-"""Arguments and streams of a command: what is wrong, in one line each, and no traceback whatever is closed."""
+"""What all commands share: finding the command, reading its arguments, and writing to streams that may be closed."""
 
 import contextlib
 import io
@@ -6,23 +6,121 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TextIO, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TextIO, TypeVar
 
 import tyro
 
-from dagnn.errors import ConfigError
+from dagnn.errors import ConfigError, closest, did_you_mean
 from dagnn.training.terminal import printable, write_line
 
-_NAMES = ("stdin", "stdout", "stderr")
+DEFAULT_RUN = "runs/curriculum"
+
+Arguments = TypeVar("Arguments")
+_STREAMS = ("stdin", "stdout", "stderr")
+# What tyro prints about a value that may be left out; how it tried each type follows.
+_OPTIONAL = re.compile(r"no type matching \{None\}\|(\w+) could be instantiated from \[(.*?)\]\. Got errors: .*")
+_NARROWEST, _WIDEST = 60, 200  # columns
+_CONFIG = (tyro.conf.FlagCreatePairsOff,)
+
+
+class Command(NamedTuple):
+    """A command: one line for the list of commands, and what runs it, given the arguments after its name."""
+
+    summary: str
+    run: Callable[[Sequence[str]], int]
+
+
+def dispatch(
+    program: str, commands: Mapping[str, Command], arguments: Sequence[str], *, about: str = "", more: str = ""
+) -> int:
+    """Runs the command that the first argument names and returns its exit code; without one, lists them all.
+
+    Args:
+        program: how the user calls it, such as ``dagnn checkpoint``.
+        about, more: for the list: what the program is, and what its last line adds.
+
+    Raises:
+        ConfigError: there is no such command; the message has the nearest.
+    """
+    name = arguments[0] if arguments else "--help"
+    if name in ("--help", "-h", "help"):
+        width = max(map(len, commands))
+        lines = [f"  {each.ljust(width)}  {command.summary}" for each, command in commands.items()]
+        usage = [f"usage: {program} COMMAND [OPTIONS]", *(["", about] if about else [])]
+        print("\n".join([*usage, "", *lines, "", f"`{program} COMMAND --help` lists the options of a command{more}."]))
+        return 0
+    if name not in commands:
+        nearest = closest(name, commands)
+        called = f"{program} {name}".removeprefix("dagnn ")
+        advice = did_you_mean([nearest] if nearest else [], f"the commands are {', '.join(commands)}.")
+        raise ConfigError(f"unknown command {called!r}: {advice}")
+    return commands[name].run(arguments[1:])
+
+
+def parsed(kind: type[Arguments], name: str, arguments: Sequence[str]) -> Arguments:
+    """The arguments of a command.
+
+    Raises:
+        ConfigError: an argument is wrong; what tyro prints about it, in one line.
+        SystemExit: ``--help`` was printed.
+    """
+    with _one_error(name):
+        return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=_CONFIG)
+
+
+def parsed_with_rest(kind: type[Arguments], name: str, arguments: Sequence[str]) -> tuple[Arguments, list[str]]:
+    """The arguments of a command, and those that it does not know. Errors as of `parsed`."""
+    with _one_error(name):
+        return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=_CONFIG, return_unknown_args=True)
+
+
+@contextlib.contextmanager
+def _one_error(name: str) -> Iterator[None]:
+    """Turns what tyro prints about wrong arguments into a ConfigError."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed), _fit_width():
+            yield
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ConfigError(f"{_in_one_line(printed.getvalue())}; see dagnn {name} --help.") from None
+
+
+@contextlib.contextmanager
+def _fit_width() -> Iterator[None]:
+    """Keeps the width of help texts in a range: at 5 columns tyro takes minutes and 4 GB to lay them out."""
+    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(width)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+
+
+def _in_one_line(box: str) -> str:
+    """What tyro printed inside its frame, without title and help texts; its sections are separated by rules.
+
+    Where stdout's encoding has no box characters, there is no frame and the title is a section of its own.
+    """
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = " ".join("\n" if line and set(line) <= {"─", "-"} else line for line in lines).split("\n")
+    found = [each.strip() for each in sections if not each.strip().startswith(("Argument help", "For full help"))]
+    found = [_OPTIONAL.sub(r"\2 is not of the kind \1", " ".join(each.split())) for each in found]
+    return "; ".join(found if box.startswith("╭") else found[1:]).rstrip(".") or "wrong arguments"
 
 
 def open_streams() -> None:
-    """Give the process the streams that it was started without, and none that fails at a character.
+    """Open the standard streams that the process was started without, and let none fail at a character.
 
-    A file that is opened where descriptor 1 or 2 is free would get what some library prints there.
+    Where descriptor 1 or 2 is free, the next file that is opened takes it, and gets what some library prints.
     """
-    for number, name in enumerate(_NAMES):
+    for number, name in enumerate(_STREAMS):
         try:
             os.fstat(number)
         except OSError:
@@ -37,12 +135,12 @@ def open_streams() -> None:
 
 
 def say(line: str) -> None:
-    """A line on stdout about what is being done; nobody has to read it."""
+    """Print a line about progress on stdout, whether or not anybody can read it."""
     write_line(line, sys.stdout)
 
 
-def let_go(stream: TextIO) -> bool:
-    """Write what is left in the stream; False where its reader has gone, and then Python will not try again at exit."""
+def flushed(stream: TextIO) -> bool:
+    """Flush the stream; False where its reader has gone, and then Python will not try again at exit."""
     try:
         stream.flush()
         return True
@@ -58,70 +156,6 @@ def let_go(stream: TextIO) -> bool:
     return False
 
 
-Arguments = TypeVar("Arguments")
-# What tyro says of a value that may be left out; how it tried each kind follows.
-_OPTIONAL = re.compile(r"no type matching \{None\}\|(\w+) could be instantiated from \[(.*?)\]\. Got errors: .*")
-_NARROWEST, _WIDEST = 60, 200  # columns
-_CONFIG = (tyro.conf.FlagCreatePairsOff,)
-
-
-def parsed(kind: type[Arguments], name: str, arguments: Sequence[str]) -> Arguments:
-    """The arguments of a command.
-
-    Raises:
-        ConfigError: what tyro says about a wrong argument, in one line.
-        SystemExit: ``--help`` was printed.
-    """
-    with _in_words(name):
-        return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=_CONFIG)
-
-
-def parsed_with_rest(kind: type[Arguments], name: str, arguments: Sequence[str]) -> tuple[Arguments, list[str]]:
-    """The arguments of a command, and those that it does not know. Errors as of `parsed`."""
-    with _in_words(name):
-        return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=_CONFIG, return_unknown_args=True)
-
-
-@contextlib.contextmanager
-def _in_words(name: str) -> Iterator[None]:
-    """What tyro has to say and to print, in a ConfigError."""
-    told = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(told), _fit_width():
-            yield
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise ConfigError(f"{_in_one_line(told.getvalue())}; see dagnn {name} --help.") from None
-
-
-@contextlib.contextmanager
-def _fit_width() -> Iterator[None]:
-    """The terminal's width within what help texts can be laid out in: at 5 columns that takes tyro minutes and 4 GB."""
-    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(width)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
-
-
 def complain(message: str) -> None:
-    """One line on stderr without control characters, whatever is in the message: it may quote a stranger's file."""
+    """Print one line on stderr, without control characters: the message may quote a stranger's file."""
     write_line(f"dagnn: {printable(' '.join(message.split()))}", sys.stderr)
-
-
-def _in_one_line(box: str) -> str:
-    """What stands inside tyro's frame, without its title and the help texts; rules part its sections.
-
-    Where stdout's encoding has no box characters, there is no frame and the title is a section of its own.
-    """
-    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    sections = " ".join("\n" if line and set(line) <= {"─", "-"} else line for line in lines).split("\n")
-    told = [each.strip() for each in sections if not each.strip().startswith(("Argument help", "For full help"))]
-    told = [_OPTIONAL.sub(r"\2 is not of the kind \1", " ".join(each.split())) for each in told]
-    return "; ".join(told if box.startswith("╭") else told[1:]).rstrip(".") or "wrong arguments"

@@ -1,11 +1,10 @@
 """`dagnn info`, `dagnn checkpoint` (verify, list, export, import) and `dagnn metrics`: what a run has on disk."""
 
-import difflib
 import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,17 +14,17 @@ import torch.fx.experimental._config as fx_config
 from torch.export import Dim
 from tyro.conf import Positional, arg
 
-from dagnn.commands.arguments import parsed
-from dagnn.curriculum.evaluate import model_of
-from dagnn.errors import CheckpointError, ConfigError, RunError
-from dagnn.files import new_file
+from dagnn.commands.arguments import DEFAULT_RUN, Command, dispatch, parsed
+from dagnn.errors import CheckpointError, RunError
+from dagnn.files import new_file, replace_file
 from dagnn.kernels.emit.native import host_target
+from dagnn.training.metrics import metrics_csv, read_metrics, write_tensorboard
 from dagnn.training.run.checkpoint import Checkpoint
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.resume import find_run
 from dagnn.training.run.store import CheckpointStore
 from dagnn.training.run.tensors import load_model
-from dagnn.training.run.tools import checkpoint_of
+from dagnn.training.run.tools import checkpoint_of, export_weights, import_weights, list_checkpoints, verify
 from dagnn.training.terminal import printable
 
 DESCRIPTION = "description.json"
@@ -50,6 +49,8 @@ def export_program(path: str | Path, target: str | Path, *, averaged: bool = Tru
         CheckpointError: there is no whole checkpoint, or it is of no GraphRewriter.
         RunError: there is no run, or the file exists or cannot be written.
     """
+    from dagnn.curriculum.evaluate import model_of  # here: the other commands do not wait for the engine
+
     checkpoint = checkpoint_of(path)
     model = model_of(checkpoint)
     if not averaged:
@@ -124,7 +125,7 @@ def vector_widths() -> list[str]:
         kernels += f" (DAGNN_VECTOR_BYTES={limit})"
     mkl = "none in this PyTorch"
     if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-        # MKL tells no program what it has chosen.
+        # No call of MKL returns what it has chosen.
         mkl = os.environ.get("MKL_ENABLE_INSTRUCTIONS") or "the processor's best (MKL_ENABLE_INSTRUCTIONS is not set)"
     pytorch = torch.backends.cpu.get_cpu_capability()
     return [kernels, f"PyTorch's CPU capability: {pytorch}", f"MKL's instructions: {mkl}"]
@@ -147,20 +148,9 @@ def parameters_by_module(checkpoint: Checkpoint) -> dict[str, int]:
     return dict(counts)
 
 
-DEFAULT_RUN = "runs/curriculum"
-
-
 def run_checkpoint(arguments: Sequence[str]) -> int:
     """Runs `dagnn checkpoint` with these arguments and returns the exit code."""
-    name = arguments[0] if arguments else "--help"
-    if name in ("--help", "-h"):
-        print(_help())
-        return 0
-    if name not in COMMANDS:
-        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else f"it is one of {', '.join(COMMANDS)}."
-        raise ConfigError(f"unknown command checkpoint {name!r}: {advice}")
-    return COMMANDS[name](arguments[1:])
+    return dispatch("dagnn checkpoint", COMMANDS, arguments)
 
 
 @dataclass(frozen=True)
@@ -173,7 +163,6 @@ class Verify:
 
 def _verify(arguments: Sequence[str]) -> int:
     given = parsed(Verify, "checkpoint verify", arguments)
-    from dagnn.training.run.tools import verify
 
     print("\n".join(verify(given.path)))
     return 0
@@ -189,7 +178,6 @@ class List:
 
 def _list(arguments: Sequence[str]) -> int:
     given = parsed(List, "checkpoint list", arguments)
-    from dagnn.training.run.tools import list_checkpoints
 
     print("\n".join(list_checkpoints(given.run)))
     return 0
@@ -215,8 +203,6 @@ def _export(arguments: Sequence[str]) -> int:
         parameters = export_program(given.path, given.output, averaged=not given.last_step)
         print(f"a network of {parameters:,} parameters in {given.output}")
         return 0
-    from dagnn.training.run.tools import export_weights
-
     count = export_weights(given.path, given.output, averaged=not given.last_step)
     print(f"{count} tensors in {given.output}")
     return 0
@@ -236,40 +222,28 @@ class Import:
 
 def _import(arguments: Sequence[str]) -> int:
     given = parsed(Import, "checkpoint import", arguments)
-    from dagnn.training.run.tools import import_weights
 
     count = import_weights(given.source, given.output, key=given.key)
     print(f"{count} tensors in {given.output}")
     return 0
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "verify": _verify,
-    "list": _list,
-    "export": _export,
-    "import": _import,
-}
-
-
-def _help() -> str:
-    told = {"verify": Verify, "list": List, "export": Export, "import": Import}
-    width = max(map(len, told))
-    return "\n".join(
-        [
-            "usage: dagnn checkpoint COMMAND [OPTIONS]",
-            "",
-            *(f"  {name.ljust(width)}  {kind.__doc__}" for name, kind in told.items()),
-            "",
-            "`dagnn checkpoint COMMAND --help` lists the options of a command.",
-        ]
+COMMANDS = {
+    name: Command(kind.__doc__ or "", run)
+    for name, kind, run in (
+        ("verify", Verify, _verify),
+        ("list", List, _list),
+        ("export", Export, _export),
+        ("import", Import, _import),
     )
+}
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Writes metrics.jsonl of a run as CSV (to stdout, unless told where), or for TensorBoard."""
+    """Writes metrics.jsonl of a run as CSV (to stdout, or to --csv FILE), or for TensorBoard."""
 
-    run: Positional[Annotated[str, arg(metavar="RUN")]] = "runs/curriculum"
+    run: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
     """run directory"""
     csv: str | None = None
     """file of the CSV; replaced if it is there"""
@@ -280,10 +254,6 @@ class Metrics:
 def run_metrics(arguments: Sequence[str]) -> int:
     """Runs `dagnn metrics` with these arguments and returns the exit code."""
     given = parsed(Metrics, "metrics", arguments)
-    from dagnn.files import replace_file
-    from dagnn.training.metrics import metrics_csv, read_metrics, write_tensorboard
-    from dagnn.training.run.directory import RunDirectory
-
     rows = read_metrics(RunDirectory.read(given.run).metrics_path)
     if given.csv is not None:
         try:

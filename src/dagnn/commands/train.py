@@ -1,41 +1,167 @@
 """`dagnn train`: its flags, a new training or one that goes on, in one process or in those that torchrun started."""
 
-import difflib
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any, Optional
 
 from tyro.conf import arg
 
 from dagnn.commands.arguments import complain, parsed_with_rest, say
-from dagnn.errors import ConfigError
-from dagnn.training.config import TrainingConfig, training_settings
-from dagnn.training.settings import Setting
+from dagnn.curriculum.config import CurriculumConfig
+from dagnn.errors import ConfigError, closest, did_you_mean
+from dagnn.training.settings import Setting, settings_of
 
-if TYPE_CHECKING:
-    from dagnn.training.config import TrainingConfig
+_RESUME_HELP = "auto: go on if run_directory holds a run; latest: go on with it; or a run or checkpoint to go on with"
+_PROFILE_HELP = "write a trace of the first 20 steps into profile.json of the run; --profile-steps: of how many"
+_RESCHEDULE_HELP = "when max_steps changes at a resume: keep the curve of the learning rate, or stretch it"
+_PROFILE_STEPS = 20
+_LINES = 25  # of a curve of learning rates
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs `dagnn train` with these arguments and returns the exit code."""
+    given, unknown = _parsed(arguments)
+    if given.dry_run:
+        print(_plan(given, unknown)[0].to_toml(), end="")
+        return 0
+
+    if given.find_lr:
+        return _find_lr(_plan(given, unknown))
+
+    from dagnn.curriculum.report import report_after_training
+    from dagnn.curriculum.run import train
+    from dagnn.training.processes import process_group
+    from dagnn.training.signals import TrainingInterrupted, leaving_on_signals
+
+    with leaving_on_signals(), process_group() as processes:
+        # One process decides: another could look while the run directory is being made.
+        config, resume, step = processes.by_first(lambda: _plan(given, unknown))
+        note = say if processes.is_first else _silent
+        try:
+            train(config, resume=resume, step=step, reschedule=given.reschedule, note=note)
+        except TrainingInterrupted as interrupted:
+            if processes.is_first:
+                complain(f"{interrupted} Go on with dagnn train --resume {config.run_directory}")
+            return interrupted.exit_code
+        report = report_after_training(config.run_directory, complain) if processes.is_first else None
+        if report is not None:
+            print(report.text)
+    return 0
+
+
+def _find_lr(plan: tuple[CurriculumConfig, bool, int | None]) -> int:
+    from dagnn.curriculum.run import search_lr
+    from dagnn.training.signals import leaving_on_signals
+
+    config, resume, _ = plan
+    if resume:
+        raise ConfigError("--find-lr looks at a network that is not trained yet: leave --resume out.")
+    with leaving_on_signals():
+        curve = search_lr(config, note=complain)
+    every = max(1, len(curve.rates) // _LINES)
+    for rate, loss in list(zip(curve.rates, curve.losses, strict=True))[::every]:
+        print(f"lr {rate:.2e}  loss {loss:.4g}")
+    if curve.suggestion is None:
+        print("no rate makes the loss fall")
+    else:
+        print(f"a tenth of the rate of the lowest loss: --optimizer.lr {curve.suggestion:.2g}")
+    return 0
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
+    """The arguments, and the unknown flags, which the configuration refuses together with wrong settings."""
+    flags = training_flags()
+    text = Optional[str]  # noqa: UP045 - as in _flag: it is faster
+    own = [
+        ("config", Annotated[text, arg(help="settings in a TOML file; flags beat it", metavar="FILE")], None),
+        ("resume", Annotated[text, arg(help=_RESUME_HELP, metavar="auto|latest|PATH")], None),
+        ("reschedule", Annotated[text, arg(help=_RESCHEDULE_HELP, metavar="keep|stretch")], None),
+        ("dry_run", Annotated[bool, arg(help="check and print the settings, and train nothing")], False),
+        ("find_lr", Annotated[bool, arg(help="print the loss at rising learning rates, and train nothing")], False),
+        ("profile", Annotated[bool, arg(help=_PROFILE_HELP)], False),
+        ("settings", Annotated[flags, arg(name="", help="")], flags()),
+    ]
+    # A class made at run time, since the flags of the settings are. An entry is (name, type, default).
+    kind: Any = make_dataclass("Train", own, frozen=True)
+    kind.__doc__ = (
+        "Trains the network on the seven levels. Every setting is also an environment variable: DAGNN_<FLAG>."
+    )
+    given, rest = parsed_with_rest(kind, "train", with_true(arguments))
+    unknown, words = unknown_flags(rest)
+    if words:
+        raise ConfigError(f"unexpected argument {words[0]!r}: `dagnn train` takes flags only; see dagnn train --help.")
+    own_names = [name for name, *_ in own[:-1]]
+    for flag in unknown:
+        nearest = closest(flag, [*own_names, *settings_of(CurriculumConfig)])
+        if nearest is not None and nearest in own_names:
+            raise ConfigError(f"unknown flag --{flag}: {did_you_mean(['--' + nearest.replace('_', '-')], '')}")
+    return given, unknown
+
+
+def _plan(given: Any, unknown: Mapping[str, str]) -> tuple[CurriculumConfig, bool, int | None]:
+    """The settings, whether a run goes on, and the step of the checkpoint to go on from (None: the newest)."""
+    # torchrun starts a failed training again with the same arguments: it must go on, not begin again or be refused.
+    resume = "auto" if given.resume is None and is_restart() else given.resume
+    if resume not in (None, "auto", "latest") and given.config is not None:
+        raise ConfigError("--config and --resume exclude each other: a resumed run keeps its own settings.")
+    if given.reschedule is not None and resume is None:
+        raise ConfigError(f"--reschedule {given.reschedule}: it applies to a resumed run: add --resume.")
+    flags = {**given_flags(given.settings), **unknown}
+    if given.profile:
+        flags = {"profile_steps": str(_PROFILE_STEPS), **flags}
+    settings = CurriculumConfig.given(given.config, flags=flags)
+    if resume in (None, "auto", "latest"):
+        config = CurriculumConfig.resolve(environment={}, flags=settings)
+        directory, step = Path(config.run_directory), None
+        if resume is None or (resume == "auto" and not (directory / "run.json").exists()):
+            return config, False, None
+    else:
+        from dagnn.training.run.resume import find_run
+
+        directory, step = find_run(resume)
+    return _going_on(directory, settings, given.reschedule), True, step
+
+
+def is_restart() -> bool:
+    """Whether torchrun has started this process again after a failure."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+
+
+def _going_on(directory: Path, settings: Mapping[str, Any], reschedule: str | None) -> CurriculumConfig:
+    from dagnn.training.run.directory import RunDirectory
+    from dagnn.training.run.resume import resumed_config
+
+    stored = RunDirectory.read(directory).config(CurriculumConfig)
+    return resumed_config(stored, {**settings, "run_directory": str(directory)}, reschedule=reschedule)
+
+
+def _silent(line: str) -> None:
+    """Prints nothing: only the first process reports."""
 
 
 def training_flags() -> type:
-    """A dataclass for `tyro.cli` with one field per setting of `TrainingConfig`, nested alike.
+    """A dataclass for `tyro.cli` with one field per setting of `CurriculumConfig`, nested alike.
 
     A flag that is not given stays None, so that `given_flags` can tell it from a default, and every value
-    stays text: `TrainingConfig.resolve` converts it and reports all wrong ones at once. Inside a command's own
+    stays text: `CurriculumConfig.resolve` converts it and reports all wrong ones at once. Inside a command's own
     dataclass: ``settings: Annotated[training_flags(), tyro.conf.arg(name="")]``.
     """
-    return _flags_of(TrainingConfig, training_settings(), "")
+    return _flags_of(CurriculumConfig, settings_of(CurriculumConfig), "")
 
 
-def spelt_out(arguments: Sequence[str]) -> list[str]:
+def with_true(arguments: Sequence[str]) -> list[str]:
     """The arguments with "true" after a yes-or-no setting that stands alone.
 
-    >>> spelt_out(["--compile", "--seed", "3"])
+    >>> with_true(["--compile", "--seed", "3"])
     ['--compile', 'true', '--seed', '3']
     """
-    alone = {f"--{key.replace('_', '-')}" for key, setting in training_settings().items() if setting.type is bool}
+    alone = {
+        f"--{key.replace('_', '-')}" for key, setting in settings_of(CurriculumConfig).items() if setting.type is bool
+    }
     found: list[str] = []
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
         found.append(argument)
@@ -45,7 +171,7 @@ def spelt_out(arguments: Sequence[str]) -> list[str]:
 
 
 def given_flags(flags: Any, prefix: str = "") -> dict[str, str]:
-    """What the user typed: dotted key -> text, to be passed to ``TrainingConfig.resolve(flags=...)``."""
+    """The flags that were typed: dotted key -> text, for ``CurriculumConfig.resolve(flags=...)``."""
     given: dict[str, str] = {}
     for each in fields(flags):
         value = getattr(flags, each.name)
@@ -57,7 +183,7 @@ def given_flags(flags: Any, prefix: str = "") -> dict[str, str]:
 
 
 def unknown_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Flags that nothing has taken, as settings for ``TrainingConfig.given`` to refuse with its suggestion, and the
+    """Flags that no command knows, as settings for ``CurriculumConfig.given`` to refuse with its suggestion, and the
     words that belong to no flag.
 
     >>> unknown_flags(["--bach-size", "3", "--sed=1", "--optimizer.lrr"])
@@ -81,8 +207,6 @@ def unknown_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _flags_of(config: type, settings: Mapping[str, Setting], prefix: str) -> type:
-    import tyro  # here, so that a configuration can be read without it
-
     hints = typing.get_type_hints(config)
     members: dict[str, tuple[Any, Any]] = {}
     for key, setting in settings.items():
@@ -92,151 +216,22 @@ def _flags_of(config: type, settings: Mapping[str, Setting], prefix: str) -> typ
         elif head not in members:
             inside = {each: value for each, value in settings.items() if each.startswith(f"{prefix}{head}.")}
             section = _flags_of(hints[head], inside, f"{prefix}{head}.")
-            # With its help said, tyro does not search the source of these classes, which have none, for it.
-            told = tyro.conf.arg(help=(hints[head].__doc__ or "").partition("\n")[0])
-            members[head] = (Annotated[section, told], field(default_factory=section))
+            # Without this help tyro would search for the source of these classes, which have none.
+            options = arg(help=(hints[head].__doc__ or "").partition("\n")[0])
+            members[head] = (Annotated[section, options], field(default_factory=section))
     return make_dataclass(
         f"{config.__name__}Flags", [(head, kind, default) for head, (kind, default) in members.items()], frozen=True
     )
 
 
 def _flag(setting: Setting) -> Any:
-    import tyro
-
     is_list = typing.get_origin(setting.type) is tuple
     default = " ".join(map(str, setting.default)) if is_list else setting.default
-    told = tyro.conf.arg(
+    options = arg(
         help=f"{setting.help} ({setting.allowed}; default {default})",
         metavar="LIST" if is_list else setting.type.__name__.upper(),
         help_behavior_hint="",
     )
     # typing.Optional, None first: for `str | None` tyro loads typeguard, which takes a third of the time of --help.
     kind: Any = typing.Union[None, tuple[str, ...]] if is_list else typing.Union[None, str]  # noqa: UP007
-    return Annotated[kind, told]
-
-
-_RESUME_HELP = "auto: go on if run_directory holds a run; latest: go on with it; or a run or checkpoint to go on with"
-_PROFILE_HELP = "write a trace of the first 20 steps into profile.json of the run; --profile-steps: of how many"
-_RESCHEDULE_HELP = "when max_steps changes at a resume: keep the curve of the learning rate, or stretch it"
-_PROFILE_STEPS = 20
-_LINES = 25  # of a curve of learning rates
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Runs `dagnn train` with these arguments and returns the exit code."""
-    given, unknown = _parsed(arguments)
-    if given.dry_run:
-        print(_plan(given, unknown)[0].to_toml(), end="")
-        return 0
-
-    if given.find_lr:
-        return _find_lr(_plan(given, unknown))
-
-    from dagnn.curriculum.report import report_after_training
-    from dagnn.curriculum.run import train
-    from dagnn.training.processes import joined
-    from dagnn.training.signals import TrainingInterrupted, leaving_on_signals
-
-    with leaving_on_signals(), joined() as processes:
-        # Decided by one process: another may look when the run directory is just being made.
-        config, resume, step = processes.by_first(lambda: _plan(given, unknown))
-        note = say if processes.is_first else _unsaid
-        try:
-            train(config, resume=resume, step=step, reschedule=given.reschedule, note=note)
-        except TrainingInterrupted as interrupted:
-            if processes.is_first:
-                complain(f"{interrupted} Go on with dagnn train --resume {config.run_directory}")
-            return interrupted.exit_code
-        report = report_after_training(config.run_directory, complain) if processes.is_first else None
-        if report is not None:
-            print(report.text)
-    return 0
-
-
-def _find_lr(plan: tuple["TrainingConfig", bool, int | None]) -> int:
-    from dagnn.curriculum.run import search_lr
-    from dagnn.training.signals import leaving_on_signals
-
-    config, resume, _ = plan
-    if resume:
-        raise ConfigError("--find-lr looks at a network that is not trained yet: leave --resume out.")
-    with leaving_on_signals():
-        curve = search_lr(config, note=complain)
-    every = max(1, len(curve.rates) // _LINES)
-    for rate, loss in list(zip(curve.rates, curve.losses, strict=True))[::every]:
-        print(f"lr {rate:.2e}  loss {loss:.4g}")
-    if curve.suggestion is None:
-        print("no rate makes the loss fall")
-    else:
-        print(f"a tenth of the rate of the lowest loss: --optimizer.lr {curve.suggestion:.2g}")
-    return 0
-
-
-def _parsed(arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
-    """The arguments, and the flags that there are not, to be refused together with wrong settings."""
-    from dagnn.training.config import training_settings
-
-    settings = training_flags()
-    text = Optional[str]  # noqa: UP045 - as in commands/train.py: it is faster
-    own = [
-        ("config", Annotated[text, arg(help="settings in a TOML file; flags beat it", metavar="FILE")], None),
-        ("resume", Annotated[text, arg(help=_RESUME_HELP, metavar="auto|latest|PATH")], None),
-        ("reschedule", Annotated[text, arg(help=_RESCHEDULE_HELP, metavar="keep|stretch")], None),
-        ("dry_run", Annotated[bool, arg(help="check and print the settings, and train nothing")], False),
-        ("find_lr", Annotated[bool, arg(help="print the loss at rising learning rates, and train nothing")], False),
-        ("profile", Annotated[bool, arg(help=_PROFILE_HELP)], False),
-        ("settings", Annotated[settings, arg(name="", help="")], settings()),
-    ]
-    # Made at run time, as the flags of the settings are. An entry is (name, type, default).
-    kind: Any = make_dataclass("Train", own, frozen=True)
-    kind.__doc__ = (
-        "Trains the network on the seven levels. Every setting is also an environment variable: DAGNN_<FLAG>."
-    )
-    given, rest = parsed_with_rest(kind, "train", spelt_out(arguments))
-    unknown, words = unknown_flags(rest)
-    if words:
-        raise ConfigError(f"unexpected argument {words[0]!r}: `dagnn train` takes flags only; see dagnn train --help.")
-    own_names = [name for name, *_ in own[:-1]]
-    for flag in unknown:
-        nearest = difflib.get_close_matches(flag, [*own_names, *training_settings()], n=1)
-        if nearest and nearest[0] in own_names:
-            raise ConfigError(f"unknown flag --{flag}: did you mean --{nearest[0].replace('_', '-')}?")
-    return given, unknown
-
-
-def _plan(given: Any, unknown: Mapping[str, str]) -> tuple["TrainingConfig", bool, int | None]:
-    """The settings of the training, whether it goes on, and the step of the checkpoint to go on from (None: newest)."""
-    from dagnn.training.config import TrainingConfig
-    from dagnn.training.run.resume import begun, find_run, is_restart
-
-    # torchrun starts a failed training again with the same arguments: it must not begin anew, or be refused.
-    resume = "auto" if given.resume is None and is_restart() else given.resume
-    if resume not in (None, "auto", "latest") and given.config is not None:
-        raise ConfigError("--config and --resume exclude each other: a resumed run keeps its own settings.")
-    if given.reschedule is not None and resume is None:
-        raise ConfigError(f"--reschedule {given.reschedule}: it is for a run that goes on: add --resume.")
-    flags = {**given_flags(given.settings), **unknown}
-    if given.profile:
-        flags = {"profile_steps": str(_PROFILE_STEPS), **flags}
-    said = TrainingConfig.given(given.config, flags=flags)
-    if resume is None:
-        return TrainingConfig.resolve(environment={}, flags=said), False, None
-    if resume in ("auto", "latest"):
-        directory, step = Path(TrainingConfig.resolve(environment={}, flags=said).run_directory), None
-        if resume == "auto" and not begun(directory):
-            return TrainingConfig.resolve(environment={}, flags=said), False, None
-    else:
-        directory, step = find_run(resume)
-    return _going_on(directory, said, given.reschedule), True, step
-
-
-def _going_on(directory: Path, said: Mapping[str, Any], reschedule: str | None) -> "TrainingConfig":
-    from dagnn.training.run.directory import RunDirectory
-    from dagnn.training.run.resume import resumed_config
-
-    stored = RunDirectory.read(directory).config()
-    return resumed_config(stored, {**said, "run_directory": str(directory)}, reschedule=reschedule)
-
-
-def _unsaid(line: str) -> None:
-    """Only the first process speaks."""
+    return Annotated[kind, options]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagnn.curriculum import Sample, judge, level_spec, make_sample, to_text
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
 from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened
@@ -18,7 +19,6 @@ from dagnn.rewriting.dataset import Cost, NeighbourhoodSet, is_held_out, mistake
 from dagnn.rewriting.features import NeighbourhoodFeatures, NeighbourhoodGraphs
 from dagnn.rewriting.machine import RewritingMachine, Rewritten
 from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, Signature
-from dagnn.training.config import TrainingConfig
 from dagnn.training.processes import torch_threads
 from dagnn.training.run.checkpoint import Checkpoint
 from dagnn.training.run.directory import RunDirectory
@@ -101,7 +101,7 @@ def evaluate(
 def samples_of(
     level: int,
     count: int,
-    config: TrainingConfig,
+    config: CurriculumConfig,
     *,
     split: str,
     seed: int,
@@ -227,7 +227,7 @@ def description_of(model: GraphRewriter) -> dict[str, object]:
     }
 
 
-def opened_run(path: str | Path) -> tuple[RunDirectory, TrainingConfig, Checkpoint]:
+def opened_run(path: str | Path) -> tuple[RunDirectory, CurriculumConfig, Checkpoint]:
     """A run, its configuration, and its newest whole checkpoint or the one that the path names.
 
     Raises:
@@ -241,7 +241,7 @@ def opened_run(path: str | Path) -> tuple[RunDirectory, TrainingConfig, Checkpoi
         raise CheckpointError(
             f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first save."
         )
-    return run, run.config(), checkpoint
+    return run, run.config(CurriculumConfig), checkpoint
 
 
 def _able_levels(levels: tuple[int, ...], depth: int | None, digits: int | None) -> list[int]:
@@ -254,7 +254,7 @@ def _able_levels(levels: tuple[int, ...], depth: int | None, digits: int | None)
     return able
 
 
-def _open_levels(checkpoint: Checkpoint, config: TrainingConfig) -> tuple[int, ...]:
+def _open_levels(checkpoint: Checkpoint, config: CurriculumConfig) -> tuple[int, ...]:
     """The levels that training had begun with when the checkpoint was written."""
     promotion = checkpoint.state.get("promotion")
     return config.curriculum.levels if promotion is None else tuple(promotion["levels"][: promotion["open"]])

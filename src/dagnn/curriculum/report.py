@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation import Evaluation, LevelResult, NeighbourhoodCounts
 from dagnn.files import replace_file
 from dagnn.training.metrics import read_metrics
@@ -143,7 +144,7 @@ def report(run: str | Path, *, picture: str | Path | None = None) -> Report:
     evaluation = Evaluation.read(directory.path)
     if evaluation is None or evaluation.step < max((row.get("step", 0) for row in rows), default=0):
         # None yet, or one from before the run went on.
-        evaluation = _from_metrics(rows, directory.config().eval_samples)
+        evaluation = _from_metrics(rows, directory.config(CurriculumConfig).eval_samples)
     target = directory.path / PICTURE_NAME if picture is None else Path(picture)
     problem = _draw(target, directory.path.name, rows, evaluation)
     errors = errors_table(evaluation)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluate import (
     ask,
     description_of,
@@ -38,11 +39,10 @@ from dagnn.rewriting.dataset import (
     write_neighbourhoods,
 )
 from dagnn.rewriting.network import replacement_objective
-from dagnn.training.config import TrainingConfig
-from dagnn.training.evaluation import Tally
+from dagnn.training.evaluation import Meter
 from dagnn.training.lr_finder import LrCurve
 from dagnn.training.processes import Processes
-from dagnn.training.promotion import LevelPromotion
+from dagnn.training.promotion import StagePromotion
 from dagnn.training.rng import seed_everything
 from dagnn.training.run.directory import RunDirectory, open_checkpoints, open_run
 from dagnn.training.trainer import Trainer
@@ -57,7 +57,7 @@ _STEP_BUDGET = 20_000
 
 
 def train(
-    config: TrainingConfig,
+    config: CurriculumConfig,
     *,
     resume: bool = False,
     step: int | None = None,
@@ -99,7 +99,7 @@ def train(
         return processes.by_first(lambda: _judged(run, config))
 
 
-def search_lr(config: TrainingConfig, *, note: Callable[[str], object] = print) -> LrCurve:
+def search_lr(config: CurriculumConfig, *, note: Callable[[str], object] = print) -> LrCurve:
     """Losses of the network of this configuration at rising learning rates, see `find_lr`; nothing is kept of it.
 
     Raises:
@@ -111,7 +111,7 @@ def search_lr(config: TrainingConfig, *, note: Callable[[str], object] = print) 
         return make_trainer(run, config, _neighbourhoods(run, config, Processes(), note)).find_lr()
 
 
-def make_trainer(run: RunDirectory, config: TrainingConfig, collected: NeighbourhoodSet) -> Trainer:
+def make_trainer(run: RunDirectory, config: CurriculumConfig, collected: NeighbourhoodSet) -> Trainer:
     """The trainer of a curriculum run, ready for `resume` or `fit`."""
     # The network's first weights are drawn here, before the trainer seeds its own draws.
     seed_everything(config.seed)
@@ -142,7 +142,7 @@ def make_trainer(run: RunDirectory, config: TrainingConfig, collected: Neighbour
         assert isinstance(network, GraphRewriter)
         return _progress_of(network, loader, config, promotion, step, processes)
 
-    promotion = LevelPromotion.from_config(config.curriculum)
+    promotion = config.curriculum.promotion()
     return Trainer(
         model,
         batch_loss,
@@ -157,7 +157,7 @@ def make_trainer(run: RunDirectory, config: TrainingConfig, collected: Neighbour
 
 
 def neighbourhood_loader(
-    collected: NeighbourhoodSet, model: GraphRewriter, config: TrainingConfig, processes: Processes
+    collected: NeighbourhoodSet, model: GraphRewriter, config: CurriculumConfig, processes: Processes
 ) -> NeighbourhoodLoader:
     """The batches of a curriculum run: levels are the stages, with their weights from the configuration."""
     curriculum = config.curriculum
@@ -175,7 +175,7 @@ def neighbourhood_loader(
     )
 
 
-def _first_network(config: TrainingConfig) -> GraphRewriter:
+def _first_network(config: CurriculumConfig) -> GraphRewriter:
     """The network of ``config.warm_start``, which must be set.
 
     Raises:
@@ -208,13 +208,13 @@ def _first_network(config: TrainingConfig) -> GraphRewriter:
     return network
 
 
-def _judged(run: RunDirectory, config: TrainingConfig) -> Evaluation:
+def _judged(run: RunDirectory, config: CurriculumConfig) -> Evaluation:
     found = evaluate(run.path, expressions=config.test_samples)
     found.write(run.path)
     return found
 
 
-def _judged_before(run: RunDirectory, config: TrainingConfig, step: int) -> Evaluation | None:
+def _judged_before(run: RunDirectory, config: CurriculumConfig, step: int) -> Evaluation | None:
     """The evaluation in the run, where it is of this step and asked as many expressions."""
     try:
         found = Evaluation.read(run.path)
@@ -226,7 +226,7 @@ def _judged_before(run: RunDirectory, config: TrainingConfig, step: int) -> Eval
 
 
 def _neighbourhoods(
-    run: RunDirectory, config: TrainingConfig, processes: Processes, note: Callable[[str], object]
+    run: RunDirectory, config: CurriculumConfig, processes: Processes, note: Callable[[str], object]
 ) -> NeighbourhoodSet:
     """The neighbourhoods of the run: those that it has, or all traced now by the first process."""
     traced: list[NeighbourhoodSet] = []
@@ -239,7 +239,7 @@ def _neighbourhoods(
     return kept[0]
 
 
-def _traced(run: RunDirectory, config: TrainingConfig, note: Callable[[str], object]) -> NeighbourhoodSet:
+def _traced(run: RunDirectory, config: CurriculumConfig, note: Callable[[str], object]) -> NeighbourhoodSet:
     kept = read_neighbourhoods(run.path, SIGNATURE)
     if kept is not None:
         return kept[0]
@@ -267,8 +267,8 @@ def _cpu_seconds() -> float:
 def _progress_of(
     model: GraphRewriter,
     loader: NeighbourhoodLoader,
-    config: TrainingConfig,
-    promotion: LevelPromotion,
+    config: CurriculumConfig,
+    promotion: StagePromotion,
     step: int,
     processes: Processes,
 ) -> dict[str, Any]:
@@ -283,29 +283,29 @@ def _progress_of(
     levels = promotion.active
     wrong_neighbourhoods = loader.wrong_neighbourhoods(model, levels)
     wrong = len(wrong_neighbourhoods) / max(1, len(loader.neighbourhoods_of(levels)))
-    finished = config.early_stopping.when_right and not wrong and levels == promotion.levels
+    finished = config.early_stopping.when_right and not wrong and levels == promotion.stages
     if wrong > _WRONG_NEIGHBOURHOODS_AT_MOST:
-        return {"windows_wrong": wrong, "accuracy": Tally.of([0.0])}
+        return {"windows_wrong": wrong, "accuracy": Meter.of([0.0])}
     machine = RewritingMachine(SIGNATURE, model)
     accuracy = {}
     for level in levels:
         samples = samples_of(level, config.eval_samples, config, split="validation", seed=config.seed)
         examples, _ = ask(machine, samples[processes.rank :: processes.size], budget=_STEP_BUDGET)
-        accuracy[level] = Tally.of(float(example.right) for example in examples)
+        accuracy[level] = Meter.of(float(example.right) for example in examples)
     met = _mistakes_of(model, config, levels, step) if config.curriculum.own_runs and not finished else []
     mistakes = [*({each.neighbourhood: each for each in (*wrong_neighbourhoods, *met)}).values()]
     learned = {"mistakes": len(mistakes), "mistakes_new": 0 if finished else loader.learn_from(mistakes)}
     # Every level asks as many expressions, so that the mean over all of them is the mean of the levels' means.
     return {
         "windows_wrong": wrong,
-        "accuracy": functools.reduce(Tally.merged, accuracy.values()),
+        "accuracy": functools.reduce(Meter.merged, accuracy.values()),
         **{f"accuracy/{level}": value for level, value in accuracy.items()},
         **learned,
         **({"finished": True} if finished else {}),
     }
 
 
-def _mistakes_of(model: GraphRewriter, config: TrainingConfig, levels: tuple[int, ...], step: int) -> list[Mistake]:
+def _mistakes_of(model: GraphRewriter, config: CurriculumConfig, levels: tuple[int, ...], step: int) -> list[Mistake]:
     """The neighbourhoods that the network meets in runs of its own and gets wrong, on training expressions not yet
     traced.
 

@@ -12,8 +12,8 @@ from dagnn.curriculum.evaluate import STEP_BUDGET, engine_replacement, model_of,
 from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.evaluate import is_well_rounded, place, well_conditioned_value
 from dagnn.curriculum.expression import Expr, to_binary, walk
-from dagnn.curriculum.judge import is_worked_out
 from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.verdict import is_worked_out
 from dagnn.errors import ConfigError, ExpressionError
 from dagnn.rewriting import (
     LEAVE,

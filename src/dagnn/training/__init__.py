@@ -1,22 +1,22 @@
-"""Training: configuration, the trainer, schedules, level promotion, checkpoints, metrics."""
+"""A trainer for any model: configuration, loop, schedules, stages, checkpoints, metrics."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagnn.training.config import TrainingConfig as TrainingConfig
-    from dagnn.training.dataset_loader import LoadedSource as LoadedSource
-    from dagnn.training.evaluation import Tally as Tally
-    from dagnn.training.loader import BatchSource as BatchSource
-    from dagnn.training.loader import IterableSource as IterableSource
-    from dagnn.training.loader import MappedSource as MappedSource
+    from dagnn.training.dataset_loader import DatasetLoader as DatasetLoader
+    from dagnn.training.evaluation import Meter as Meter
+    from dagnn.training.loader import BatchLoader as BatchLoader
+    from dagnn.training.loader import IterableLoader as IterableLoader
+    from dagnn.training.loader import MappedLoader as MappedLoader
     from dagnn.training.lr_finder import LrCurve as LrCurve
     from dagnn.training.lr_finder import find_lr as find_lr
     from dagnn.training.metrics import MetricsLog as MetricsLog
     from dagnn.training.metrics import read_metrics as read_metrics
     from dagnn.training.processes import Processes as Processes
-    from dagnn.training.processes import joined as joined
-    from dagnn.training.promotion import LevelPromotion as LevelPromotion
+    from dagnn.training.processes import process_group as process_group
+    from dagnn.training.promotion import StagePromotion as StagePromotion
     from dagnn.training.result import TrainingResult as TrainingResult
     from dagnn.training.run.checkpoint import Checkpoint as Checkpoint
     from dagnn.training.run.checkpoint import read_checkpoint as read_checkpoint
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
 # Loaded on first use (PEP 562): a configuration, and so `dagnn train --help`, does not wait for torch.
 _MODULE_OF = {
-    "BatchSource": "dagnn.training.loader",
+    "BatchLoader": "dagnn.training.loader",
     "Checkpoint": "dagnn.training.run.checkpoint",
     "CheckpointStore": "dagnn.training.run.store",
-    "IterableSource": "dagnn.training.loader",
-    "LoadedSource": "dagnn.training.dataset_loader",
+    "DatasetLoader": "dagnn.training.dataset_loader",
+    "IterableLoader": "dagnn.training.loader",
     "LrCurve": "dagnn.training.lr_finder",
-    "LevelPromotion": "dagnn.training.promotion",
-    "MappedSource": "dagnn.training.loader",
+    "MappedLoader": "dagnn.training.loader",
+    "Meter": "dagnn.training.evaluation",
     "MetricsLog": "dagnn.training.metrics",
     "Processes": "dagnn.training.processes",
     "RunDirectory": "dagnn.training.run.directory",
-    "Tally": "dagnn.training.evaluation",
+    "StagePromotion": "dagnn.training.promotion",
     "Trainer": "dagnn.training.trainer",
     "TrainingConfig": "dagnn.training.config",
     "TrainingInterrupted": "dagnn.training.signals",
     "TrainingResult": "dagnn.training.result",
     "find_lr": "dagnn.training.lr_finder",
-    "joined": "dagnn.training.processes",
     "open_run": "dagnn.training.run.directory",
+    "process_group": "dagnn.training.processes",
     "read_checkpoint": "dagnn.training.run.checkpoint",
     "read_metrics": "dagnn.training.metrics",
     "verify_checkpoint": "dagnn.training.run.checkpoint",

@@ -23,14 +23,20 @@ class Items(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class LoadedSource:
-    """A source of micro-batches that worker processes load ahead.
+class DatasetLoader:
+    """A loader of micro-batches that worker processes load ahead.
 
-    Whatever the items draw when they are loaded (augmentation), they draw from a seed of their own, made of the seed,
-    the number of the batch and the index of the item: other draws in every epoch, the same ones for any number of
-    workers and after any resume. Neither loading nor collating touches the generators of the training.
+    Each item draws (augmentation) from a seed of its own, made of the seed, the number of the batch and the index of
+    the item: other draws in every epoch, the same ones for any number of workers and after any resume. Neither
+    loading nor collating touches the generators of the training.
 
-    The position is that of ``order``; batches that were loaded ahead when a training stopped are loaded again.
+    The position is that of ``order``; after a resume, batches that were loaded ahead are loaded again.
+
+    >>> from dagnn.data import BatchIterator
+    >>> squares = [torch.tensor(number * number) for number in range(4)]
+    >>> loader = DatasetLoader(squares, BatchIterator([1] * 4, batch_size=2, seed=0))
+    >>> sorted(loader.next_batch().tolist() + loader.next_batch().tolist())
+    [0, 1, 4, 9]
     """
 
     def __init__(
@@ -42,7 +48,7 @@ class LoadedSource:
         seed: int = 0,
         collate: Callable[[list[Any]], Any] = default_collate,
     ) -> None:
-        """Nothing is loaded until a batch is asked for.
+        """Nothing is loaded before the first `next_batch`.
 
         Args:
             items: ``items[index]`` for the indices that ``order`` draws.
@@ -134,7 +140,7 @@ class _Seeded(Dataset[Any]):
         seed_everything(int.from_bytes(name[:4], "little"))
 
     def __getitem__(self, key: _Key) -> Any:
-        raise AssertionError("DataLoader asks for whole batches")
+        raise AssertionError("DataLoader fetches whole batches")
 
 
 def _as_it_is(batch: Any) -> Any:

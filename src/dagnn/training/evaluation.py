@@ -1,4 +1,4 @@
-"""An evaluation within a training: asked of every process, its metrics checked, a mean that no partition changes."""
+"""An evaluation within a training: run by every process, its metrics checked, means that no partition changes."""
 
 import copy
 import math
@@ -9,15 +9,15 @@ from typing import Any
 
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import TrainingConfig
-from dagnn.training.loader import BatchSource
+from dagnn.training.loader import BatchLoader
 from dagnn.training.processes import Processes
-from dagnn.training.promotion import LevelPromotion
+from dagnn.training.promotion import StagePromotion
 from dagnn.training.run.values import json_value
 from dagnn.training.signals import EvaluationAborted
 
 
 @dataclass(frozen=True)
-class Tally:
+class Meter:
     """The sum of values over examples, and how many there were: an evaluation returns it for a share of the examples.
 
     Sums are exact (fractions), so that one process and seven give the same mean to the last bit. A value that is
@@ -27,7 +27,7 @@ class Tally:
         total: sum of weight * value.
         count: sum of the weights.
 
-    >>> Tally.of([0.1, 0.2]).merged(Tally.of([0.3])).mean == Tally.of([0.3, 0.2, 0.1]).mean
+    >>> Meter.of([0.1, 0.2]).merged(Meter.of([0.3])).mean == Meter.of([0.3, 0.2, 0.1]).mean
     True
     """
 
@@ -35,8 +35,8 @@ class Tally:
     count: Fraction
 
     @classmethod
-    def of(cls, values: Iterable[float], weights: Iterable[float] | None = None) -> "Tally":
-        """The tally of these values, each of weight 1 or of its own finite weight."""
+    def of(cls, values: Iterable[float], weights: Iterable[float] | None = None) -> "Meter":
+        """The meter of these values, each of weight 1 or of its own finite weight."""
         total: Fraction | float = Fraction(0)
         count = Fraction(0)
         pairs = ((value, 1.0) for value in values) if weights is None else zip(values, weights, strict=True)
@@ -47,9 +47,9 @@ class Tally:
             total = total + Fraction(value) * Fraction(weight) if exact else float(total) + float(value) * weight
         return cls(total, count)
 
-    def merged(self, other: "Tally") -> "Tally":
-        """The tally of both shares."""
-        return Tally(self.total + other.total, self.count + other.count)
+    def merged(self, other: "Meter") -> "Meter":
+        """The meter of both shares together."""
+        return Meter(self.total + other.total, self.count + other.count)
 
     @property
     def mean(self) -> float:
@@ -57,33 +57,34 @@ class Tally:
         return float(self.total / self.count) if self.count else math.nan
 
 
-def joined_metrics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One evaluation out of those of all processes: tallies are merged, other values are those of the first."""
-    joined: dict[str, Any] = {}
+def merged_metrics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One evaluation out of those of all processes: meters are merged, other values are the first process's."""
+    merged: dict[str, Any] = {}
     for name, value in parts[0].items():
-        if isinstance(value, Tally):
+        if isinstance(value, Meter):
             for part in parts[1:]:
                 value = value.merged(part[name])
             value = value.mean
-        joined[name] = value
-    return joined
+        merged[name] = value
+    return merged
 
 
 _TAKEN = ("kind", "step", "seconds")  # keys of a row of metrics.jsonl
 
 
 def evaluated(
-    evaluate: Callable[[], Mapping[str, Any]], source: BatchSource[Any], processes: Processes
+    evaluate: Callable[[], Mapping[str, Any]], loader: BatchLoader[Any], processes: Processes
 ) -> dict[str, Any] | None:
     """The metrics of all processes together; None where a signal has aborted one of them.
 
-    Then, and after an error, the source is as before: an evaluation may weigh examples anew, and will do so again.
+    In that case, and after an error, the loader is put back: an evaluation may change the weights of examples, and the
+    next one does so again.
 
     Raises:
         RunError: the evaluation of another process has failed.
         Exception: what this one raised.
     """
-    data = copy.deepcopy(source.state_dict())
+    data = copy.deepcopy(loader.state_dict())
     own: Mapping[str, Any] | None = None
     failure: Exception | None = None
     try:
@@ -95,24 +96,24 @@ def evaluated(
     everywhere = processes.gather((own, None if failure is None else f"{type(failure).__name__}: {failure}"))
     parts = [part for part, _ in everywhere if part is not None]
     if len(parts) == processes.size:
-        return joined_metrics(parts)
-    source.load_state_dict(data)
-    failed = [told for _, told in everywhere if told is not None]
+        return merged_metrics(parts)
+    loader.load_state_dict(data)
+    failed = [message for _, message in everywhere if message is not None]
     if failed:
         raise failure or RunError(f"the evaluation failed in another process: {failed[0]}")
     return None
 
 
-def checked_metrics(returned: Any, config: TrainingConfig, promotion: LevelPromotion | None) -> dict[str, Any]:
-    """below what an evaluation returned, in which those that decide something are numbers.
+def checked_metrics(returned: Any, config: TrainingConfig, promotion: StagePromotion | None) -> dict[str, Any]:
+    """What an evaluation returned as JSON values; those that decide something are numbers.
 
     Raises:
-        ConfigError: as below; or the monitor is missing where something waits for it, or is no number.
+        ConfigError: as `_metrics_of`; or the monitor is missing where something waits for it, or is no number.
     """
     metrics = _metrics_of(returned)
-    levels = () if promotion is None else promotion.levels
-    for name in (config.monitor, *(f"accuracy/{level}" for level in levels)):
-        if not isinstance(metrics.get(name, 0.0), Tally | int | float | None):
+    stages = () if promotion is None else promotion.stages
+    for name in (config.monitor, *(f"accuracy/{stage}" for stage in stages)):
+        if not isinstance(metrics.get(name, 0.0), Meter | int | float | None):
             raise ConfigError(f"evaluate's {name} is {metrics[name]!r:.60}: it must be a number.")
     if config.monitor not in metrics and _waits_for_monitor(config):
         raise ConfigError(f"monitor = {config.monitor}: the evaluation returned {', '.join(metrics) or 'nothing'}.")
@@ -126,7 +127,7 @@ def score_of(metrics: Mapping[str, Any], config: TrainingConfig) -> float | None
 
 
 def _metrics_of(returned: Any) -> dict[str, Any]:
-    """What an evaluation returned, as JSON values: numbers of every kind become Python's. `Tally` stays.
+    """What an evaluation returned, as JSON values: numbers of every kind become Python's. `Meter` stays.
 
     Raises:
         ConfigError: it is no mapping by text, holds something else, or takes a name that rows of metrics.jsonl have.
@@ -138,9 +139,9 @@ def _metrics_of(returned: Any) -> dict[str, Any]:
     metrics = {}
     for name, value in returned.items():
         if not isinstance(name, str) or name in _TAKEN:
-            told = "is taken by every row" if name in _TAKEN else f"is of the type {type(name).__name__}"
-            raise ConfigError(f"evaluate returned a metric called {name!r}, which {told}: call it by another text.")
-        metrics[str(name)] = value if isinstance(value, Tally) else json_value(value, f"evaluate's {name}")
+            problem = "is taken by every row" if name in _TAKEN else f"is of the type {type(name).__name__}"
+            raise ConfigError(f"evaluate returned a metric called {name!r}, which {problem}: call it by another text.")
+        metrics[str(name)] = value if isinstance(value, Meter) else json_value(value, f"evaluate's {name}")
     return metrics
 
 

@@ -1,4 +1,4 @@
-"""Where training gets its micro-batches: an endless series with a saved position, from any iterable."""
+"""Loaders: endless series of micro-batches with a saved position, made from any iterable."""
 
 import hashlib
 import json
@@ -21,15 +21,16 @@ Batch_co = TypeVar("Batch_co", covariant=True)
 
 
 @runtime_checkable
-class BatchSource(Protocol[Batch_co]):
+class BatchLoader(Protocol[Batch_co]):
     """An endless series of micro-batches. `dagnn.data.BatchIterator` is one (of item indices).
 
-    The series after `load_state_dict` must be the one after `state_dict`, bit for bit: that, and nothing else,
-    is what the trainer needs of it for an exact resume. The state must be JSON values.
+    The series after `load_state_dict` must equal the one after `state_dict`, bit for bit: the trainer needs nothing
+    else for an exact resume. The state holds numbers, text, arrays, tensors, and containers of those.
 
-    With several processes each has its own source; ``next_batch`` gives this process's share of a micro-batch (it may
-    be empty), and the state is the same in all of them. A source with an attribute ``epoch`` (of the next batch, from
-    0) gets the mean loss of every epoch in the metrics; one with a method ``close`` is told when a training ends.
+    With several processes each has its own loader; ``next_batch`` gives this process's share of a micro-batch (it may
+    be empty), and the state is the same in all of them. A loader with an attribute ``epoch`` (of the next batch, from
+    0) gets the mean loss of every epoch in the metrics. The trainer calls its method ``close``, if it has one, at the
+    end of a training.
     """
 
     def next_batch(self) -> Batch_co: ...
@@ -37,63 +38,72 @@ class BatchSource(Protocol[Batch_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class MappedSource:
-    """A source whose batches go through a function, such as indices to tensors.
+class MappedLoader:
+    """A loader whose batches go through a function, such as indices to tensors.
 
     >>> from dagnn.data import BatchIterator
-    >>> source = MappedSource(BatchIterator([1, 1, 1], batch_size=2, seed=0), lambda indices: indices.tolist())
-    >>> sorted(source.next_batch() + source.next_batch())
+    >>> loader = MappedLoader(BatchIterator([1, 1, 1], batch_size=2, seed=0), lambda indices: indices.tolist())
+    >>> sorted(loader.next_batch() + loader.next_batch())
     [0, 1, 2]
     """
 
-    def __init__(self, source: BatchSource[Any], function: Callable[[Any], Any]) -> None:
+    def __init__(self, loader: BatchLoader[Any], function: Callable[[Any], Any]) -> None:
         """``function`` must depend on the batch alone: it has no state that is saved."""
-        self._source = source
+        self._loader = loader
         self._function = function
 
     def next_batch(self) -> Any:
-        """The next batch of the source, through the function."""
-        return self._function(self._source.next_batch())
+        """The next batch of the loader, through the function."""
+        return self._function(self._loader.next_batch())
 
     @property
     def epoch(self) -> int | None:
-        """The source's; None where it has none."""
-        return getattr(self._source, "epoch", None)
+        """The loader's; None where it has none."""
+        return getattr(self._loader, "epoch", None)
 
     def close(self) -> None:
-        """The source's, where it has one."""
-        getattr(self._source, "close", lambda: None)()
+        """The loader's, where it has one."""
+        getattr(self._loader, "close", lambda: None)()
 
     def state_dict(self) -> Mapping[str, Any]:
-        """The source's."""
-        return self._source.state_dict()
+        """The loader's."""
+        return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The source's."""
-        self._source.load_state_dict(state)
+        """The loader's."""
+        self._loader.load_state_dict(state)
 
 
 _METHODS = ("next_batch", "state_dict", "load_state_dict")
 
 
-class IterableSource:
+class IterableLoader:
     """The batches of an iterable, epoch after epoch; each is one micro-batch.
 
-    Its position is the epoch and the number of batches taken from it. A resume begins that epoch anew and passes over
-    those batches, so the epoch must come again as it was. For that, whatever the loading process draws for a batch
-    (the order of a shuffling DataLoader, augmentation) it draws from a seed made of the training's seed, the epoch and
-    the number of the batch; a generator of torch, NumPy or Python that belongs to the loader, its sampler, its batch
-    sampler or its dataset is seeded anew for every epoch, from the state that it was given with; and where one of them
-    has ``set_epoch``, it is called. No draw of a loader moves the generators of the training. What cannot be promised:
-    the draws of ``persistent_workers``, and an order that comes from elsewhere, such as the file system. A first batch
-    that differs after a resume is told in a warning.
+    Its position is the epoch and the number of batches taken from it. A resume begins that epoch again and skips those
+    batches, so the epoch must come again as it was. Therefore
+
+    - draws for a batch (the order of a shuffling DataLoader, augmentation) come from a seed made of the training's
+      seed, the epoch and the number of the batch;
+    - a generator of torch, NumPy or Python that belongs to the iterable, its sampler, its batch sampler or its dataset
+      is seeded again for every epoch, from its first state; and ``set_epoch`` is called where one of them has it;
+    - no draw moves the generators of the training.
+
+    The draws of ``persistent_workers``, and an order that comes from elsewhere, such as the file system, cannot be
+    repeated. A warning reports a first batch that differs after a resume.
 
     Attributes:
         epoch: of the next batch, from 0; None where the length of an epoch is not known before its end.
+
+    >>> loader = IterableLoader([[1, 2], [3]])
+    >>> loader.next_batch(), loader.next_batch(), loader.epoch
+    ([1, 2], [3], 1)
+    >>> loader.state_dict()["epoch"], loader.next_batch()
+    (1, [1, 2])
     """
 
     def __init__(self, batches: Iterable[Any], *, seed: int = 0, rank: int = 0) -> None:
-        """Nothing is loaded until a batch is asked for.
+        """Nothing is loaded before the first `next_batch`.
 
         Args:
             batches: is iterated once per epoch. An iterator that can be iterated only once serves until its end.
@@ -118,14 +128,14 @@ class IterableSource:
 
     @property
     def collate_fn(self) -> Any:
-        """What made the batches of a DataLoader of their examples: says whether a list in them holds parts or items."""
+        """Of a DataLoader: it decides whether a list in a batch holds parts or items."""
         return getattr(self._batches, "collate_fn", None)
 
     def next_batch(self) -> Any:
         """The next batch; an epoch that ends is followed by the next one.
 
         Raises:
-            RunError: there is no batch in an epoch, or an iterator that can be iterated once has ended.
+            RunError: an epoch has no batch, or an iterator that can be iterated only once has ended.
         """
         if self._iterator is None:
             self._begin()
@@ -134,7 +144,7 @@ class IterableSource:
         except StopIteration:
             if self._once is not None or not self._position:
                 raise RunError(
-                    f"the source, {type(self._batches).__name__}, is at its end, but training goes on: give something "
+                    f"the loader, {type(self._batches).__name__}, is at its end, but training goes on: give something "
                     "that can be iterated again and has a batch, such as a DataLoader or a list."
                 ) from None
             self._epoch, self._position, self._iterator = self._epoch + 1, 0, None
@@ -145,7 +155,7 @@ class IterableSource:
         return batch
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Epoch and position, and what the loader is known by."""
+        """Epoch and position, and what identifies the loader: its length, and a digest of its first batch."""
         return {"epoch": self._epoch, "position": self._position, "length": self._length, "first": self._first}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -164,7 +174,7 @@ class IterableSource:
             return
         if self._once is not None and state["position"] < self._taken:
             raise RunError(
-                f"the source, {type(self._batches).__name__}, can be iterated once and cannot go back: give something "
+                f"the loader, {type(self._batches).__name__}, can be iterated once and cannot go back: give something "
                 "that can be iterated again, such as a DataLoader or a list."
             )
         self._epoch, self._position, self._first = state["epoch"], state["position"], state["first"]
@@ -175,7 +185,7 @@ class IterableSource:
         self._iterator = None
 
     def _begin(self) -> None:
-        """Start the epoch at hand, and pass over the batches before the position."""
+        """Start the current epoch and skip the batches before the position."""
         for part in self._parts:
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(self._epoch)
@@ -215,15 +225,15 @@ class IterableSource:
         return int.from_bytes(name[:4], "little")
 
 
-def as_source(given: BatchSource[Any] | Iterable[Any], *, seed: int, rank: int) -> BatchSource[Any]:
-    """What is a source, as it is; what can be iterated, as an `IterableSource`. Raises ConfigError for all else."""
+def as_loader(given: BatchLoader[Any] | Iterable[Any], *, seed: int, rank: int) -> BatchLoader[Any]:
+    """A loader as it is; another iterable as an `IterableLoader`. Raises ConfigError for all else."""
     if all(callable(getattr(given, name, None)) for name in _METHODS):
         return given  # type: ignore[return-value]
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | torch.Tensor):
-        return IterableSource(given, seed=seed, rank=rank)
+        return IterableLoader(given, seed=seed, rank=rank)
     raise ConfigError(
-        f"source is a {type(given).__name__}: give a DataLoader, a list of batches or anything else that gives batches "
-        "when it is iterated, or an object with next_batch, state_dict and load_state_dict (BatchSource)."
+        f"loader is a {type(given).__name__}: give a DataLoader, a list of batches or anything else that gives batches "
+        "when it is iterated, or an object with next_batch, state_dict and load_state_dict (BatchLoader)."
     )
 
 
@@ -245,7 +255,7 @@ def _generators_in(part: Any) -> Iterator[Any]:
 
 
 def _fingerprint(generator: Any) -> str:
-    """Of the state that the user gave it with: other seeds stay other orders."""
+    """A digest of the state in which the user passed it: other seeds give other orders."""
     if isinstance(generator, torch.Generator):
         state: Any = generator.get_state().tolist()
     elif isinstance(generator, np.random.Generator):

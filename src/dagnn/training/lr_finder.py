@@ -10,11 +10,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dagnn.errors import ConfigError
-from dagnn.training.loader import BatchSource, as_source
+from dagnn.training.loader import BatchLoader, as_loader
 from dagnn.training.rng import untouched_rng
 from dagnn.training.step import Returned
 
-# Where the loss is so many times its lowest the rate is too high, and higher ones say nothing more (Smith; fastai).
+# Where the loss is this many times its lowest, the rate is too high, and higher ones show nothing more (Smith; fastai).
 _DIVERGED = 4.0
 _SMOOTHING = 0.9
 
@@ -44,7 +44,7 @@ class LrCurve:
 def find_lr(
     model: nn.Module,
     loss_fn: Callable[[nn.Module, Any], Any],
-    source: BatchSource[Any] | Iterable[Any],
+    loader: BatchLoader[Any] | Iterable[Any],
     make_optimizer: Callable[[nn.Module], Optimizer],
     *,
     lowest: float = 1e-6,
@@ -53,10 +53,10 @@ def find_lr(
 ) -> LrCurve:
     """The loss of a copy of the model while the learning rate rises, evenly in its logarithm.
 
-    Leaves no trace: weights, buffers, random numbers and the source's position are as they were, also after an error.
+    Leaves no trace: weights, buffers, random numbers and the loader's position are as they were, also after an error.
 
     Args:
-        model, loss_fn, source: as of `Trainer`.
+        model, loss_fn, loader: as of `Trainer`.
         make_optimizer: makes the optimizer of the copy.
         lowest, highest: 0 < lowest < highest.
         steps: at least 2; it stops earlier where the loss diverges.
@@ -71,7 +71,7 @@ def find_lr(
         raise ConfigError(f"expected 0 < lowest < highest, got lowest={lowest} and highest={highest}.")
     if steps < 2:
         raise ConfigError(f"steps must be at least 2, got {steps}.")
-    batches = as_source(source, seed=0, rank=0)
+    batches = as_loader(loader, seed=0, rank=0)
     position = copy.deepcopy(batches.state_dict())
     rates: list[float] = []
     losses: list[float] = []

@@ -18,13 +18,21 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class MetricsLog:
-    """Appends rows; each is with the system when `write` returns, so a killed process loses none of them."""
+    """Appends rows to ``metrics.jsonl``. The system has a row when `write` returns: a killed process loses none.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "metrics.jsonl")
+    >>> with MetricsLog(path) as log:
+    ...     log.write("step", 1, {"loss": 0.5})
+    >>> read_metrics(path)
+    [{'kind': 'step', 'step': 1, 'loss': 0.5}]
+    """
 
     def __init__(self, path: Path, *, num_rows: int = 0) -> None:
         """Open for appending after the first ``num_rows`` rows.
 
-        What comes later is cut off: rows after the checkpoint that a run resumes from (they will be written again),
-        or half a line that a crash has left.
+        Later rows are cut off: those after the checkpoint that a run resumes from, which come again, and the half
+        line that a crash leaves.
 
         Raises:
             RunError: the file cannot be opened or cut.
@@ -50,7 +58,7 @@ class MetricsLog:
         row = {"kind": kind, "step": step, **values}
         try:
             line = _ENCODER.encode(row).encode() + b"\n"
-        except ValueError:  # a number that is not finite: seldom, so that the usual row need not be walked through
+        except ValueError:  # a number that is not finite; rare, so the usual row is not searched for one
             line = _ENCODER.encode(strict_json(row)).encode() + b"\n"
         try:
             if self._file.write(line) != len(line):
@@ -80,7 +88,7 @@ class MetricsLog:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """All rows of a metrics file, oldest first. Half a line at the end is passed over: the run may be going on.
+    """All rows of a metrics file, oldest first. An incomplete last line is ignored: the run may still be writing it.
 
     Raises:
         DataError: the file cannot be read, or a line is no JSON object; names the line.

@@ -38,7 +38,7 @@ def _may_be_fused(parameter: nn.Parameter) -> bool:
     """Whether one call may update it with all others: a quarter of the time for a small network, on any threads the
     same bits.
 
-    It walks along the memory of weight, gradient and moments and asks for no strides (torch 2.13). Moments that come
+    It walks along the memory of weight, gradient and moments without a look at strides (torch 2.13). Moments that come
     back from a checkpoint are contiguous; a weight that is not would get another one's, or write to its neighbours.
     """
     return parameter.is_floating_point() and parameter.is_contiguous() and parameter.device.type in _FUSED_ON

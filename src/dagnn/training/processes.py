@@ -1,4 +1,4 @@
-"""The processes and threads that train together: what each reports to the others, and who alone may write."""
+"""The processes that train together: what each reports to the others, and which one writes. And their threads."""
 
 import gc
 import os
@@ -73,8 +73,13 @@ class Processes:
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
-    """The processes that torchrun has started, joined over gloo; the process by itself where it has not."""
+def process_group() -> Iterator[Processes]:
+    """Inside, the processes that torchrun has started are connected over gloo; without torchrun, the process is alone.
+
+    >>> with process_group() as processes:
+    ...     processes.rank, processes.gather("mine")
+    (0, ['mine'])
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield Processes()
         return

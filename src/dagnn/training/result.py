@@ -68,7 +68,7 @@ class Counters:
         else:
             self.waited += 1
 
-    def wait_anew(self) -> None:
+    def restart_waiting(self) -> None:
         """Forget what was waited for: a harder level lowers every score."""
         self.waited, self.waited_from = 0, None
         self.plateau_waited, self.plateau_from = 0, None
@@ -139,7 +139,7 @@ class Clock:
         return self._before[1] + (0.0 if self._since is None else time.process_time() - self._since[1])
 
     def to_json(self) -> dict[str, float]:
-        """The arguments of a clock that goes on from here."""
+        """The arguments of a clock that continues from here."""
         return {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
 
 

@@ -40,10 +40,10 @@ class EvaluationAborted(BaseException):
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM end the process by an exception, so that what is open is closed and the exit code is
-    130 or 143. For work that has nothing of its own to save: `StopRequest.installed` takes over for training.
+    """Inside, SIGINT and SIGTERM raise an exception: files are closed, and the exit code is 130 or 143.
 
-    Processes that this one has started end with it: waiting for their work to end may take minutes.
+    For work that has nothing to save; for training, `StopRequest.installed` takes over. Child processes end as well:
+    waiting for their work could take minutes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -59,7 +59,7 @@ def leaving_on_signals() -> Iterator[None]:
 
 
 class StopRequest:
-    """Remembers that a signal has asked the training to stop.
+    """Remembers that a signal came, after which the training stops.
 
     Attributes:
         signal_number: the first signal received; None so far.
@@ -81,8 +81,7 @@ class StopRequest:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Inside, the first signal raises EvaluationAborted where the code stands, for work that may take minutes and
-        that may be done again."""
+        """Inside, the first signal raises EvaluationAborted at once: for long work that can be repeated."""
         if self.signal_number is not None:
             raise EvaluationAborted
         self._interruptible = True
@@ -97,7 +96,7 @@ class StopRequest:
             self.signal_number = int(signal_number)
 
     def taken(self) -> int:
-        """The signal that asked, which has now been followed: training may be started again."""
+        """The signal that came; clears it, so that training can start again."""
         assert self.signal_number is not None
         number, self.signal_number = self.signal_number, None
         return number

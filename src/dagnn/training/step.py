@@ -15,7 +15,7 @@ from dagnn.accumulation import GradientAccumulator
 from dagnn.accumulation.items import counter_for
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import TrainingConfig
-from dagnn.training.loader import BatchSource
+from dagnn.training.loader import BatchLoader
 from dagnn.training.optimizers import ScheduledRates, make_schedule
 from dagnn.training.processes import Processes, device_of
 
@@ -27,7 +27,7 @@ class Returned(NamedTuple):
 
     Attributes:
         loss: one mean loss, or several by name.
-        weight: what the means were divided by; None where it was not said.
+        weight: what the means were divided by; None where the loss function gave none.
     """
 
     loss: Tensor | dict[str, Tensor]
@@ -94,8 +94,8 @@ def compiled(loss_fn: LossFunction) -> LossFunction:
     Raises:
         ConfigError: at a call: torch cannot compile it here, such as without a C++ compiler.
     """
-    # Sizes are variables from the start: with fixed ones each ragged micro-batch would be compiled anew, and a resumed
-    # training, which meets them in another order, would run other code than one that was never stopped.
+    # Sizes are variables from the start: with fixed ones torch would compile again for each ragged micro-batch,
+    # and a resumed training, which meets them in another order, would run other code than one that never stopped.
     fast = torch.compile(loss_fn, dynamic=True)
     from torch._dynamo.exc import TorchDynamoException
 
@@ -103,9 +103,9 @@ def compiled(loss_fn: LossFunction) -> LossFunction:
         try:
             return fast(model, batch)
         except TorchDynamoException as error:
-            told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                f"compile = true: torch.compile cannot compile this training here ({told}): install a C++ compiler, "
+                f"compile = true: torch.compile cannot compile this training here ({reason}): install a C++ compiler, "
                 "or leave compile out."
             ) from error
 
@@ -116,7 +116,7 @@ class Share(NamedTuple):
     """What one process has computed of one micro-batch.
 
     Attributes:
-        epoch: that it belongs to; None where the source has no epochs.
+        epoch: that it belongs to; None where the loader has no epochs.
         total: weight * mean loss.
         weight: its items.
         last: whether it was the last of its epoch.
@@ -132,7 +132,7 @@ class Share(NamedTuple):
 
 @dataclass
 class EpochMeans:
-    """The epoch that is under way; its numbers belong into a checkpoint.
+    """Sums over the epoch under way; a checkpoint keeps them.
 
     Attributes:
         total: sum of weight * loss over the steps that were made.
@@ -184,7 +184,7 @@ _REASONS = {"non-finite": "a gradient is not finite", "empty": "its micro-batche
 
 
 class Outcome(NamedTuple):
-    """What a window came to.
+    """What came of a window.
 
     Attributes:
         row: the numbers of its row in metrics.jsonl.
@@ -198,13 +198,13 @@ class Outcome(NamedTuple):
 
 
 class WindowStep:
-    """Makes the optimizer steps of a training, one at a time."""
+    """Makes the optimizer steps of a training, one window at a time."""
 
     def __init__(
         self,
         model: nn.Module,
         loss_fn: Callable[[nn.Module, Any], Any],
-        source: BatchSource[Any],
+        loader: BatchLoader[Any],
         optimizer: Optimizer,
         config: TrainingConfig,
         processes: Processes,
@@ -213,14 +213,14 @@ class WindowStep:
         weight: Callable[[Any], Any] | None,
         drops: Callable[[], int] = lambda: 0,
     ) -> None:
-        """The learning rate starts at its value for ``step``: its position is no state of its own that could differ."""
+        """The learning rate starts at its value for ``step``; the schedule keeps no state of its own."""
         self._model = model
         self._loss_fn = compiled(loss_fn) if config.compile else loss_fn
-        self._source = source
+        self._loader = loader
         self._optimizer = optimizer
         self._processes = processes
         self._count = config.micro_batches
-        self._weigh = weight or counter_for(source)
+        self._weigh = weight or counter_for(loader)
         self._autocast = _autocast(model, config.precision)
         self._rates = ScheduledRates(optimizer, make_schedule(config.schedule, config.schedule_steps, drops), step)
         self._accumulator = GradientAccumulator(
@@ -232,7 +232,7 @@ class WindowStep:
         )
         self._epochs: list[tuple[int | None, bool]] = []
         self._windows = self._accumulator.windows(
-            _Stream(self._batches(), source), micro_batches=self._count, weight=weight
+            _Stream(self._batches(), loader), micro_batches=self._count, weight=weight
         )
 
     def make(self) -> Outcome:
@@ -265,26 +265,26 @@ class WindowStep:
         return Outcome(row, refused, shares)
 
     def _batches(self) -> Iterator[Any]:
-        """The micro-batches of the source, each taken when its window needs it: between steps the position is exact."""
+        """The micro-batches of the loader, each taken when its window needs it: between steps the position is exact."""
         while True:
-            before = getattr(self._source, "epoch", None)
+            before = getattr(self._loader, "epoch", None)
             try:
-                batch = self._source.next_batch()
+                batch = self._loader.next_batch()
             except StopIteration as error:
                 raise RunError(
-                    f"the source, {type(self._source).__name__}, is at its end, but training goes on: next_batch() "
+                    f"the loader, {type(self._loader).__name__}, is at its end, but training goes on: next_batch() "
                     "must begin anew then."
                 ) from error
-            self._epochs.append((before, getattr(self._source, "epoch", None) != before))
+            self._epochs.append((before, getattr(self._loader, "epoch", None) != before))
             yield batch
 
 
 class _Stream:
-    """Batches of a source, with what made them, which tells how to count them."""
+    """Batches of a loader with its ``collate_fn``, which decides how their items are counted."""
 
-    def __init__(self, batches: Iterator[Any], source: BatchSource[Any]) -> None:
+    def __init__(self, batches: Iterator[Any], loader: BatchLoader[Any]) -> None:
         self._batches = batches
-        self.collate_fn = getattr(source, "collate_fn", None)
+        self.collate_fn = getattr(loader, "collate_fn", None)
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches

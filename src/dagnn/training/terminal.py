@@ -1,17 +1,25 @@
-"""What a training shows: text that is safe to print, progress on a terminal, a profile of some steps."""
+"""What a training shows: text that is safe to print, progress on a terminal, a profile of some steps.
+
+Every command prints through this file, so it loads torch only where steps are profiled.
+"""
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
-
-import torch
-from torch.profiler import ProfilerActivity, profile
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dagnn.errors import RunError
 from dagnn.files import replaced_file
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+PROFILE_FILE = "profile.json"
+_LINES_PER_RUN = 50
+# Without the rate in steps: the values hold samples a second, and at 80 columns both leave no room for a bar.
+_BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} left {remaining}{postfix}"
 
 
 def printable(text: str) -> str:
@@ -26,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def write_line(text: str, stream: TextIO | None) -> bool:
-    """Writes a line in the stream's encoding, what it lacks as escapes; False where nobody can read it any more.
+    """Writes a line, with escapes for what the stream's encoding lacks; False where nobody can read it any more.
 
     The reader of a pipe may have gone, a terminal may be closed, a program without a console has no streams at all.
     """
@@ -39,11 +47,6 @@ def write_line(text: str, stream: TextIO | None) -> bool:
     except (OSError, ValueError):  # gone; closed
         return False
     return True
-
-
-_LINES_PER_RUN = 50
-# Without the rate in steps: the values say samples a second, and at 80 columns both leave no room for a bar.
-_BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} left {remaining}{postfix}"
 
 
 class Progress:
@@ -99,14 +102,14 @@ class Progress:
             self._line(text)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar; it stays on the screen."""
         if self._bar is not None:
             with self._while_read():
                 self._bar.close()
 
     @contextmanager
     def _while_read(self) -> Iterator[None]:
-        """The bar; gone with its reader."""
+        """Inside, an error of the stream turns the display off: its reader has gone."""
         try:
             yield
         except (OSError, ValueError):
@@ -126,9 +129,6 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-FILE_NAME = "profile.json"
-
-
 class StepProfiler:
     """Profiles the first steps of a session of training; makes no number of it different."""
 
@@ -146,8 +146,11 @@ class StepProfiler:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The training; a trace that is not written yet is written when it ends, however it ends."""
+        """Profile the training inside; a trace that is not written yet is written at its end, however it ends."""
         if self._left > 0:
+            import torch
+            from torch.profiler import ProfilerActivity, profile
+
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
             self._profile = profile(activities=activities)
             self._profile.start()

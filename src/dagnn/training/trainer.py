@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 from dagnn.errors import RunError
 from dagnn.training.config import TrainingConfig
 from dagnn.training.evaluation import checked_metrics, evaluated, score_of
-from dagnn.training.loader import BatchSource, as_source
+from dagnn.training.loader import BatchLoader, as_loader
 from dagnn.training.lr_finder import LrCurve, find_lr
 from dagnn.training.metrics import MetricsLog
 from dagnn.training.optimizers import WeightAverage, make_optimizer
 from dagnn.training.processes import Processes, torch_threads
-from dagnn.training.promotion import LevelPromotion
+from dagnn.training.promotion import StagePromotion
 from dagnn.training.result import Clock, Counters, TrainingResult
 from dagnn.training.rng import rng_state, seed_everything, untouched_rng
 from dagnn.training.run.checkpoint import Checkpoint
@@ -28,23 +28,23 @@ from dagnn.training.run.store import CheckpointStore
 from dagnn.training.run.tensors import check_initialised, flags_of, load_flags, unwrapped
 from dagnn.training.signals import StopRequest, TrainingInterrupted
 from dagnn.training.step import EpochMeans, WindowStep
-from dagnn.training.terminal import FILE_NAME, Progress, StepProfiler
+from dagnn.training.terminal import PROFILE_FILE, Progress, StepProfiler
 
 _MAX_REFUSED_IN_A_ROW = 20
 
 
 class Trainer:
-    """Trains any module on any `BatchSource` or DataLoader, and resumes to the bit.
+    """Trains any module on any `BatchLoader` or DataLoader, and resumes to the bit.
 
     `resume`, then `fit`, gives the same weights, optimizer state, averages, random numbers, data and metrics
     rows as never having stopped, wherever it was stopped.
 
-    Where torchrun has started several processes (`dagnn.training.processes.joined`), each makes a trainer with its
+    Where torchrun has started several processes (`dagnn.training.process_group`), each makes a trainer with its
     own share of the data: all hold the same weights and decide alike, and the first writes.
 
     Attributes:
         model, config, promotion: as given.
-        source: as given, or an `IterableSource` around it.
+        loader: as given, or an `IterableLoader` around it.
         optimizer: as given or built.
         stop: ``trainer.stop.request()`` does what Ctrl-C does.
     """
@@ -53,12 +53,12 @@ class Trainer:
         self,
         model: nn.Module,
         loss_fn: Callable[[nn.Module, Any], Any],
-        source: BatchSource[Any] | Iterable[Any],
+        loader: BatchLoader[Any] | Iterable[Any],
         config: TrainingConfig,
         *,
         run: RunDirectory | None = None,
         evaluate: Callable[[nn.Module, int], Mapping[str, Any]] | None = None,
-        promotion: LevelPromotion | None = None,
+        promotion: StagePromotion | None = None,
         on_promotion: Callable[[tuple[int, ...]], None] | None = None,
         weight: Callable[[Any], float | Mapping[str, float]] | None = None,
         optimizer: Optimizer | None = None,
@@ -71,18 +71,18 @@ class Trainer:
             loss_fn: ``loss_fn(model, micro_batch)`` gives the mean loss over the micro-batch's items; or ``(loss,
                 weight)``, where only it knows what the mean was divided by; or losses by name, which are added, each
                 with a column ``loss/<name>`` of the metrics.
-            source: gives ``config.micro_batches`` micro-batches for each optimizer step: a `BatchSource`, or a
-                DataLoader or another iterable of micro-batches, then as `IterableSource` says.
+            loader: gives ``config.micro_batches`` micro-batches for each optimizer step: a `BatchLoader`, or a
+                DataLoader or another iterable of micro-batches, then as `IterableLoader` says.
             run: where configuration, metrics and checkpoints are kept; None keeps nothing.
             evaluate: ``evaluate(model, step)``, called every ``eval_every`` steps and after the last one, in
                 eval mode, without gradients, with the averaged weights where there are any. Returns numbers of any
-                kind, or other JSON values, by name: the monitored metric, and ``"accuracy/<level>"`` for promotion; a
-                true ``"finished"`` ends the training; a `Tally` counts as its mean, over the shares of all processes,
-                each of which is asked. What it draws from the generators leaves no trace. Where a signal aborts it, or
+                kind, or other JSON values, by name: the monitored metric, and ``"accuracy/<stage>"`` for promotion; a
+                true ``"finished"`` ends the training; a `Meter` counts as its mean, over the shares of all processes,
+                each of which calls it. What it draws from the generators leaves no trace. Where a signal aborts it, or
                 it fails, the step is saved without it, and the resume calls it again.
-            promotion: the rule that opens levels.
-            on_promotion: called with the open levels when training starts or resumes (before the source's state
-                is loaded) and whenever a level opens: this is how the source learns what to draw from.
+            promotion: the rule that opens stages.
+            on_promotion: called with the open stages when training starts or resumes (before the loader's state
+                is loaded) and whenever a stage opens: so the loader knows what to draw from.
             weight: items in a micro-batch, or what each named loss is a mean of; None counts its first dimension.
             optimizer: None builds ``config.optimizer``.
             description: JSON value kept in every checkpoint: what is needed to build the model again.
@@ -90,7 +90,7 @@ class Trainer:
         check_initialised(model)
         self._processes = Processes()
         self.model = model
-        self.source = as_source(source, seed=config.seed, rank=self._processes.rank)
+        self.loader = as_loader(loader, seed=config.seed, rank=self._processes.rank)
         self.config = config
         self.promotion = promotion
         self.optimizer = make_optimizer(model, config.optimizer) if optimizer is None else optimizer
@@ -104,7 +104,7 @@ class Trainer:
         self._run = run
         self._store = None if run is None else open_checkpoints(run, config)
         self._average = WeightAverage(unwrapped(model), config.ema_decay) if config.ema_decay else None
-        self._parts = Resumable(model, self.optimizer, self._average, self.source, promotion)
+        self._parts = Resumable(model, self.optimizer, self._average, self.loader, promotion)
         self._window: WindowStep | None = None
 
         self._counters = Counters()
@@ -134,7 +134,7 @@ class Trainer:
 
         Raises:
             TrainingInterrupted: by a signal, or by ``stop.request()``.
-            RunError: the run cannot be written, or (before the first step) something of the model, optimizer or source
+            RunError: the run cannot be written, or (before the first step) something of the model, optimizer or loader
                 cannot be kept in a checkpoint; or a step was refused and ``non_finite`` is "stop", or too many in a row
                 were. The last checkpoint stays.
             ConfigError: the evaluation returned what is no metric, or none that is monitored; the step is saved.
@@ -151,9 +151,9 @@ class Trainer:
             self._progress = Progress(self.config.max_steps, step=self.step, shown=self._show_progress)
             stack.callback(self._progress.close)
             if self._run is not None and self._processes.is_first:
-                trace = self._run.path / FILE_NAME
+                trace = self._run.path / PROFILE_FILE
                 self._profiler = StepProfiler(trace, self.config.profile_steps, self._progress.note)
-            stack.callback(getattr(self.source, "close", lambda: None))
+            stack.callback(getattr(self.loader, "close", lambda: None))
             stack.enter_context(self._clock.running())
             stack.enter_context(self._profiler.running())
             self.model.train()
@@ -175,7 +175,7 @@ class Trainer:
 
         A damaged one is passed over with a warning. Later ones are moved to ``checkpoints/set-aside``. Another number
         of processes than before computes the same batches, the same gradients to rounding, and draws other random
-        numbers: a warning and a row of the metrics say so.
+        numbers: a warning and a row of the metrics report it.
 
         Args:
             step: of the checkpoint; None takes the newest.
@@ -191,14 +191,14 @@ class Trainer:
         """
         if self._run is None or self._store is None:
             raise RunError("there is nothing to resume: the trainer was made without run=.")
-        stored = self._run.config()
+        stored = self._run.config(type(self.config))
         self.config = same_training(stored, self.config, reschedule=reschedule)
         checkpoint = self._found(self._store, step)
         if checkpoint is None:
             return False
 
         self._counters = self._parts.restore(
-            checkpoint, self._announce_levels, rank=self._processes.rank, seed=self.config.seed
+            checkpoint, self._announce_stages, rank=self._processes.rank, seed=self.config.seed
         )
         self._flags = flags_of(self.model)
         self._epoch = EpochMeans.from_json(self._counters.epoch)
@@ -213,11 +213,11 @@ class Trainer:
     def find_lr(self, *, lowest: float = 1e-6, highest: float = 1.0, steps: int = 100) -> LrCurve:
         """The loss at rising learning rates under ``config.optimizer``, on a copy; see `dagnn.training.find_lr`."""
         if not self._started:
-            self._announce_levels()
+            self._announce_stages()
         return find_lr(
             self.model,
             self._loss_fn,
-            self.source,
+            self.loader,
             lambda trial: make_optimizer(trial, self.config.optimizer),
             lowest=lowest,
             highest=highest,
@@ -261,7 +261,7 @@ class Trainer:
         self._processes.same_model(self.model)
         self._parts.begin()
         seed_everything(self.config.seed, self._processes.rank)
-        self._announce_levels()
+        self._announce_stages()
         self._started = True
 
     def _loop(self) -> None:
@@ -272,23 +272,23 @@ class Trainer:
                 self._rehearsed = self._made > 0
             if self._counters.evaluation_due:
                 self._run_evaluation()
-            # After an aborted evaluation the save stays due, for after the resume: it is to hold the score.
+            # After an aborted evaluation the save stays due until after the resume: it must hold the score.
             if self._counters.save_due and not self._counters.evaluation_due:
                 self._counters.save_due = False
                 self._save()
-            if self._asked_to_stop():
+            if self._must_stop():
                 self._save()
                 raise TrainingInterrupted(self.stop.taken(), self.step, self._checkpoint)
             if self._ended:
                 return
             self._train_step()
 
-    def _asked_to_stop(self) -> bool:
-        """Whether a signal has come to any of the processes: then all follow it, at the same step."""
-        asked = [number for number in self._processes.gather(self.stop.signal_number) if number is not None]
-        if asked:
-            self.stop.request(asked[0])
-        return bool(asked)
+    def _must_stop(self) -> bool:
+        """Whether a signal has reached any of the processes: then all stop, at the same step."""
+        signals = [number for number in self._processes.gather(self.stop.signal_number) if number is not None]
+        if signals:
+            self.stop.request(signals[0])
+        return bool(signals)
 
     @property
     def _ended(self) -> bool:
@@ -302,7 +302,7 @@ class Trainer:
     def _train_step(self) -> None:
         assert self._window is not None
         values, refused, shares = self._window.make()
-        values["level"] = None if self.promotion is None else self.promotion.level
+        values["level"] = None if self.promotion is None else self.promotion.stage
         epochs = self._epoch.add(self._processes.gather(shares), made=refused is None)
         if refused is not None:
             self._refuse(values, refused)
@@ -332,12 +332,12 @@ class Trainer:
         counters.skipped += 1
         counters.refused_in_a_row += 1
         self._write("refused", {**values, "skipped": counters.skipped, "seconds": round(self._clock.seconds, 3)})
-        told = f"step {self.step + 1} was refused: {reason} (loss {values['loss']:.4g})"
+        message = f"step {self.step + 1} was refused: {reason} (loss {values['loss']:.4g})"
         if self.config.non_finite == "stop":
-            raise RunError(f"{told}, and non_finite = stop.")
+            raise RunError(f"{message}, and non_finite = stop.")
         if counters.refused_in_a_row >= _MAX_REFUSED_IN_A_ROW:
-            raise RunError(f"{told}, {counters.refused_in_a_row} in a row: lower optimizer.lr, or look at the data.")
-        self._progress.note(told)
+            raise RunError(f"{message}, {counters.refused_in_a_row} in a row: lower optimizer.lr, or look at the data.")
+        self._progress.note(message)
 
     def _is_due(self, every: int) -> bool:
         return self.step == self.config.max_steps or (every > 0 and self.step % every == 0)
@@ -352,7 +352,7 @@ class Trainer:
                 return checked_metrics(evaluate(model, self.step), self.config, self.promotion)
 
         try:
-            metrics = evaluated(own, self.source, self._processes)
+            metrics = evaluated(own, self.loader, self._processes)
         except Exception:
             self._save()  # the steps are made: an evaluation that fails must not cost them
             raise
@@ -380,29 +380,29 @@ class Trainer:
             counters.save_due = True
             self._progress.note(f"finished at step {self.step}: there is nothing left to learn")
         if self.promotion is not None:
-            given = {level: metrics.get(f"accuracy/{level}") for level in self.promotion.levels}
+            given = {stage: metrics.get(f"accuracy/{stage}") for stage in self.promotion.stages}
             if self.promotion.observe(self.step, {k: float(value) for k, value in given.items() if value is not None}):
-                self._write("promotion", {"level": self.promotion.level, "active": self.promotion.active})
-                self._progress.note(f"level {self.promotion.level} opens at step {self.step}")
-                counters.wait_anew()
-                self._announce_levels()
+                self._write("promotion", {"level": self.promotion.stage, "active": self.promotion.active})
+                self._progress.note(f"stage {self.promotion.stage} opens at step {self.step}")
+                counters.restart_waiting()
+                self._announce_stages()
 
-    def _announce_levels(self) -> None:
+    def _announce_stages(self) -> None:
         if self.promotion is not None and self._on_promotion is not None:
             self._on_promotion(self.promotion.active)
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
-        # Counted by all processes, written by the first: all must know whether there is something new to save.
+        # All processes count, the first writes: all must know whether there is something new to save.
         self._counters.num_rows += 1
         if self._metrics is not None:
             self._metrics.write(kind, self.step, values)
 
     def _moment(self) -> tuple[int, int, bool]:
-        """What tells two checkpoints of one session apart."""
+        """What distinguishes two checkpoints of one session."""
         return (self.step, self._counters.num_rows, self._counters.evaluation_due)
 
     def _save(self) -> None:
-        """A checkpoint of this moment, unless it is on the disk already."""
+        """Save a checkpoint of this moment, unless it is on the disk already."""
         if self._store is None or self._saved == self._moment():
             return
         generators = self._processes.gather(rng_state())
@@ -426,7 +426,7 @@ class Trainer:
         return WindowStep(
             self.model,
             self._loss_fn,
-            self.source,
+            self.loader,
             self.optimizer,
             self.config,
             self._processes,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagnn.curriculum import answer, bind, equivalent, judge, parse, to_text
-from dagnn.curriculum.judge import is_worked_out
+from dagnn.curriculum.verdict import is_worked_out
 from dagnn.errors import ConfigError, ExpressionError
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from rule_terms import rewritten
 
 from dagnn.curriculum.engine import normal_form
-from dagnn.curriculum.judge import judge
+from dagnn.curriculum.verdict import judge
 from dagnn.errors import ExpressionError
 
 

@@ -9,7 +9,7 @@ from rule_terms import rewritten
 
 from dagnn.curriculum.engine import normal_form
 from dagnn.curriculum.expression import from_fraction, parse
-from dagnn.curriculum.judge import judge
+from dagnn.curriculum.verdict import judge
 
 
 @pytest.mark.parametrize(

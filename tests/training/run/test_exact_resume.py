@@ -13,7 +13,7 @@ import torch
 from small_training import NUM_STEPS, begin_or_go_on, outcome, small_config, small_trainer
 
 from dagnn.errors import CheckpointError, ConfigError, RunError
-from dagnn.training import LevelPromotion, RunDirectory, TrainingInterrupted
+from dagnn.training import RunDirectory, StagePromotion, TrainingInterrupted
 from dagnn.training.metrics import read_metrics
 from dagnn.training.optimizers import make_schedule
 
@@ -203,8 +203,8 @@ def test_another_curriculum_is_refused(tmp_path):
     begin_or_go_on(tmp_path / "run")
     with RunDirectory.open(tmp_path / "run") as run:
         trainer = small_trainer(run)
-        trainer._parts.promotion.levels = LevelPromotion((1, 2)).levels
-        with pytest.raises(CheckpointError, match=r"promoted over levels \[1, 2, 3\]"):
+        trainer._parts.promotion.stages = StagePromotion((1, 2)).stages
+        with pytest.raises(CheckpointError, match=r"promoted over stages \[1, 2, 3\]"):
             trainer.resume()
 
 

@@ -224,7 +224,7 @@ def test_values_that_cannot_be_kept_are_refused_before_the_first_step(tmp_path):
         def state_dict(self):
             return {"position": self.position, "inside": [1, {"deep": object()}]}
 
-    refused(tmp_path / "1", r"the state of the source\['inside'\]\[1\]\['deep'\] is a object", source=Source(data(4)))
+    refused(tmp_path / "1", r"the state of the loader\['inside'\]\[1\]\['deep'\] is a object", source=Source(data(4)))
     refused(tmp_path / "2", "the model's _extra_state is a Counting", model=Counting(lambda calls: Counting(None)))
     refused(tmp_path / "3", "the description is <object.* of the type object", description=object())
     refused(tmp_path / "4", "the checkpoint's description is no JSON", description={"width": float("nan")})

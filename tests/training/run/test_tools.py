@@ -120,6 +120,6 @@ def test_subcommands_are_listed_and_a_misspelt_one_gets_a_suggestion(capsys):
     assert main(["checkpoint", "verfy"]) == 2
     assert "did you mean verify?" in capsys.readouterr().err
     assert main(["checkpoint", "zzz"]) == 2
-    assert "it is one of verify, list, export, import" in capsys.readouterr().err
+    assert "the commands are verify, list, export, import" in capsys.readouterr().err
     for name in ("verify", "list", "export", "import"):
         assert main(["checkpoint", name, "--help"]) == 0

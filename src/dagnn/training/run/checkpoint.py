@@ -218,8 +218,8 @@ def _read(path: Path, name: str, num_bytes: int, *, exactly: bool = False) -> by
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path / name} is not a plain file: a checkpoint holds no links.")
             if status.st_size > num_bytes or (exactly and status.st_size != num_bytes):
-                told = f"the manifest says {num_bytes}" if exactly else f"at most {num_bytes} are allowed"
-                raise DamagedCheckpointError(f"{path / name} is damaged: {status.st_size} bytes, {told}.")
+                expected = f"the manifest says {num_bytes}" if exactly else f"at most {num_bytes} are allowed"
+                raise DamagedCheckpointError(f"{path / name} is damaged: {status.st_size} bytes, {expected}.")
             return file.read(status.st_size)
     except OSError as error:
         raise DamagedCheckpointError(f"cannot read {path / name}: {error.strerror or error}.") from error

@@ -13,12 +13,12 @@ import os
 import secrets
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from dagnn._version import __version__
 from dagnn.errors import RunError
 from dagnn.files import replace_file
-from dagnn.training.config import TrainingConfig
+from dagnn.training.config import Config, TrainingConfig
 from dagnn.training.run.checkpoint import json_bytes
 from dagnn.training.run.store import CheckpointStore
 
@@ -121,13 +121,22 @@ class RunDirectory:
     def checkpoints_path(self) -> Path:
         return self.path / _CHECKPOINTS
 
-    def config(self) -> TrainingConfig:
+    @overload
+    def config(self) -> TrainingConfig: ...
+    @overload
+    def config(self, kind: type[Config]) -> Config: ...
+    def config(self, kind: type[TrainingConfig] = TrainingConfig) -> TrainingConfig:
         """The stored configuration.
+
+        Args:
+            kind: the class of the run's configuration. `TrainingConfig` itself reads the settings that every run has
+                and ignores those that a derived class adds.
 
         Raises:
             ConfigError: it cannot be read or holds a wrong setting.
         """
-        return TrainingConfig.resolve(self.path / _CONFIG, environment={})
+        path = self.path / _CONFIG
+        return kind.part_of(path) if kind is TrainingConfig else kind.resolve(path, environment={})
 
     def store_config(self, config: TrainingConfig) -> None:
         """Replace the stored configuration, in one step. Raises RunError."""
@@ -181,8 +190,8 @@ def _run_id(path: Path) -> str:
         run: Any = json.loads((path / _RUN).read_bytes())
         return str(run["run"])
     except FileNotFoundError:
-        told = "name the directory of a trained run, or train one: dagnn train."
-        raise RunError(f"{path} holds no run: {path / _RUN} is missing; {told}") from None
+        advice = "name the directory of a trained run, or train one: dagnn train."
+        raise RunError(f"{path} holds no run: {path / _RUN} is missing; {advice}") from None
     except OSError as error:
         raise RunError(f"cannot read {path / _RUN}: {error.strerror or error}.") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:

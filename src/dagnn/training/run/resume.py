@@ -1,6 +1,5 @@
-"""Everything that decides how a training goes on, saved and put back; what a run is, and what a resume may change."""
+"""Resuming: the state that decides how a training goes on, and the settings that a resume may change."""
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dagnn.errors import CheckpointError, ConfigError, DagnnError, RunError, warn
-from dagnn.training.config import TrainingConfig
-from dagnn.training.loader import BatchSource
+from dagnn.training.config import Config, TrainingConfig
+from dagnn.training.loader import BatchLoader
 from dagnn.training.optimizers import WeightAverage
-from dagnn.training.promotion import LevelPromotion
+from dagnn.training.promotion import StagePromotion
 from dagnn.training.result import Counters
 from dagnn.training.rng import rng_state, seed_everything, set_rng_state
 from dagnn.training.run.checkpoint import Checkpoint, json_bytes
@@ -65,30 +64,17 @@ def find_run(path: str | Path) -> tuple[Path, int | None]:
     return path, None
 
 
-def begun(directory: Path) -> bool:
-    """Whether a run was begun in this directory."""
-    return (directory / "run.json").exists()
-
-
-def is_restart() -> bool:
-    """Whether torchrun has started this process again after a failure."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
-
-
-def resumed_config(
-    stored: TrainingConfig, given: Mapping[str, Any], *, reschedule: str | None = None
-) -> TrainingConfig:
+def resumed_config(stored: Config, given: Mapping[str, Any], *, reschedule: str | None = None) -> Config:
     """The run's own configuration with the settings given at the resume.
 
-    May change: what decides only where and how often things are kept (``threads`` too: it does not alter the
-    data or the formulas), and ``max_steps``. Under a cosine, whose learning rates depend on ``max_steps``, it takes a
-    word on what becomes of them.
+    A resume may change where and how often things are kept, ``threads`` (they alter neither data nor formulas), and
+    ``max_steps``. Under a cosine, whose learning rates depend on ``max_steps``, it needs ``reschedule``.
 
     Args:
         stored: of the run.
         given: dotted key -> value.
         reschedule: "keep" goes on along the run's curve, and at its final learning rate after its end; "stretch" goes
-            over to the curve that spans the new ``max_steps``. Without a change of ``max_steps`` it says nothing.
+            over to the curve that spans the new ``max_steps``. It has no effect where ``max_steps`` stays.
 
     Raises:
         ConfigError: a setting would change the training itself; a resume then would be no resume.
@@ -119,7 +105,7 @@ def resumed_config(
     return wanted
 
 
-def same_training(stored: TrainingConfig, wanted: TrainingConfig, *, reschedule: str | None = None) -> TrainingConfig:
+def same_training(stored: Config, wanted: Config, *, reschedule: str | None = None) -> Config:
     """What `resumed_config` makes of a whole configuration; raises ConfigError where it does."""
     given = flatten(wanted)
     # Whoever resumes a run that was rescheduled before need not know where its curve ends.
@@ -131,7 +117,7 @@ def same_training(stored: TrainingConfig, wanted: TrainingConfig, *, reschedule:
 def changes(
     stored: TrainingConfig, wanted: TrainingConfig, reschedule: str | None, num_before: int, processes: "Processes"
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Rows of metrics.jsonl (kind and values) that tell what a resume has changed; with a warning where its bytes will.
+    """Rows of metrics.jsonl (kind and values) about what a resume changes; warns where the bits of the training will.
 
     Args:
         stored, wanted: of the run, and from `same_training`.
@@ -141,8 +127,8 @@ def changes(
     """
     rows: list[tuple[str, dict[str, Any]]] = []
     if reschedule is not None and wanted.max_steps != stored.max_steps:
-        told = {"max_steps_before": stored.max_steps, "max_steps": wanted.max_steps}
-        rows.append(("reschedule", {"reschedule": reschedule, **told}))
+        steps = {"max_steps_before": stored.max_steps, "max_steps": wanted.max_steps}
+        rows.append(("reschedule", {"reschedule": reschedule, **steps}))
     if num_before != processes.size:
         rows.append(("processes", {"processes_before": num_before, "processes": processes.size}))
         if processes.is_first:
@@ -160,8 +146,8 @@ class Resumable:
     model: nn.Module
     optimizer: Optimizer
     average: WeightAverage | None
-    source: BatchSource[Any]
-    promotion: LevelPromotion | None
+    loader: BatchLoader[Any]
+    promotion: StagePromotion | None
     begun: list[list[str]] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -196,7 +182,7 @@ class Resumable:
         first, *others = rng_of_rank
         return {
             "counters": counters.to_json(),
-            "data": packed(self.source.state_dict(), "the state of the source"),
+            "data": packed(self.loader.state_dict(), "the state of the loader"),
             "promotion": None if self.promotion is None else self.promotion.state_dict(),
             "optimizer": optimizer_state(self.optimizer, self.model, self.begun or None)[1],
             "flags": flags_of(self.model),
@@ -206,13 +192,13 @@ class Resumable:
         }
 
     def restore(
-        self, checkpoint: Checkpoint, announce_levels: Callable[[], None], *, rank: int = 0, seed: int = 0
+        self, checkpoint: Checkpoint, announce_stages: Callable[[], None], *, rank: int = 0, seed: int = 0
     ) -> Counters:
-        """Put everything back.
+        """Put the state of a checkpoint back.
 
         Args:
             checkpoint: of a training by any number of processes.
-            announce_levels: called between the promotion and the source, whose state may depend on the levels.
+            announce_stages: called between the promotion and the loader, whose state may depend on the stages.
             rank: this process, whose generators are put back.
             seed: of the training: a process that it did not have yet draws from this, its rank and the step.
 
@@ -220,8 +206,8 @@ class Resumable:
             CheckpointError: it is of another model, optimizer, curriculum or data.
         """
         try:
-            counters = self._restore(checkpoint.tensors, checkpoint.state, announce_levels)
-            # Last: whatever the others have drawn does not count.
+            counters = self._restore(checkpoint.tensors, checkpoint.state, announce_stages)
+            # Last, so that what the other parts have drawn does not count.
             generators = _generators_of(checkpoint)
             if rank < len(generators):
                 set_rng_state(generators[rank])
@@ -237,7 +223,7 @@ class Resumable:
         self,
         tensors: Mapping[str, Mapping[str, Any]],
         state: Mapping[str, Any],
-        announce_levels: Callable[[], None],
+        announce_stages: Callable[[], None],
     ) -> Counters:
         if (self.average is None) != ("ema" not in tensors) or (self.promotion is None) != (state["promotion"] is None):
             raise CheckpointError(
@@ -254,7 +240,7 @@ class Resumable:
         check_optimizer(self.optimizer, self.model, state["optimizer"])
         if self.promotion is not None:
             self.promotion.load_state_dict(state["promotion"])
-        announce_levels()  # which may give the optimizer further groups
+        announce_stages()  # which may give the optimizer further groups
         load_optimizer(self.optimizer, self.model, tensors["optimizer"], state["optimizer"])
         self.begun[:] = state["optimizer"].get("begun", state["optimizer"]["names"])
         load_model(self.model, tensors["model"])
@@ -262,7 +248,7 @@ class Resumable:
             self.average.load(tensors["ema"])
         if "flags" in state:  # an older checkpoint has none
             load_flags(self.model, state["flags"])
-        self.source.load_state_dict(unpacked(state["data"]))
+        self.loader.load_state_dict(unpacked(state["data"]))
         return counters
 
 

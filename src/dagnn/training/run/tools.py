@@ -87,10 +87,10 @@ def _loaded(path: Path, device: str) -> Any:
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # whatever a hostile pickle makes torch raise, it ends here
-        told = printable((str(error).strip().splitlines() or [""])[0])
+        reason = printable((str(error).strip().splitlines() or [""])[0])
         raise CheckpointError(
             f"{path} cannot be read safely: it holds more than tensors and plain containers, or is damaged "
-            f"({type(error).__name__}: {told[:160]}). It is not tried in another way."
+            f"({type(error).__name__}: {reason[:160]}). It is not tried in another way."
         ) from None
 
 
@@ -196,8 +196,8 @@ def export_weights(path: str | Path, target: str | Path, *, averaged: bool = Tru
     state = averaged_tensors(checkpoint.tensors) if averaged else checkpoint.tensors["model"]
     # Extra state that is no tensor is none of the weights.
     weights = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    told = {"run": checkpoint.run_id, "step": str(checkpoint.step), "averaged": str(averaged).lower()}
-    write_weights(Path(target), weights, told)
+    metadata = {"run": checkpoint.run_id, "step": str(checkpoint.step), "averaged": str(averaged).lower()}
+    write_weights(Path(target), weights, metadata)
     return len(weights)
 
 
@@ -213,7 +213,7 @@ def checkpoint_of(path: str | Path) -> Checkpoint:
 
 
 def import_weights(source: str | Path, target: str | Path, *, key: str | None = None) -> int:
-    """Writes the tensors of a foreign ``.pt`` file as a safetensors file; see `dagnn.training.run.tools`.
+    """Writes the tensors of a foreign ``.pt`` file as a safetensors file; nothing in it runs, see `read_foreign`.
 
     Args:
         source: the ``.pt`` file.
@@ -242,18 +242,17 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise CheckpointError(f"cannot read the weights in {path}: {error}.") from error
 
 
-def write_weights(target: Path, weights: Mapping[str, Tensor], told: dict[str, str]) -> None:
+def write_weights(target: Path, weights: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """A new safetensors file, on the disk when it returns; never over an old one. Raises RunError."""
     try:
         separate = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
         with new_file(target) as temporary:
-            safetensors.torch.save_file(separate, temporary, metadata=told)
+            safetensors.torch.save_file(separate, temporary, metadata=metadata)
     except KeyError as error:  # a dtype that safetensors has no word for
         odd = ", ".join(sorted(name for name, each in weights.items() if str(each.dtype) in str(error)))
         raise RunError(f"cannot write {target}: a safetensors file cannot hold {error.args[0]} ({odd}).") from error
     except (OSError, safetensors.SafetensorError) as error:
-        told_error = getattr(error, "strerror", None) or error
-        raise RunError(f"cannot write {target}: {told_error}.") from error
+        raise RunError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def _checkpoints(path: Path) -> list[tuple[Path, str | None]]:

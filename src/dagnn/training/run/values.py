@@ -262,8 +262,8 @@ def _kept(name: str, value: Any, what: str) -> tuple[Tensor, str]:
         raw = bytearray(tensor_bytes(value))
     except (RuntimeError, NotImplementedError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{what} {name} is {_described(value)}, which a checkpoint cannot keep ({error}).") from error
-    told = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8), told
+    form = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8), form
 
 
 def _described(value: Tensor) -> str:

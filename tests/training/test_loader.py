@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.training import RunDirectory, Trainer, find_lr
-from dagnn.training.loader import IterableSource, as_source
+from dagnn.training.loader import IterableLoader, as_loader
 from dagnn.training.metrics import read_metrics
 
 INPUTS = torch.randn(11, 3, generator=torch.Generator().manual_seed(0))
@@ -135,7 +135,7 @@ def test_windows_reach_over_the_end_of_an_epoch_and_epochs_have_their_rows(tmp_p
 
 def test_epochs_differ_seeds_differ_and_every_item_comes_once():
     def orders(loader, seed=0):
-        source = IterableSource(loader(), seed=seed)
+        source = IterableLoader(loader(), seed=seed)
         return [torch.cat([source.next_batch()[0] for _ in range(3)]) for _ in range(3)]
 
     for name in ("shuffled", "of a generator"):
@@ -149,7 +149,7 @@ def test_epochs_differ_seeds_differ_and_every_item_comes_once():
 
 
 def test_draws_of_a_loader_move_no_generator_of_the_training():
-    source = IterableSource(LOADERS["augmented"]())
+    source = IterableLoader(LOADERS["augmented"]())
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -158,19 +158,19 @@ def test_draws_of_a_loader_move_no_generator_of_the_training():
 
 
 def test_another_loader_is_refused_or_told():
-    source = IterableSource(LOADERS["shuffled"]())
+    source = IterableLoader(LOADERS["shuffled"]())
     source.next_batch()
     state = source.state_dict()
     with pytest.raises(CheckpointError, match="loader has 3 batches in an epoch, this one has 6"):
-        IterableSource(DataLoader(PAIRS, batch_size=2)).load_state_dict(state)
-    other = IterableSource(DataLoader(TensorDataset(-INPUTS, TARGETS), batch_size=4, shuffle=True))
+        IterableLoader(DataLoader(PAIRS, batch_size=2)).load_state_dict(state)
+    other = IterableLoader(DataLoader(TensorDataset(-INPUTS, TARGETS), batch_size=4, shuffle=True))
     other.load_state_dict(state)
     with pytest.warns(UserWarning, match="the first batch of epoch 0 is another than before the stop"):
         other.next_batch()
-    short = IterableSource(DataLoader(Shuffled(), batch_size=4))
+    short = IterableLoader(DataLoader(Shuffled(), batch_size=4))
     for _ in range(3):
         short.next_batch()
-    shorter = IterableSource(DataLoader(Shuffled(), batch_size=11))
+    shorter = IterableLoader(DataLoader(Shuffled(), batch_size=11))
     shorter.load_state_dict(short.state_dict())
     with pytest.raises(CheckpointError, match="had more than 3 batches in epoch 0, this one has 1"):
         shorter.next_batch()
@@ -178,7 +178,7 @@ def test_another_loader_is_refused_or_told():
 
 def test_what_can_be_iterated_once_serves_until_its_end():
     batches = data(4, 4, 4)
-    source = IterableSource(iter(batches))
+    source = IterableLoader(iter(batches))
     assert source.next_batch() is batches[0]
     source.close()  # a second fit goes on with it
     assert source.next_batch() is batches[1]
@@ -186,27 +186,27 @@ def test_what_can_be_iterated_once_serves_until_its_end():
     assert source.next_batch() is batches[2]
     with pytest.raises(RunError, match="can be iterated once and cannot go back"):
         source.load_state_dict(position)
-    with pytest.raises(RunError, match="the source, list_iterator, is at its end"):
+    with pytest.raises(RunError, match="the loader, list_iterator, is at its end"):
         source.next_batch()
-    resumed = IterableSource(batch for batch in batches)
+    resumed = IterableLoader(batch for batch in batches)
     resumed.load_state_dict(position)
     assert resumed.next_batch() is batches[2]
-    endless = IterableSource(itertools.cycle(batches))
+    endless = IterableLoader(itertools.cycle(batches))
     assert [endless.next_batch() for _ in range(5)][4] is batches[1]
 
 
 @pytest.mark.parametrize("empty", [[], DataLoader(TensorDataset(INPUTS[:0]), batch_size=4)])
 def test_a_loader_without_a_batch_is_an_error(empty):
     with pytest.raises(RunError, match="is at its end"):
-        IterableSource(empty).next_batch()
+        IterableLoader(empty).next_batch()
 
 
 def test_what_is_a_source_stays_one_and_what_is_none_is_refused():
     source = Cycle(data(4))
-    assert as_source(source, seed=0, rank=0) is source
+    assert as_loader(source, seed=0, rank=0) is source
     for odd in (3, "batches", {"a": 1}, torch.ones(3), None):
-        with pytest.raises(ConfigError, match=f"source is a {type(odd).__name__}: give a DataLoader"):
-            as_source(odd, seed=0, rank=0)
+        with pytest.raises(ConfigError, match=f"loader is a {type(odd).__name__}: give a DataLoader"):
+            as_loader(odd, seed=0, rank=0)
 
 
 def test_find_lr_takes_a_loader_and_leaves_it_where_it_was():
@@ -215,4 +215,4 @@ def test_find_lr_takes_a_loader_and_leaves_it_where_it_was():
     assert len(curve.rates) > 1
     trainer = Trainer(linear(), mse, loader, config(), show_progress=False)
     trainer.find_lr(steps=4)
-    assert trainer.source.state_dict()["position"] == 0
+    assert trainer.loader.state_dict()["position"] == 0
