@@ -1,4 +1,4 @@
-"""Attention: from a set of rows to another, and `NodeAttention` among the nodes of each graph."""
+"""Attention: `MultiHeadAttention` between two sets of rows, `NodeAttention` among the nodes of each graph."""
 
 import math
 from typing import cast
@@ -13,10 +13,10 @@ from dagnn.nn.learnable import LearnableModule
 
 
 class MultiHeadAttention(LearnableModule):
-    """Every query row takes a weighted mean of the rows of its batch entry.
+    """Every query row takes a weighted mean of the memory rows of its batch entry.
 
-    Written with plain matrix products: PyTorch's fused attention has no second derivative on the
-    CPU, and graphs are small. Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017,
+    It uses plain matrix products: PyTorch's fused attention has no second derivative on the CPU, and
+    graphs are small. Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017,
     section 3.2.
 
     Args:
@@ -26,8 +26,12 @@ class MultiHeadAttention(LearnableModule):
     Raises:
         ConfigError: a size below 1, or ``dim`` no multiple of ``heads``.
 
-    Shapes: query ``[B, Q, dim]``, memory ``[B, K, dim]``, present bool ``[B, K]`` (rows that exist)
-    -> ``[B, Q, dim]``. Where no row exists, the weights are equal, never NaN.
+    Shapes: query ``[B, Q, dim]``, memory ``[B, K, dim]``, present bool ``[B, K]`` (memory rows that
+    exist) -> ``[B, Q, dim]``. Where no row exists, the weights are equal, never NaN.
+
+    >>> attention = MultiHeadAttention(dim=8, heads=2)
+    >>> attention(torch.randn(3, 5, 8), torch.randn(3, 4, 8), torch.ones(3, 4, dtype=torch.bool)).shape
+    torch.Size([3, 5, 8])
     """
 
     def __init__(self, dim: int, heads: int = 4) -> None:
@@ -44,8 +48,8 @@ class MultiHeadAttention(LearnableModule):
         q = self._split(self.query(query))
         k, v = (self._split(part) for part in self.key_value(memory).chunk(2, dim=-1))
         score = q @ k.transpose(-1, -2) / math.sqrt(self.dim / self.heads)
-        # The lowest finite number instead of -inf: an entry without any row would give NaN, and NaN
-        # reaches the parameters even through outputs that nobody uses.
+        # Not -inf: an entry without any row would give NaN, which reaches the gradients of the
+        # parameters even if nobody uses that output.
         hidden = ~present.view(memory.shape[0], 1, 1, memory.shape[1])
         score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
         mixed = score.softmax(dim=-1) @ v
@@ -57,7 +61,7 @@ class MultiHeadAttention(LearnableModule):
 
 
 class NodeAttention(LearnableModule):
-    """``y = x + attention(norm(x))``: every node hears from all nodes of its own graph.
+    """``y = x + attention(norm(x))``: every node attends to all nodes of its own graph.
 
     Args:
         dim: width of the features, a multiple of ``heads``.
@@ -65,9 +69,14 @@ class NodeAttention(LearnableModule):
 
     Raises:
         ConfigError: a size below 1, or ``dim`` no multiple of ``heads``.
+        DtypeError, GraphError: (at the call) x has another dtype or shape.
 
-    Shapes: x ``[num_nodes, dim]`` and a `Dag` or `DagBatch` -> ``[num_nodes, dim]``. Memory grows
-    with graphs times the square of the largest one.
+    Shapes: x ``[num_nodes, dim]`` of the parameters' dtype and a `Dag` or `DagBatch` ->
+    ``[num_nodes, dim]``. Memory grows with the number of graphs times the square of the largest one.
+
+    >>> from dagnn import Dag
+    >>> NodeAttention(dim=8)(torch.randn(3, 8), Dag([(0, 2), (1, 2)])).shape
+    torch.Size([3, 8])
     """
 
     def __init__(self, dim: int, heads: int = 4) -> None:
@@ -82,19 +91,19 @@ class NodeAttention(LearnableModule):
         if graph.num_nodes == 0:
             return x
         rows, present = to_dense(self.norm(x), graph)
-        heard: Tensor = self.attention(rows, rows, present).reshape(-1, self.dim)
+        mixed: Tensor = self.attention(rows, rows, present).reshape(-1, self.dim)
         place, _ = dense_places(graph, x.device)
-        return x + heard.index_select(0, place)
+        return x + mixed.index_select(0, place)
 
 
 def to_dense(x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-    """The nodes of every graph as one row of a batch, padded with zeros.
+    """The nodes of every graph as one entry of a batch, padded with zeros.
 
     Args:
         x: ``[num_nodes, dim]``.
 
     Returns:
-        ``[B, K, dim]`` with K the nodes of the largest graph; and bool ``[B, K]``, which rows are nodes.
+        ``[B, K, dim]`` for B graphs, of which the largest has K nodes; and bool ``[B, K]``, which rows are nodes.
     """
     place, width = dense_places(graph, x.device)
     graphs = num_graphs(graph)

@@ -1,4 +1,4 @@
-"""Checks that several modules make at their public door."""
+"""Checks of what users give to modules: each raises an error that says what was expected."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,19 @@ from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.graph import Dag
 
 
-def check_size(argument: str, value: int) -> int:
-    """``value``, if it is an int of at least 1.
+def check_size(argument: str, value: int, least: int = 1) -> int:
+    """``value``, if it is an int of at least ``least``.
 
     Raises:
         ConfigError: it is not.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{argument} must be a whole number of at least 1, got {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{argument} must be a whole number of at least {least}, got {value!r}.")
     return value
 
 
 def check_dag(dag: object) -> None:
-    """Raise DtypeError unless ``dag`` is one `Dag`; a `DagBatch` would pass for one large graph."""
+    """Raise DtypeError unless ``dag`` is a `Dag`; a `DagBatch` is refused, as it would be read as one large graph."""
     if not isinstance(dag, Dag):
         raise DtypeError(
             f"dag must be a Dag, got {type(dag).__name__}: build one with Dag(edges) or Dag.from_networkx(graph), "
@@ -61,17 +61,17 @@ def check_rows(argument: str, x: Tensor, rows: int, width: int, like: torch.dtyp
         )
 
 
-def check_symbols(argument: str, symbols: Tensor) -> None:
-    """Raise DtypeError unless ``symbols`` is int64 or int32."""
-    if symbols.dtype not in (torch.int64, torch.int32):
-        raise DtypeError(f"{argument} must be int64, got {symbols.dtype}: convert it with .long().")
-
-
 def check_operator(operator: Tensor | None, operators: int | None) -> None:
-    """Raise ConfigError unless there is an ``operator`` where there are ``operators``, GraphError if out of range."""
+    """Check what a cell with this many ``operators`` gets as ``operator``.
+
+    Raises:
+        ConfigError: a cell with operators gets none, or a cell without operators gets some.
+        GraphError: an operator is out of range.
+    """
     if (operator is None) != (operators is None):
-        raise ConfigError(f"operator must be given if and only if operators is, got operators={operators}.")
-    # torch.compile and torch.export do not know what a tensor holds; `DagSweep` has asked its graph.
+        given = "no operator" if operator is None else f"operator {list(operator.shape)}"
+        raise ConfigError(f"operator must be given if and only if operators is, got operators={operators} and {given}.")
+    # Under torch.compile and torch.export the values are unknown, and `DagSweep` checks the operators of its graph.
     if operator is not None and len(operator) and not torch.compiler.is_compiling():
         check_operators(int(operator.min()), int(operator.max()), operators)
 
@@ -83,5 +83,5 @@ def check_operators(lowest: int, highest: int, operators: int | None) -> None:
         given = lowest if lowest < 0 else highest
         raise GraphError(
             f"a node has operator {given}, but operators={operators} allows operators 0 .. {operators - 1}: "
-            "raise operators, or map unknown ones to one that is kept for them."
+            "raise operators, or map unknown operators to a reserved one."
         )

@@ -16,19 +16,20 @@ from dagnn.kernels.graph_plans import (
     operator_bounds,
     position_bounds,
 )
-from dagnn.nn.cells import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
+from dagnn.nn.cells import ChildSumTreeLSTMCell, TreeLSTMCell
+from dagnn.nn.cells.gru import GatedCell
 from dagnn.nn.checks import check_operators, check_rows, check_tensor
 from dagnn.nn.learnable import LearnableModule
 
-_OURS = (TreeLSTMCell, ChildSumTreeLSTMCell, GRUCell, AttentionCell)
+_OURS = (TreeLSTMCell, ChildSumTreeLSTMCell, GatedCell)
 
 
 class DagSweep(LearnableModule):
     """Runs a cell over every node, after the nodes that it depends on.
 
-    ``"up"`` goes along the edges (in an expression graph from the leaves to the root: a node hears
-    its operands); ``"down"`` goes against them (a node hears those that use it); ``"both"`` does
-    each with weights of its own and joins the results.
+    ``"up"`` goes along the edges: in an expression graph from the leaves to the root, so that a node
+    depends on its operands. ``"down"`` goes against the edges: a node depends on those that use it.
+    ``"both"`` does each with weights of its own and concatenates the results.
 
     Cells: `TreeLSTMCell` (ordered operands), `ChildSumTreeLSTMCell`, `GRUCell`, `AttentionCell`, or
     any module of yours that fits `dagnn.kernels.Cell`::
@@ -37,21 +38,29 @@ class DagSweep(LearnableModule):
             state_sizes = (8,)                      # one state tensor, 8 wide
 
             def forward(self, features, states, target, position):
-                heard = torch.zeros_like(features).index_add(0, target, states[0])
-                return (features + heard.tanh(),)
+                message = torch.zeros_like(features).index_add(0, target, states[0])
+                return (features + message.tanh(),)
 
     Args:
         cell: the cell; of the upward sweep if there are two.
         direction: ``"up"``, ``"down"`` or ``"both"``.
-        down_cell: the downward cell for ``"both"``; by default a copy of ``cell`` with parameters
-            drawn anew.
+        down_cell: the downward cell for ``"both"``; by default a copy of ``cell`` with newly drawn
+            parameters.
 
     Raises:
         ConfigError: an unknown direction, something that is no cell, ``down_cell`` without
             ``"both"``.
 
-    Shapes: x ``[num_nodes, in_features]`` and a `Dag` or `DagBatch` -> ``[num_nodes, out_features]``;
-    for ``"both"`` the upward columns come first.
+    Shapes: x ``[num_nodes, in_features]`` of the parameters' dtype and a `Dag` or `DagBatch` ->
+    ``[num_nodes, out_features]``; for ``"both"`` the upward columns come first.
+
+    >>> from dagnn import Dag, DagBatch
+    >>> from dagnn.nn import Embedding
+    >>> batch = DagBatch.from_dags([Dag([(0, 2), (1, 2)]), Dag([(0, 1)])])
+    >>> sweep = DagSweep(TreeLSTMCell(in_features=4, hidden=8), "both")
+    >>> symbols = torch.tensor([3, 3, 1, 0, 2])
+    >>> sweep(Embedding(num_symbols=5, dim=4)(symbols), batch).shape
+    torch.Size([5, 16])
     """
 
     def __init__(self, cell: nn.Module, direction: Direction = "up", *, down_cell: nn.Module | None = None) -> None:
@@ -63,7 +72,7 @@ class DagSweep(LearnableModule):
         self.cells = nn.ModuleDict()
         if direction == "both":
             self.cells["up"] = cell
-            self.cells["down"] = _drawn_anew(cell) if down_cell is None else down_cell
+            self.cells["down"] = _fresh_copy(cell) if down_cell is None else down_cell
         else:
             self.cells[direction] = cell
         self.out_features = sum(_checked(cell).state_sizes[0] for cell in self.cells.values())
@@ -72,13 +81,16 @@ class DagSweep(LearnableModule):
         """Outputs ``[num_nodes, out_features]`` for the features ``x [num_nodes, in_features]``.
 
         Args:
-            rows: int64 ``[num_nodes]``: then ``x`` is a table, and the features of node v are
-                ``x[rows[v]]``. With ``sweep(embedding.weight, graph, symbols)`` the cell's own
-                weights are applied once to every symbol, not once to every node.
+            x: of the dtype of the cell's parameters.
+            graph: a `Dag` or a `DagBatch`.
+            rows: int64 ``[num_nodes]``. With it ``x`` is a table ``[num_rows, in_features]``, and the
+                features of node v are ``x[rows[v]]``. ``sweep(embedding.weight, graph, symbols)``
+                multiplies the cell's feature weights once per symbol, not once per node.
 
         Raises:
-            DtypeError, GraphError: ``x`` or ``rows`` do not fit the graph or the cell; what the
-                cell raises.
+            DtypeError: ``x`` is no dense tensor of that dtype, or ``rows`` is not int64.
+            GraphError: ``x`` or ``rows`` has another shape, or a row, a position or an operator is
+                out of range.
         """
         check_graph(graph)
         check_tensor("x", x)
@@ -102,17 +114,17 @@ class DagSweep(LearnableModule):
 
 
 def _is_ours(cell: nn.Module) -> bool:
-    """Whether calling the cell would run the code that we know, and nothing else: no override, no hooks."""
+    """Whether calling the cell runs our own forward and nothing else, so that compiled code may replace it."""
     if not any(type(cell).forward is ours.forward for ours in _OURS):
         return False
-    if isinstance(cell, GRUCell | AttentionCell):  # the part of them that may have been exchanged
+    if isinstance(cell, GatedCell):  # its gru may have been replaced
         gru = cell.gru
         if type(gru).forward is not nn.GRUCell.forward or not gru.bias:
             return False
     if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return False
     return not any(
-        "forward" in vars(part)  # an override for this object alone, as accelerate makes
+        "forward" in vars(part)  # overridden for this object alone, as accelerate does
         or part._forward_hooks
         or part._forward_pre_hooks
         or part._backward_hooks
@@ -125,7 +137,9 @@ def _check_rows_of_table(rows: Tensor, graph: Graph, length: int) -> None:
     if rows.dtype != torch.int64:
         raise DtypeError(f"rows must be torch.int64, got {rows.dtype}: convert it with .long().")
     if rows.shape != (graph.num_nodes,):
-        raise GraphError(f"rows must have the shape [num_nodes] = [{graph.num_nodes}], got {list(rows.shape)}.")
+        raise GraphError(
+            f"rows must have the shape [num_nodes] = [{graph.num_nodes}], got {list(rows.shape)}: one for each node."
+        )
     if rows.device.type == "cpu" and len(rows) and not torch.compiler.is_compiling():
         low, high = (int(bound) for bound in rows.aminmax())
         if low < 0 or high >= length:
@@ -138,14 +152,14 @@ def _checked(cell: nn.Module) -> kernels.Cell:
     sizes = getattr(cell, "state_sizes", None)
     if not isinstance(cell, kernels.Cell) or not isinstance(sizes, tuple) or not sizes:
         raise ConfigError(
-            f"{type(cell).__name__} is no cell: a cell has state_sizes, a tuple of widths, and "
+            f"{type(cell).__name__} is no cell: a cell has state_sizes, a tuple of widths, got {sizes!r}, and "
             "forward(features, states, target, position); see dagnn.kernels.Cell."
         )
     return cell
 
 
-def _drawn_anew(cell: nn.Module) -> nn.Module:
-    """A copy of ``cell`` with parameters of its own; modules without reset_parameters keep the copied values."""
+def _fresh_copy(cell: nn.Module) -> nn.Module:
+    """A copy of ``cell`` with newly drawn parameters; modules without reset_parameters keep the copied values."""
     fresh = copy.deepcopy(cell)
     for module in fresh.modules():
         reset = getattr(module, "reset_parameters", None)

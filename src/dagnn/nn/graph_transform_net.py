@@ -52,16 +52,22 @@ class GraphTransformNet(LearnableModule):
         max_children: operands that ``"tree_lstm"`` tells apart.
         direction: of message passing and sweeps: ``"up"``, ``"down"`` or ``"both"``.
         aggregate: of message passing: ``"sum"``, ``"mean"`` or ``"max"``.
-        edge_types: types that message passing tells apart: the edge attribute "type", or where
-            there is none the position of the operand, the last type standing for all later ones.
+        edge_types: types that message passing tells apart: the edge attribute "type"; without it the
+            position of the operand, where the last type is shared by all later positions.
         attention_heads: 0 for no attention over nodes.
         decoder_layers, decoder_heads: of the decoder.
 
     Raises:
         ConfigError: a size out of range, or an unknown word.
 
-    Shapes: symbols int64 ``[num_nodes]`` and a `Dag` or `DagBatch` -> `SlotLogits` with
-    ``[B, M]``, ``[B, M, L]``, ``[B, M, M]``.
+    Shapes: symbols int64 ``[num_nodes]`` and a `Dag` or `DagBatch` of B graphs -> `SlotLogits` with
+    ``[B, M]``, ``[B, M, L]``, ``[B, M, M]``, for ``M = max_nodes`` and ``L = num_labels``.
+
+    >>> import torch
+    >>> from dagnn import Dag
+    >>> net = GraphTransformNet(num_symbols=5, num_labels=4, max_nodes=3, dim=8)
+    >>> net(torch.tensor([0, 1, 2]), Dag([(0, 2), (1, 2)])).edges.shape
+    torch.Size([1, 3, 3])
     """
 
     def __init__(
@@ -85,13 +91,9 @@ class GraphTransformNet(LearnableModule):
         super().__init__()
         if cell not in _CELLS:
             raise ConfigError(f"cell must be one of {', '.join(_CELLS)}, got {cell!r}.")
-        for name, count in (
-            ("message_layers", message_layers),
-            ("sweeps", sweeps),
-            ("attention_heads", attention_heads),
-        ):
-            if count:
-                check_size(name, count)
+        check_size("message_layers", message_layers, least=0)
+        check_size("sweeps", sweeps, least=0)
+        check_size("attention_heads", attention_heads, least=0)
         self.edge_types = check_size("edge_types", edge_types)
         self.embedding = Embedding(num_symbols, dim)
         self.messages = nn.ModuleList(
@@ -104,7 +106,7 @@ class GraphTransformNet(LearnableModule):
         self.decoder = SlotDecoder(dim, num_labels, max_nodes, layers=decoder_layers, heads=decoder_heads)
 
     def encode(self, symbols: Tensor, graph: Graph) -> Tensor:
-        """Node features ``[num_nodes, dim]``."""
+        """Node features ``[num_nodes, dim]``. Arguments and errors as of `forward`."""
         check_graph(graph)
         if symbols.shape != (graph.num_nodes,):
             raise GraphError(
@@ -123,7 +125,7 @@ class GraphTransformNet(LearnableModule):
         return x
 
     def forward(self, symbols: Tensor, graph: Graph) -> SlotLogits:
-        """Logits of a graph for every graph of the batch; see `SlotLogits`.
+        """Logits of a predicted graph for every graph of the batch.
 
         Args:
             symbols: int64 ``[num_nodes]``.

@@ -1,4 +1,7 @@
-"""What is read off a graph's nodes: vectors, logits per node, edge or graph, or a whole predicted graph."""
+"""Readouts from node features: a vector per graph, logits per node, edge or graph, or a whole predicted graph.
+
+`GraphPool` and the three heads come first. `SlotDecoder` predicts a graph and returns `SlotLogits`.
+"""
 
 import math
 from typing import NamedTuple, cast
@@ -16,16 +19,21 @@ from dagnn.nn.learnable import LearnableModule
 class GraphPool(LearnableModule):
     """The sum, mean or maximum of every graph's nodes; 0 for a graph without nodes. No parameters.
 
-    The gradient of ``"max"`` goes to the winner of each column; equal winners share it evenly, as in
-    ``torch.amax``.
+    The gradient of ``"max"`` goes to the largest entry of each column; equal ones share it evenly, as
+    in ``torch.amax``.
 
     Args:
         aggregate: ``"sum"``, ``"mean"`` or ``"max"``.
 
     Raises:
         ConfigError: ``aggregate`` is another word.
+        GraphError: (at the call) x has not one row per node.
 
     Shapes: x ``[num_nodes, dim]`` and a `DagBatch` -> ``[num_graphs, dim]``; a `Dag` counts as one graph.
+
+    >>> from dagnn import Dag
+    >>> GraphPool("max")(torch.tensor([[1.0, 5.0], [3.0, 2.0]]), Dag([(0, 1)]))
+    tensor([[3., 5.]])
     """
 
     def __init__(self, aggregate: Aggregate = "sum") -> None:
@@ -40,7 +48,7 @@ class GraphPool(LearnableModule):
 
 
 class NodeHead(LearnableModule):
-    """Logits for every node from its features, by one hidden layer.
+    """Logits for every node from its features, through one hidden layer.
 
     Args:
         dim: width of the features and of the hidden layer.
@@ -48,8 +56,12 @@ class NodeHead(LearnableModule):
 
     Raises:
         ConfigError: a size below 1.
+        DtypeError, GraphError: (at the call) x has another dtype or shape.
 
     Shapes: x ``[num_nodes, dim]`` -> ``[num_nodes, out_features]``.
+
+    >>> NodeHead(dim=8, out_features=3)(torch.randn(5, 8)).shape
+    torch.Size([5, 3])
     """
 
     def __init__(self, dim: int, out_features: int) -> None:
@@ -63,7 +75,7 @@ class NodeHead(LearnableModule):
 
 
 class EdgeHead(LearnableModule):
-    """Logits for every edge from the features of its source and its target, by one hidden layer.
+    """Logits for every edge from the features of its source and its target, through one hidden layer.
 
     Args:
         dim: width of the features and of the hidden layer.
@@ -71,9 +83,14 @@ class EdgeHead(LearnableModule):
 
     Raises:
         ConfigError: a size below 1.
+        DtypeError, GraphError: (at the call) x has another dtype or shape.
 
     Shapes: x ``[num_nodes, dim]`` and a `Dag` or `DagBatch` -> ``[num_edges, out_features]``, in the
     order of ``graph.edges``.
+
+    >>> from dagnn import Dag
+    >>> EdgeHead(dim=8, out_features=2)(torch.randn(4, 8), Dag([(0, 2), (1, 2), (2, 3)])).shape
+    torch.Size([3, 2])
     """
 
     def __init__(self, dim: int, out_features: int) -> None:
@@ -89,17 +106,23 @@ class EdgeHead(LearnableModule):
 
 
 class GraphHead(LearnableModule):
-    """Logits for every graph from its pooled nodes, by one hidden layer.
+    """Logits for every graph from its pooled nodes, through one hidden layer.
 
     Args:
         dim: width of the features and of the hidden layer.
         out_features: logits per graph.
-        aggregate: how nodes are pooled, see `GraphPool`.
+        aggregate: of `GraphPool`: ``"sum"``, ``"mean"`` or ``"max"``.
 
     Raises:
         ConfigError: a size below 1, or another word for ``aggregate``.
+        DtypeError, GraphError: (at the call) x has another dtype or shape.
 
     Shapes: x ``[num_nodes, dim]`` and a `Dag` or `DagBatch` -> ``[num_graphs, out_features]``.
+
+    >>> from dagnn import Dag, DagBatch
+    >>> batch = DagBatch.from_dags([Dag([(0, 2), (1, 2)]), Dag([(0, 1)])])
+    >>> GraphHead(dim=8, out_features=3)(torch.randn(5, 8), batch).shape
+    torch.Size([2, 3])
     """
 
     def __init__(self, dim: int, out_features: int, aggregate: Aggregate = "mean") -> None:
@@ -123,11 +146,16 @@ def _dtype(layers: nn.Sequential) -> torch.dtype:
 
 
 class SlotLogits(NamedTuple):
-    """A predicted graph per batch entry, undecided: B graphs, M slots, L labels.
+    """Logits of one predicted graph per batch entry: B graphs, M slots, L labels.
 
     ``sigmoid(existence[b, i])`` is the probability that slot i is a node, ``softmax(labels[b, i])``
     those of its label, ``sigmoid(edges[b, i, j])`` that of the edge i -> j. The diagonal of
-    ``edges`` means nothing. In the order of `dagnn.ged.GedLoss`: ``loss(*logits, targets)``.
+    ``edges`` is not used. The order is that of `dagnn.GedLoss`: ``loss(*logits, targets)``.
+
+    >>> from dagnn import Dag
+    >>> logits = SlotDecoder(dim=8, num_labels=4, max_nodes=3)(torch.randn(2, 8), Dag([(0, 1)]))
+    >>> logits.existence.shape, logits.labels.shape, logits.edges.shape
+    (torch.Size([1, 3]), torch.Size([1, 3, 4]), torch.Size([1, 3, 3]))
     """
 
     existence: Tensor
@@ -139,23 +167,28 @@ class SlotLogits(NamedTuple):
 
 
 class SlotDecoder(LearnableModule):
-    """Slots, each with a trainable vector of its own, ask the nodes of the input and each other.
+    """A graph at once: M slots, each a possible node, attend to the input nodes and to each other.
 
-    Distinct slot vectors break the symmetry between slots; without them all slots would stay equal.
-    Source: Carion et al., "End-to-End Object Detection with Transformers", ECCV 2020, section 3.2.
+    Each slot starts from a trainable vector of its own; with equal vectors, all slots would stay
+    equal. Source: Carion et al., "End-to-End Object Detection with Transformers", ECCV 2020, section 3.2.
 
     Args:
         dim: width of the features, a multiple of ``heads``.
         num_labels: labels per node.
         max_nodes: slots, the most nodes a predicted graph can have.
-        layers: rounds of asking.
+        layers: rounds of attention.
         heads: of every attention.
 
     Raises:
         ConfigError: a size below 1, or ``dim`` no multiple of ``heads``.
 
-    Shapes: x ``[num_nodes, dim]`` and a `Dag` or `DagBatch` -> `SlotLogits`; a graph without nodes
-    gets logits too.
+    Shapes: x ``[num_nodes, dim]`` and a `Dag` or `DagBatch` -> `SlotLogits`, ``[B, M]``,
+    ``[B, M, L]`` and ``[B, M, M]``; a graph without nodes gets logits too.
+
+    >>> from dagnn import Dag
+    >>> decoder = SlotDecoder(dim=8, num_labels=4, max_nodes=3)
+    >>> decoder(torch.randn(2, 8), Dag([(0, 1)])).labels.shape
+    torch.Size([1, 3, 4])
     """
 
     def __init__(self, dim: int, num_labels: int, max_nodes: int, *, layers: int = 2, heads: int = 4) -> None:
@@ -173,16 +206,20 @@ class SlotDecoder(LearnableModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Slot vectors standard normal; no edge is favoured. The layers keep PyTorch's own start."""
+        """Slot vectors standard normal, the bias of edges 0. The layers keep their initial values from PyTorch."""
         nn.init.normal_(self.slots)
         nn.init.zeros_(self.edge_bias)
 
     def forward(self, x: Tensor, graph: Graph) -> SlotLogits:
-        """Logits of a graph for every graph of the batch."""
+        """Logits of a predicted graph for every graph of the batch.
+
+        Raises:
+            DtypeError, GraphError: ``x`` is not ``[num_nodes, dim]`` of the parameters' dtype.
+        """
         check_graph(graph)
         check_rows("x", x, graph.num_nodes, self.dim, self.slots.dtype)
         nodes, is_node = to_dense(x, graph)
-        # The pooled graph is one more row to ask: there is always one, also where there are no nodes.
+        # The pooled graph is one more memory row, so that a graph without nodes has a row to attend to.
         memory = torch.cat([self.pooled(self.pool(x, graph)).unsqueeze(1), nodes], dim=1)
         present = torch.cat([is_node.new_ones(len(is_node), 1), is_node], dim=1)
 
@@ -199,7 +236,7 @@ class SlotDecoder(LearnableModule):
 
 
 class _SlotLayer(nn.Module):
-    """Slots ask each other, then the memory, then think: each with a residual and a norm before."""
+    """Slots attend to each other, then to the memory, then pass a feed-forward net: all pre-norm, with residuals."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,10 @@
-"""The gradient contract of every module in `dagnn.nn`: clear, step, measure, clip, count; reparametrised or not."""
+"""The gradient contract of every module in `dagnn.nn`: clear, step, measure, clip and count.
+
+`Learnable` is the contract as a protocol, `LearnableModule` the mixin that implements it. The functions at the end are
+for parameters that PyTorch's own tools compute from others (``torch.nn.utils.parametrize``, ``prune``,
+``weight_norm``). Their attribute stays, but it is no parameter any more: ``parametrize`` computes it whenever it is
+read, and the older tools leave in it what they computed before the last forward pass.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -13,73 +19,11 @@ from dagnn.errors import ConfigError
 from dagnn.kernels.autograd import fused_step
 
 
-def value_of(module: nn.Module, name: str) -> Tensor:
-    """The parameter called ``name``, whole, or what it is computed to be with the numbers of now."""
-    parameter = module._parameters.get(name)
-    if parameter is not None:
-        whole: Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        return whole
-    for hook in _hooks(module, name):
-        if isinstance(hook, SpectralNorm):
-            computed: Tensor = hook.compute_weight(module, do_power_iteration=False)  # reading changes nothing
-            return computed
-        hook(module, ())
-    value: Tensor = getattr(module, name)
-    return value
-
-
-def before_call(module: nn.Module, *inputs: Any) -> None:
-    """What a call of ``module`` would run before anything else.
-
-    ``torch.nn.utils.prune``, and the older ``weight_norm`` and ``spectral_norm``, compute its weights there: who reads
-    them without a call would read those of the last one.
-    """
-    with_kwargs = module._forward_pre_hooks_with_kwargs
-    for number, hook in list(module._forward_pre_hooks.items()):
-        if number in with_kwargs:
-            hook(module, inputs, {})
-        else:
-            hook(module, inputs)
-
-
-def check_own(module: nn.Module, names: tuple[str, ...], what: str) -> None:
-    """Raise ConfigError unless these are parameters of the module's own; ``what`` cannot be done otherwise."""
-    if hasattr(module, "reshard") and what != "reset_parameters":
-        raise ConfigError(
-            f"{what} needs the parameters whole, but fully_shard has taken them apart: do it before that."
-        )
-    for name in names:
-        if module._parameters.get(name) is not None:
-            continue
-        how, undo = "another parameter", "make it a parameter of its own"
-        hooks = _hooks(module, name)
-        if parametrize.is_parametrized(module, name):
-            kind = type(module.parametrizations[name][0]).__name__  # type: ignore[index]
-            how, undo = f"torch.nn.utils.parametrize ({kind})", f"parametrize.remove_parametrizations(net, {name!r})"
-        elif hooks:
-            kind = type(hooks[0]).__name__
-            tool = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}.get(
-                kind, "prune.remove"
-            )
-            how, undo = f"a hook of torch.nn.utils ({kind})", f"{tool}(net, {name!r})"
-        raise ConfigError(
-            f"{what} needs {name} as a parameter of its own, but it is computed by {how}: call {undo} first, or do it "
-            "before you put that in place. Nothing has changed."
-        )
-
-
-def _hooks(module: nn.Module, name: str) -> list[Any]:
-    """What computes ``name`` before every forward pass."""
-    return [
-        hook
-        for hook in module._forward_pre_hooks.values()
-        if name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None))
-    ]
-
-
 @runtime_checkable
 class Learnable(Protocol):
-    """Anything that is called, accumulates gradients, and takes plain gradient steps.
+    """The protocol of anything that is called, accumulates gradients, and takes plain gradient steps.
+
+    `LearnableModule` implements it and documents each method.
 
     >>> from dagnn.nn import Embedding
     >>> isinstance(Embedding(10, 4), Learnable), isinstance(nn.Linear(2, 2), Learnable)
@@ -102,8 +46,8 @@ class LearnableModule(nn.Module):
     """An ``nn.Module`` with the gradient contract. Derive from it instead of ``nn.Module``.
 
     ``zero_grad(set_to_none=True)`` and ``train(mode=True)`` are PyTorch's own, unchanged. In eval
-    mode ``loss.backward()`` accumulates as always in PyTorch; only calls that feed gradients by
-    hand (see `DagNN.accumulate_edge_grad`) do nothing.
+    mode ``loss.backward()`` accumulates as always in PyTorch; only the methods of `DagNN` that
+    take gradients by hand (such as `DagNN.accumulate_edge_grad`) do nothing.
 
     >>> class Scale(LearnableModule):
     ...     def __init__(self) -> None:
@@ -133,25 +77,25 @@ class LearnableModule(nn.Module):
         Raises:
             ConfigError: ``lr`` is negative, infinite or NaN.
         """
-        _descend(self.parameters(), _checked_lr(lr))
+        _gradient_step(self.parameters(), _checked_lr(lr))
 
     def backward_and_step(self, loss: Tensor, lr: float) -> None:
-        """``loss.backward()`` and `step` in one, without a moment to clip in between.
+        """A fused step: ``loss.backward()`` and `step` in one pass, with no chance to clip in between.
 
-        A compiled sweep (`DagSweep`) moves its weight matrices as it computes their gradients, at the end of the
-        backward pass, and several sweeps do so at once; all other parameters of this module step together afterwards.
-        Parameters of other modules get their gradients and stay. The result is that of the two calls up to rounding,
-        unless something reads or changes ``.grad`` during the pass, where these matrices' part is not in it yet. No
-        faster in practice; sweeps keep what they saved until the end of the pass (12 of them took 1.4 times the
-        memory).
+        A compiled sweep (`DagSweep`) updates its weight matrices as it computes their gradients, at the end of the
+        backward pass; several sweeps do so at once. All other parameters of this module step together afterwards.
+        Parameters of other modules get their gradients and do not move. The result is that of the two calls up to
+        rounding, unless something reads or changes ``.grad`` during the pass: the gradients of these matrices are not
+        in it yet. In practice it is no faster, and sweeps keep their saved tensors until the end of the pass (12 of
+        them took 1.4 times the memory).
 
         Args:
-            loss: one number, of a graph that this module took part in.
+            loss: a tensor with one element, computed with this module.
             lr: learning rate, finite and at least 0.
 
         Raises:
             ConfigError: ``lr`` is negative, infinite or NaN.
-            Exception: whatever ``loss.backward()`` raises. Nothing has moved then.
+            Exception: any error of ``loss.backward()``. No parameter has moved then.
         """
         lr = _checked_lr(lr)
         parameters = list(self.parameters())
@@ -159,7 +103,7 @@ class LearnableModule(nn.Module):
             loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             moved = fused.finish()
-            _descend((p for p in parameters if id(p) not in moved), lr)
+            _gradient_step((p for p in parameters if id(p) not in moved), lr)
 
     @torch.no_grad()
     def gradient_norm(self) -> float:
@@ -172,9 +116,9 @@ class LearnableModule(nn.Module):
 
     @torch.no_grad()
     def has_gradients(self) -> bool:
-        """Is anything accumulated: is some gradient other than zero (NaN counts)?
+        """Whether some accumulated gradient has an entry other than 0; NaN counts.
 
-        Gradients that ``zero_grad(set_to_none=False)`` filled with zeros are cleared gradients.
+        Gradients that ``zero_grad(set_to_none=False)`` has filled with zeros count as cleared.
         """
         return any(bool(values.any()) for values in _gradient_values(self))
 
@@ -182,8 +126,8 @@ class LearnableModule(nn.Module):
     def clip_gradients(self, max_norm: float) -> float:
         """Scale all gradients so that their norm is ``max_norm``, if it is above; the norm before.
 
-        A norm that is infinite or NaN has no direction to keep: the gradients are left as they
-        are, and the returned norm tells.
+        If the norm is infinite or NaN, no scale would keep the direction: the gradients stay as they
+        are, and the caller sees the norm.
 
         Args:
             max_norm: at least 0; ``inf`` only measures.
@@ -213,10 +157,11 @@ class LearnableModule(nn.Module):
 def _checked_lr(lr: float) -> float:
     if not (math.isfinite(lr) and lr >= 0):
         raise ConfigError(f"lr must be a finite number of at least 0, got {lr!r}: give a positive learning rate.")
-    return float(lr)  # of one element, if it was a tensor
+    return float(lr)  # a tensor of one element becomes a number
 
 
-def _descend(parameters: Iterable[Tensor], lr: float) -> None:
+def _gradient_step(parameters: Iterable[Tensor], lr: float) -> None:
+    """``p -= lr * p.grad`` for every parameter with a gradient, dense ones in one call."""
     moving = [(p, grad) for p in parameters if (grad := p.grad) is not None]
     dense: list[tuple[Tensor, Tensor]] = [pair for pair in moving if pair[1].layout is torch.strided]
     if dense:
@@ -227,10 +172,10 @@ def _descend(parameters: Iterable[Tensor], lr: float) -> None:
 
 
 def _gradient_values(module: nn.Module) -> list[Tensor]:
-    """The accumulated gradients, dense ones as they are, sparse ones as their stored values.
+    """The accumulated gradients; of sparse ones, the stored values.
 
-    A sparse gradient is coalesced in place first: a symbol seen twice is stored twice, and the
-    norm of the parts is not the norm of their sum.
+    A sparse gradient is first replaced by its coalesced form: a symbol seen twice is stored twice,
+    and the norm of the parts is not the norm of their sum.
     """
     values = []
     for p in module.parameters():
@@ -245,7 +190,7 @@ def _gradient_values(module: nn.Module) -> list[Tensor]:
 
 
 def _norm(values: list[Tensor]) -> float:
-    """The L2 norm of all of them together; 0.0 for none."""
+    """The L2 norm of all values as one vector; 0.0 for none."""
     if not values:
         return 0.0
     # Summed in float32, the norm of 5 million standard normal float32 values was off by 1e-5; this
@@ -254,6 +199,71 @@ def _norm(values: list[Tensor]) -> float:
     if all(norm.is_cpu for norm in norms):
         parts = torch.stack(norms).tolist()
         total = math.hypot(*parts)
-        return total if math.isfinite(total) else sum(parts)  # hypot says inf to nan beside inf
+        return total if math.isfinite(total) else sum(parts)  # hypot(inf, nan) is inf, the sum is nan
     device = norms[0].device
     return float(torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms])))
+
+
+def value_of(module: nn.Module, name: str) -> Tensor:
+    """The current value of the parameter ``name``: whole if it is sharded, computed if it is computed from others."""
+    parameter = module._parameters.get(name)
+    if parameter is not None:
+        whole: Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        return whole
+    for hook in _hooks(module, name):
+        if isinstance(hook, SpectralNorm):
+            # Without a power iteration, which would change the module: this function only reads.
+            computed: Tensor = hook.compute_weight(module, do_power_iteration=False)
+            return computed
+        hook(module, ())
+    value: Tensor = getattr(module, name)
+    return value
+
+
+def before_call(module: nn.Module, *inputs: Any) -> None:
+    """Run the forward pre-hooks of ``module``, as a call with ``inputs`` would.
+
+    ``torch.nn.utils.prune`` and the older ``weight_norm`` and ``spectral_norm`` compute weights in such hooks. Code
+    that reads the weights without a call must run this first, or it reads those of the last call.
+    """
+    with_kwargs = module._forward_pre_hooks_with_kwargs
+    for number, hook in list(module._forward_pre_hooks.items()):
+        if number in with_kwargs:
+            hook(module, inputs, {})
+        else:
+            hook(module, inputs)
+
+
+def check_own(module: nn.Module, names: tuple[str, ...], what: str) -> None:
+    """Raise ConfigError unless ``names`` are plain parameters of the module, which ``what`` needs."""
+    if hasattr(module, "reshard") and what != "reset_parameters":
+        raise ConfigError(
+            f"{what} needs the parameters whole, but fully_shard has taken them apart: do it before that."
+        )
+    for name in names:
+        if module._parameters.get(name) is not None:
+            continue
+        source, undo = "another parameter", "make it a parameter of its own"
+        hooks = _hooks(module, name)
+        if parametrize.is_parametrized(module, name):
+            kind = type(module.parametrizations[name][0]).__name__  # type: ignore[index]
+            source, undo = f"torch.nn.utils.parametrize ({kind})", f"parametrize.remove_parametrizations(net, {name!r})"
+        elif hooks:
+            kind = type(hooks[0]).__name__
+            tool = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}.get(
+                kind, "prune.remove"
+            )
+            source, undo = f"a hook of torch.nn.utils ({kind})", f"{tool}(net, {name!r})"
+        raise ConfigError(
+            f"{what} needs {name} as a parameter of its own, but it is computed by {source}: call {undo} first, or do "
+            "it before you put that in place. Nothing has changed."
+        )
+
+
+def _hooks(module: nn.Module, name: str) -> list[Any]:
+    """The forward pre-hooks that compute ``name``."""
+    return [
+        hook
+        for hook in module._forward_pre_hooks.values()
+        if name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None))
+    ]

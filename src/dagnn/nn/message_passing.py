@@ -1,4 +1,4 @@
-"""The layers before a readout: a vector for every symbol, and a round in which nodes pass messages."""
+"""The first layers over labelled DAGs: `Embedding` makes node features, `MessagePassing` mixes them along the edges."""
 
 import math
 from typing import Literal
@@ -11,16 +11,16 @@ from dagnn.errors import DtypeError, GraphError
 from dagnn.kernels.activations import ACTIVATIONS, check_activation
 from dagnn.kernels.graph_plans import Direction, Graph, check_direction, check_graph, edge_ends
 from dagnn.kernels.reference import Aggregate, aggregate, check_aggregate
-from dagnn.nn.checks import check_rows, check_size, check_symbols
+from dagnn.nn.checks import check_rows, check_size
 from dagnn.nn.learnable import LearnableModule
 
 
 class Embedding(LearnableModule):
-    """A trainable vector for every symbol: int64 ``[...]`` -> float ``[..., dim]``.
+    """A trainable vector for every symbol.
 
-    Only the symbols seen get a gradient. With ``sparse=True`` only those rows are stored at all,
-    so a step costs what the batch uses, not the whole table (``torch.optim.SGD`` and ``SparseAdam``
-    take such gradients; so do `step` and `clip_gradients`).
+    Only the symbols of the batch get a gradient. With ``sparse=True`` the gradient stores only their
+    rows, so the cost of a step depends on the batch, not on the table. ``torch.optim.SGD``,
+    ``SparseAdam``, `step` and `clip_gradients` take such gradients.
 
     Args:
         num_symbols: symbols are ``0 .. num_symbols - 1``.
@@ -31,6 +31,8 @@ class Embedding(LearnableModule):
         ConfigError: a size is below 1.
         DtypeError: (at the call) symbols are not integers.
         GraphError: (at the call, on the CPU) a symbol is out of range; the message names it.
+
+    Shapes: symbols int64 ``[...]`` -> ``[..., dim]``.
 
     >>> table = Embedding(num_symbols=5, dim=2)
     >>> table(torch.tensor([1, 3, 3])).sum().backward()
@@ -52,7 +54,8 @@ class Embedding(LearnableModule):
 
     def forward(self, symbols: Tensor) -> Tensor:
         """Vectors ``[..., dim]`` of ``symbols``, int64 of any shape."""
-        check_symbols("symbols", symbols)
+        if symbols.dtype not in (torch.int64, torch.int32):
+            raise DtypeError(f"symbols must be int64, got {symbols.dtype}: convert it with .long().")
         try:
             return F.embedding(symbols, self.weight, sparse=self.sparse)
         except IndexError:
@@ -69,10 +72,10 @@ class Embedding(LearnableModule):
 class MessagePassing(LearnableModule):
     """``y_v = act(x_v W_0 + b + aggregate over edges u -> v of x_u W_type(u, v))``.
 
-    ``"up"`` hears along the edges, ``"down"`` against them (the edges v -> u), ``"both"`` adds the
-    two, each with weights of its own. A node without edges in a direction hears 0 from there. The
-    gradient of ``"max"`` goes to the winner of each column; equal winners share it evenly, as in
-    ``torch.amax``.
+    ``"up"`` sends messages along the edges, ``"down"`` against them (over the edges v -> u),
+    ``"both"`` adds the two, each with weights of its own. Where no message arrives, the aggregate is
+    0. The gradient of ``"max"`` goes to the largest entry of each column; equal ones share it evenly,
+    as in ``torch.amax``.
     Source: Schlichtkrull et al., "Modeling Relational Data with Graph Convolutional Networks",
     ESWC 2018, equation 2 (which is ``aggregate="mean"``, counted per type there).
 
@@ -86,7 +89,12 @@ class MessagePassing(LearnableModule):
     Raises:
         ConfigError: a size below 1, or an unknown word.
 
-    Shapes: x ``[num_nodes, dim]`` and a `Dag` or `DagBatch` -> ``[num_nodes, dim]``.
+    Shapes: x ``[num_nodes, dim]`` of the parameters' dtype and a `Dag` or `DagBatch` -> ``[num_nodes, dim]``.
+
+    >>> from dagnn import Dag
+    >>> layer = MessagePassing(dim=4, edge_types=2)
+    >>> layer(torch.randn(3, 4), Dag([(0, 2), (1, 2)]), edge_type=torch.tensor([0, 1])).shape
+    torch.Size([3, 4])
     """
 
     def __init__(
@@ -141,9 +149,9 @@ class MessagePassing(LearnableModule):
         ways: list[Literal["up", "down"]] = ["up", "down"] if self.direction == "both" else [self.direction]
         for weight, way in zip(self.edge_weight, ways, strict=True):
             tail, head = (source, target) if way == "up" else (target, source)
-            # Nodes, not edges, are multiplied: edges of the same source share the work.
-            spoken = (x @ weight).reshape(-1, self.dim)
-            messages = spoken.index_select(0, tail if kind is None else kind * graph.num_nodes + tail)
+            # The product is per node, not per edge: edges of the same source share it.
+            message_of = (x @ weight).reshape(-1, self.dim)  # [edge_types * num_nodes, dim]
+            messages = message_of.index_select(0, tail if kind is None else kind * graph.num_nodes + tail)
             y = y + aggregate(self.aggregate, messages, head, graph.num_nodes)
         return ACTIVATIONS[self.activation](y)
 
@@ -154,7 +162,7 @@ class MessagePassing(LearnableModule):
         given = graph.edge_attributes.get("type") if edge_type is None else edge_type
         if given is None:
             raise GraphError(
-                f"edge_types={self.edge_types} needs the type of every edge: give edge_type=..., or the Dag the "
+                f"edge_types={self.edge_types} needs the type of every edge: pass edge_type=..., or give the Dag the "
                 "edge attribute 'type'."
             )
         kind = torch.as_tensor(given)
@@ -169,6 +177,6 @@ class MessagePassing(LearnableModule):
             edge = int(wrong.nonzero()[0])
             raise GraphError(
                 f"edge_type[{edge}] is {int(kind[edge])}, but edge_types={self.edge_types} allows "
-                f"0 .. {self.edge_types - 1}."
+                f"0 .. {self.edge_types - 1}: raise edge_types, or correct the type."
             )
         return kind.to(device)

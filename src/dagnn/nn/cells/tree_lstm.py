@@ -17,7 +17,7 @@ from dagnn.nn.learnable import LearnableModule
 
 
 class TreeLSTMCell(LearnableModule):
-    """The N-ary TreeLSTM (equations 9-14 of the paper): operands have places, and weights of their own.
+    """The N-ary TreeLSTM (equations 9-14 of the paper): the weights of an operand depend on its position.
 
     With ``h_k, c_k`` the state of operand k (0 where there is none)::
 
@@ -29,9 +29,9 @@ class TreeLSTMCell(LearnableModule):
     Where several edges into a node have the same position (a shared node seen from its parents in
     a ``"down"`` sweep), their ``h`` are summed and each keeps its own ``f_k * c``.
 
-    With ``operators=K`` there are K matrices U, one for every operator: `DagSweep` reads from the
-    node attribute "operator" which one a node has. W and b stay shared: what an operator says by
-    itself belongs into the features.
+    With ``operators=K`` there are K matrices U, one for every operator. `DagSweep` reads the operator
+    of a node from the node attribute "operator". W and b are shared: what depends on the operator
+    alone belongs into the features.
 
     Args:
         in_features: width of a node's features.
@@ -43,6 +43,14 @@ class TreeLSTMCell(LearnableModule):
         ConfigError: a size is below 1.
         GraphError: (at the call) an edge has a position of ``max_children`` or above; an operator is
             missing or out of range.
+
+    Shapes: within `DagSweep`, x ``[num_nodes, in_features]`` -> ``[num_nodes, hidden]``.
+
+    >>> from dagnn import Dag
+    >>> from dagnn.nn import DagSweep
+    >>> sweep = DagSweep(TreeLSTMCell(in_features=3, hidden=5, max_children=2))
+    >>> sweep(torch.randn(4, 3), Dag([(0, 2), (1, 2), (2, 3)])).shape
+    torch.Size([4, 5])
     """
 
     def __init__(self, in_features: int, hidden: int, max_children: int = 2, *, operators: int | None = None) -> None:
@@ -52,8 +60,8 @@ class TreeLSTMCell(LearnableModule):
         self.max_children = check_size("max_children", max_children)
         self.operators = None if operators is None else check_size("operators", operators)
         self.state_sizes = (hidden, hidden)
-        # Columns i, o, u, f, and for the states i, o, u, f_0, f_1, ...: the block of the first a
-        # operands is then the slice [: a * hidden, : (3 + a) * hidden].
+        # Columns i, o, u, f, and for the states i, o, u, f_0, f_1, ..., so that the weights of the
+        # first a operands are the slice [: a * hidden, : (3 + a) * hidden].
         shape = (max_children * hidden, (3 + max_children) * hidden)
         self.feature_weight = nn.Parameter(torch.empty(in_features, 4 * hidden))
         self.state_weight = nn.Parameter(torch.empty(shape if operators is None else (operators, *shape)))
@@ -72,8 +80,12 @@ class TreeLSTMCell(LearnableModule):
         position: Tensor,
         operator: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`. ``operator`` int64 ``[n]`` if there are operators."""
-        if len(target) and not torch.compiler.is_compiling():  # there `DagSweep` has asked its graph
+        """States ``(h, c)`` of a level, ``[n, hidden]`` each; the arguments are those of `dagnn.kernels.Cell`.
+
+        ``operator`` int64 ``[n]`` is given if and only if the cell has operators.
+        """
+        # Under torch.compile the values are unknown, and `DagSweep` checks the positions of its graph instead.
+        if len(target) and not torch.compiler.is_compiling():
             low, high = position.aminmax()
             self.check_positions(int(low), int(high))
         check_operator(operator, self.operators)
@@ -104,9 +116,9 @@ class ChildSumTreeLSTMCell(LearnableModule):
         c       = i * u + sum over k of f_k * c_k
         h       = o * tanh(c)
 
-    With ``operators=K`` there are K matrices U, one for every operator: `DagSweep` reads from the
-    node attribute "operator" which one a node has. U_f stays shared, as W and b do: what an operand
-    says to forget gates is worked out once, for all the nodes that use it.
+    With ``operators=K`` there are K matrices U, one for every operator. `DagSweep` reads the operator
+    of a node from the node attribute "operator". U_f is shared, as W and b are: ``U_f h_k`` is then
+    computed once for all the nodes that use operand k.
 
     Args:
         in_features: width of a node's features.
@@ -116,6 +128,14 @@ class ChildSumTreeLSTMCell(LearnableModule):
     Raises:
         ConfigError: a size is below 1.
         GraphError: (at the call) an operator is missing or out of range.
+
+    Shapes: within `DagSweep`, x ``[num_nodes, in_features]`` -> ``[num_nodes, hidden]``.
+
+    >>> from dagnn import Dag
+    >>> from dagnn.nn import DagSweep
+    >>> sweep = DagSweep(ChildSumTreeLSTMCell(in_features=3, hidden=5))
+    >>> sweep(torch.randn(4, 3), Dag([(0, 2), (1, 2), (2, 3)])).shape
+    torch.Size([4, 5])
     """
 
     max_children: int | None = None
@@ -145,7 +165,10 @@ class ChildSumTreeLSTMCell(LearnableModule):
         position: Tensor,
         operator: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """States ``(h, c)`` of a level; see `dagnn.kernels.Cell`. ``position`` is not used."""
+        """States ``(h, c)`` of a level, ``[n, hidden]`` each; the arguments are those of `dagnn.kernels.Cell`.
+
+        ``position`` is not used; ``operator`` int64 ``[n]`` is given if and only if the cell has operators.
+        """
         check_operator(operator, self.operators)
         projected = features @ self.feature_weight + self.bias
         return child_sum_step(projected, states, target, self.state_weight, self.forget_weight, operator=operator)
