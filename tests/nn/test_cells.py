@@ -71,12 +71,12 @@ def test_gru_over_the_aggregate(how):
     (h,) = cell(X, (STATE_H,), TARGET, POSITION)
     for v in range(3):
         stacked = torch.stack([STATE_H[e] for e in operands(v)]) if operands(v) else torch.zeros(1, H).double()
-        heard = {"sum": stacked.sum(0), "mean": stacked.mean(0), "max": stacked.amax(0)}[how]
+        message = {"sum": stacked.sum(0), "mean": stacked.mean(0), "max": stacked.amax(0)}[how]
         gru = cell.gru
         r_x, z_x, n_x = (X[v] @ gru.weight_ih.t() + gru.bias_ih).chunk(3)
-        r_h, z_h, n_h = (heard @ gru.weight_hh.t() + gru.bias_hh).chunk(3)
+        r_h, z_h, n_h = (message @ gru.weight_hh.t() + gru.bias_hh).chunk(3)
         z = (z_x + z_h).sigmoid()
-        expected = (1 - z) * (n_x + (r_x + r_h).sigmoid() * n_h).tanh() + z * heard
+        expected = (1 - z) * (n_x + (r_x + r_h).sigmoid() * n_h).tanh() + z * message
         torch.testing.assert_close(h[v], expected, rtol=1e-12, atol=1e-12)
 
 
@@ -85,11 +85,11 @@ def test_attention_is_the_paper_with_its_term_for_the_node_itself():
     (h,) = cell(X, (STATE_H,), TARGET, POSITION)
     own_term = torch.randn(D, dtype=torch.float64)  # w_1 of the paper: any value gives the same attention
     for v in range(3):
-        heard = torch.zeros(H, dtype=torch.float64)
+        message = torch.zeros(H, dtype=torch.float64)
         if operands(v):
             score = torch.stack([X[v] @ own_term + STATE_H[e] @ cell.score_weight for e in operands(v)])
-            heard = sum(a * STATE_H[e] for a, e in zip(score.softmax(0), operands(v), strict=True))
-        expected = cell.gru(X[v : v + 1], heard.unsqueeze(0))[0]
+            message = sum(a * STATE_H[e] for a, e in zip(score.softmax(0), operands(v), strict=True))
+        expected = cell.gru(X[v : v + 1], message.unsqueeze(0))[0]
         torch.testing.assert_close(h[v], expected, rtol=1e-12, atol=1e-12)
 
 

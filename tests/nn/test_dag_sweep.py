@@ -27,9 +27,9 @@ class OwnCell(nn.Module):
 
     def forward(self, features, states, target, position):
         out, depth = states
-        heard = features.new_zeros(len(features), 2).index_add(0, target, out * (position + 1).unsqueeze(1))
+        incoming = features.new_zeros(len(features), 2).index_add(0, target, out * (position + 1).unsqueeze(1))
         deeper = features.new_zeros(len(features), 1).index_add(0, target, depth + 1)
-        return torch.tanh(self.mix(features) + heard + 0.1 * deeper), deeper
+        return torch.tanh(self.mix(features) + incoming + 0.1 * deeper), deeper
 
 
 CELLS = {
@@ -53,15 +53,15 @@ def node_by_node(cell: nn.Module, x: Tensor, graph: Dag, direction: str) -> Tens
     states: dict[int, tuple[Tensor, ...]] = {}
     order = graph.order.tolist() if direction == "up" else graph.order.tolist()[::-1]
     for v in order:
-        heard = [
+        incoming = [
             (e, u if direction == "up" else w) for e, (u, w) in enumerate(edges) if v == (w if direction == "up" else u)
         ]
         given_states = tuple(
-            torch.cat([states[u][i] for _, u in heard]) if heard else x.new_zeros(0, width)
+            torch.cat([states[u][i] for _, u in incoming]) if incoming else x.new_zeros(0, width)
             for i, width in enumerate(cell.state_sizes)
         )
-        target = torch.zeros(len(heard), dtype=torch.int64)
-        places = position[torch.tensor([e for e, _ in heard], dtype=torch.int64)]
+        target = torch.zeros(len(incoming), dtype=torch.int64)
+        places = position[torch.tensor([e for e, _ in incoming], dtype=torch.int64)]
         states[v] = cell(x[v : v + 1], given_states, target, places)
     return torch.cat([states[v][0] for v in range(graph.num_nodes)])
 
@@ -107,7 +107,7 @@ def test_both_joins_an_upward_and_a_downward_sweep():
     assert torch.equal(y[:, 4:], DagSweep(down, "down")(x, graph))
 
 
-def test_the_second_cell_is_drawn_anew():
+def test_the_second_cell_is_newly_drawn():
     both = DagSweep(TreeLSTMCell(D, 4), "both")
     assert not torch.equal(both.cells["up"].state_weight, both.cells["down"].state_weight)
 

@@ -132,7 +132,7 @@ def test_logits_train_with_the_graph_edit_loss():
 def test_bad_arguments():
     with pytest.raises(ConfigError, match="cell must be one of child_sum, tree_lstm, gru, attention, got 'lstm'"):
         net_of(cell="lstm")
-    with pytest.raises(ConfigError, match="sweeps must be a whole number of at least 1, got -1"):
+    with pytest.raises(ConfigError, match="sweeps must be a whole number of at least 0, got -1"):
         net_of(sweeps=-1)
     with pytest.raises(ConfigError, match="dim must be a multiple of heads, got dim=8 and heads=3"):
         net_of(decoder_heads=3)

@@ -1,4 +1,4 @@
-"""Weights that are computed anew for every call: prune, weight_norm, spectral_norm, parametrizations."""
+"""Weights that are computed again in every call: prune, weight_norm, spectral_norm, parametrizations."""
 
 import copy
 import itertools

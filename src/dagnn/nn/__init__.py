@@ -1,7 +1,7 @@
-"""Modules over DAGs. Every one is `Learnable`: clear, step, measure, clip and count its gradients.
+"""Modules over DAGs. Every one is `Learnable`: it clears, applies, measures, clips and counts its gradients.
 
 One DAG as a network: `DagNN`. Many DAGs at once: `Embedding`, `MessagePassing`, `DagSweep` with its
-cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransformNet` made of them.
+cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransformNet`, which combines them.
 """
 
 from dagnn.nn.attention import MultiHeadAttention, NodeAttention

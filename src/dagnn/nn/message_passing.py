@@ -162,7 +162,7 @@ class MessagePassing(LearnableModule):
         given = graph.edge_attributes.get("type") if edge_type is None else edge_type
         if given is None:
             raise GraphError(
-                f"edge_types={self.edge_types} needs the type of every edge: pass edge_type=..., or give the Dag the "
+                f"edge_types={self.edge_types} needs the type of every edge: give edge_type=..., or give the Dag the "
                 "edge attribute 'type'."
             )
         kind = torch.as_tensor(given)

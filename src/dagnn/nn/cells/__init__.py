@@ -1,7 +1,7 @@
-"""Cells for `DagSweep`: what a node makes of its features and of the states that it depends on.
+"""Cells for `DagSweep`: how the state of a node follows from its features and the states that it depends on.
 
-To add one: a file here with a `LearnableModule` that fits `dagnn.kernels.Cell`, its name in
-``__all__`` here and in `dagnn.nn`, a line in ``tests/nn/test_contract.py``, an oracle in
+To add one, write a file here with a `LearnableModule` that fits `dagnn.kernels.Cell`. Add its name
+to ``__all__`` here and in `dagnn.nn`, a case to ``tests/module_cases.py`` and an oracle to
 ``tests/nn/test_cells.py``.
 """
 

@@ -86,11 +86,12 @@ class GatedCell(LearnableModule):
         because r multiplies it.
         """
         before_call(self.gru, features)
-        bias, n = self.gru.bias_hh, 2 * self.hidden
-        projected = F.linear(features, self.gru.weight_ih, self.gru.bias_ih + F.pad(bias[:n], (0, self.hidden)))
+        hidden, bias = self.gru.hidden_size, self.gru.bias_hh
+        of_state = F.pad(bias[: 2 * hidden], (0, hidden))
+        projected = F.linear(features, self.gru.weight_ih, self.gru.bias_ih + of_state)
         state_weight = self.gru.weight_hh.t() if self.state_weight is None else self.state_weight
         scores = () if self.score_weight is None else (self.score_weight,)
-        return ProjectedCell(self._kind, self.hidden, projected, (state_weight, bias[n:], *scores))
+        return ProjectedCell(self._kind, hidden, projected, (state_weight, bias[2 * hidden :], *scores))
 
 
 class GRUCell(GatedCell):

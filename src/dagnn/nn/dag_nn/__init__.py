@@ -1,1 +1,1 @@
-"""`DagNN`: the network, its parameters by name, structure that changes, and files."""
+"""`DagNN`: the network, its parameters by name, changes of its structure, and its file."""

@@ -346,7 +346,7 @@ class DagNN(NamedParameters):
         return file.record_of(self._layout)
 
     def set_extra_state(self, state: Any) -> None:
-        """Does nothing: `_load_from_state_dict` has compared the record with the structure, which never changes."""
+        """Does nothing: `_load_from_state_dict` has compared the record with the structure; loading changes none."""
 
     def _load_from_state_dict(
         self,

@@ -1,4 +1,4 @@
-"""`from_sequential`: an MLP of PyTorch as a `DagNN` that computes the same."""
+"""`from_sequential`: a `DagNN` that computes the same function as an MLP of PyTorch."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,7 +13,7 @@ from dagnn.graph import Dag
 from dagnn.nn.dag_nn.network import DagNN
 from dagnn.nn.learnable import value_of
 
-# Module -> name of the activation, and whether its settings are those of ours.
+# Module -> the name of our activation, and whether the module's settings are those of ours.
 _ACTIVATIONS: dict[type[nn.Module], tuple[str, Callable[..., bool]]] = {
     nn.Identity: ("identity", lambda module: True),
     nn.ReLU: ("relu", lambda module: True),
@@ -28,17 +28,17 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[str, Callable[..., bool]]] = {
 
 
 def from_sequential(model: nn.Sequential) -> DagNN:
-    """The same function as a DAG, one node per unit, one edge per weight; weights are copied, on the model's device.
+    """A `DagNN` with the same function: one node per unit, one edge per weight. The weights are copies.
 
-    Nodes have no names: features come first, then the units layer by layer. Two linear layers in a row have the
-    identity between them.
+    Nodes have no names: features come first, then the units layer by layer. Between two linear layers in a row, the
+    activation is the identity. The network has the model's dtype, device and training mode.
 
     Args:
         model: `nn.Linear` modules, each followed by at most one activation that `DagNN` knows, with PyTorch's default
             settings. All of one dtype, float32 or float64.
 
     Raises:
-        ConfigError: another module, or an activation with other settings; says which.
+        ConfigError: another module, an activation with other settings, or no linear layer; the message names it.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> x = torch.randn(5, 3)
@@ -60,7 +60,7 @@ def from_sequential(model: nn.Sequential) -> DagNN:
     weights = [value_of(linear, "weight") for linear, _ in layers]
     net = DagNN(dag, activation=activations, bias=biased, dtype=weights[0].dtype, device=weights[0].device)
     with torch.no_grad():
-        # By (target, source), as `edge_weight` is: a weight matrix [out, in] is its own slots.
+        # `edge_weight` is ordered by (target, source), as a weight matrix [out, in] is in memory.
         net.edge_weight.copy_(torch.cat([weight.flatten() for weight in weights]))
         biases = [value_of(linear, "bias") for linear, _ in layers if linear.bias is not None]
         if biases:
@@ -89,5 +89,5 @@ def _layers(model: nn.Sequential) -> list[tuple[nn.Linear, str]]:
         layers[-1] = (layers[-1][0], name)
         is_open = False
     if not layers:
-        raise ConfigError("the Sequential has no Linear module: a network needs at least one.")
+        raise ConfigError(f"the Sequential has no Linear module among its {len(model)}: a network needs at least one.")
     return layers

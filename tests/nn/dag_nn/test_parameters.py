@@ -1,20 +1,101 @@
-"""How a `DagNN` starts: which activations its nodes have, and sums of unit variance whatever those are."""
+"""The parameters of a `DagNN`: their order follows the names of the nodes, and sums start with unit variance."""
 
 import copy
+import os
+import random
 import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import networkx
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from names import declared, digest, named_graph
 from strategies import dags
 
 from dagnn.errors import ConfigError, ConstantNodesWarning, DtypeError, GraphError
-from dagnn.graph import Dag
+from dagnn.graph import Dag, DagBatch
 from dagnn.kernels import ACTIVATIONS
 from dagnn.nn import DagNN, from_sequential
+from dagnn.nn.dag_nn.parameters import ParameterLayout
+
+SCRIPT = Path(__file__).parents[2] / "names.py"
+
+
+@pytest.mark.fault("graphs_and_networks", 2)
+@given(st.integers(0, 10_000), st.randoms(use_true_random=False))
+def test_equal_dags_share_their_state_dicts(seed, rng):
+    names, edges = named_graph(seed)
+    a, b = (declared(names, edges, rng, renumber=False) for _ in range(2))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert repr(a.names) == repr(b.names) or any("frozenset" in repr(name) for name in names)
+    first, second = DagNN(a, dtype=torch.float64), DagNN(b, dtype=torch.float64)
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(3, len(a.inputs), dtype=torch.float64)
+    assert torch.equal(first(x), second(x))
+
+
+@given(st.integers(0, 10_000), st.randoms(use_true_random=False))
+def test_indices_do_not_depend_on_the_order_of_the_nodes(seed, rng):
+    names, edges = named_graph(seed)
+    a, b = (ParameterLayout(declared(names, edges, rng, renumber=True), True) for _ in range(2))
+    assert a.edge_names() == b.edge_names()
+
+
+@pytest.mark.fault("graphs_and_networks", 3)
+def test_indices_are_the_same_in_processes_of_any_hash_seed():
+    others = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, seed], env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
+        )
+        for seed in ("1", "2")
+    ]
+    assert [other.communicate()[0].strip() for other in others] == [digest(0)] * 2
+
+
+@pytest.mark.fault("graphs_and_networks", 2)
+@pytest.mark.parametrize(("kind", "numpy_kind"), [(int, np.int64), (str, np.str_)])
+def test_numpy_names_have_the_indices_of_python_names(kind, numpy_kind):
+    names = list(map(kind, range(12)))
+    edges = [(name, names[-1]) for name in names[:-1]]
+    a, b = (DagNN(Dag(edges, names=list(map(of, names)))) for of in (kind, numpy_kind))
+    assert a.dag == b.dag
+    b.load_state_dict(a.state_dict())
+    for u, v in edges:
+        assert a.weight_of(u, v) == b.weight_of(numpy_kind(u), v)
+
+
+def test_int_and_str_names_sort_as_they_always_have():
+    names = [10, 9, "b", "a", "B", -1, "10", "9"]
+    layout = ParameterLayout(Dag([(name, "o") for name in names]), True)
+    assert [u for u, _ in layout.edge_names()] == [-1, 9, 10, "10", "9", "B", "a", "b"]
+
+
+@pytest.mark.fault("graphs_and_networks", 3)
+def test_blocks_of_a_quotient_graph_are_sorted_by_their_members():
+    rng, graph = random.Random(0), networkx.DiGraph([(0, 3), (1, 3), (2, 4), (3, 5), (4, 5)])
+    for blocks in ([{0, 1}, {2}, {3, 4}, {5}], [{2}, {3, 4}, {5}, {1, 0}]):
+        for block in blocks:
+            rng.shuffle(sorted(block))
+        dag = Dag.from_networkx(networkx.quotient_graph(graph, blocks))
+        assert ParameterLayout(dag, True).edge_names() == [
+            (frozenset({0, 1}), frozenset({3, 4})),
+            (frozenset({2}), frozenset({3, 4})),
+            (frozenset({3, 4}), frozenset({5})),
+        ]
+
+
+@pytest.mark.fault("graphs_and_networks", 8)
+def test_a_batch_is_no_dag():
+    batch = DagBatch.from_dags([Dag([("a", "b")]), Dag([("a", "c")])])
+    with pytest.raises(DtypeError, match=r"dag must be a Dag, got DagBatch: .* take batch\[i\]"):
+        DagNN(batch)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "silu", "softplus"])
@@ -47,7 +128,7 @@ def test_weights_are_bounded_by_in_degree_and_biases_are_zero():
     assert 0 < abs(by_place[0]) <= 3**0.5
 
 
-def test_reset_parameters_draws_anew_and_repeats_with_a_generator():
+def test_reset_parameters_draws_again_and_repeats_with_a_generator():
     net = DagNN(Dag([("a", "c"), ("b", "c")]))
     first = net.edge_weight.tolist()
     net.reset_parameters()
@@ -185,9 +266,9 @@ def test_nodes_that_nothing_feeds_are_named_and_can_be_dropped():
     for bias in (True, False, ["q", "y"]):
         with pytest.warns(
             ConstantNodesWarning, match=r"no edge leads to 'unmeasured', 'empty pathway', 'lost', which.*dag\.without"
-        ) as told:
+        ) as caught:
             DagNN(dag, bias=bias)
-        assert len(told) == 1 and told[0].filename == __file__
+        assert len(caught) == 1 and caught[0].filename == __file__
     for smaller in (dag.without_dangling(), dag.remove(nodes=dag.dangling().unfed)):
         assert set(smaller.names) == {"measured", "p", "y"}
         DagNN(smaller)
