@@ -2,7 +2,7 @@
 
 The model is ``w * x`` with one weight unless said otherwise, so the gradient is a weighted mean of the inputs. Plain
 SGD with learning rate 1 and no clipping: both Adam and clipping hide a constant factor. Reports about several processes
-(DDP, FSDP2: unequal counts, no_sync, static_graph, unused parameters, number of collectives) are in test_processes.py,
+(DDP, FSDP2: unequal counts, no_sync, static_graph, unused parameters, number of collectives) are in test_ranks.py,
 those about resuming inside a window in test_resume.py, about dropout masks in a second pass in test_coupled.py.
 """
 

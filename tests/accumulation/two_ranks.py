@@ -1,4 +1,4 @@
-"""What the tests of test_processes.py run in two processes: `torchrun --nproc-per-node=2 two_ranks.py FOLDER`.
+"""What the tests of test_ranks.py run in two processes: `torchrun --nproc-per-node=2 two_ranks.py FOLDER`.
 
 Each function gets the rank and returns plain data; both ranks' results are written to ``FOLDER/rank<r>.json``.
 Models are ``w * x`` with one weight where nothing else is said, so that a gradient is a weighted mean of the inputs.

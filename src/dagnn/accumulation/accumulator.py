@@ -1,4 +1,4 @@
-"""GradientAccumulator: exact gradient accumulation around a model and an optimizer that stay as they are."""
+"""GradientAccumulator: exact gradient accumulation around an unchanged model and optimizer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -48,32 +48,32 @@ class GradientAccumulator:
     (2, 2.0)
 
     Args:
-        model: any module, or several. Only parameters that an optimizer updates get gradients; others may be trained
-            by somebody else. What is frozen does not move, whatever is left in its ``.grad``.
+        model: any module, or several. Only parameters that ``optimizer`` holds get gradients; the others are left
+            alone. A frozen parameter does not move, whatever its ``.grad`` holds.
         optimizer: any ``torch.optim`` optimizer, or several that are stepped together.
         max_norm: clip the L2 norm over all gradients of the window to this.
-        scheduler: anything with ``step()``, or several, of these optimizers; moved once per update.
-        scaler: a ``torch.amp.GradScaler`` for float16; unscales once, one scale per window.
+        scheduler: a scheduler of these optimizers, or several: any objects with ``step()``, called once per update.
+        scaler: a ``torch.amp.GradScaler`` for float16. The window unscales once, with one scale.
         ema: ``torch.optim.swa_utils.AveragedModel``, an object with ``update(model)`` or ``update()``, or a function
-            of the model; called once per update. With several models a list of them in the same order, or a mapping
-            ``{model: average}``; one alone is taken if it can be the average of one model only.
+            of the model; called once per update. With several models, a list in the same order or a mapping
+            ``{model: average}``; a single average is accepted if it fits exactly one of the models.
         accumulate_dtype: "auto" sums 16-bit gradients in float32; ``torch.float32``, ``torch.float64``, or None to
             sum in the gradients' own dtype.
         on_nonfinite: what to do when a gradient or a loss is inf or nan: "skip" the window (no update), "drop" the
             micro-batch (its weight leaves the mean; keeps a second set of gradients), or "raise".
-        batch_norm: BatchNorm normalises each micro-batch by itself, which no accumulator can repair: "warn" says so
+        batch_norm: BatchNorm normalises each micro-batch by itself, which no accumulator can repair. "warn" warns
             once, "defer" also moves the running statistics once per window by all of its items, "ignore" does nothing.
-        process_group: joins processes that hold plain modules; models in DDP or ``fully_shard`` need none.
+        process_group: the processes that hold replicas of a plain module; models in DDP or ``fully_shard`` need none.
         fsdp_sync: with ``fully_shard``, reduce gradients after "each" micro-batch (least memory) or after the "last"
             of a window (least traffic).
-        eager: begin to update during the window, to save memory: "momentum" adds gradients straight into the momentum
-            buffer of ``torch.optim.SGD`` (one copy of the parameters less), "last" steps each parameter during the
-            last backward pass. Needs ``on_nonfinite="raise"`` and no clipping, since it cannot be undone.
+        eager: begin the update during the window, to save memory. "momentum" adds gradients straight into the
+            momentum buffer of ``torch.optim.SGD`` (one copy of the parameters less), "last" steps each parameter
+            during the last backward pass. Needs ``on_nonfinite="raise"`` and no clipping: it cannot be undone.
 
     Raises:
         ConfigError: an argument is out of range or of the wrong kind, the optimizer holds no parameter of the model, a
-            scheduler cannot be moved by ``step()`` or is another optimizer's, or it is not clear which model ``ema``
-            averages.
+            scheduler needs arguments for ``step()`` or belongs to another optimizer, or it is not clear which model
+            ``ema`` averages.
     """
 
     def __init__(
@@ -158,23 +158,24 @@ class GradientAccumulator:
     ) -> Iterator[Window]:
         """The batches of ``loader``, grouped into windows of one update each.
 
-        A window is fetched whole and its weights are added up, over all processes, before its first forward pass: so
-        each loss can be multiplied by its exact share at once.
+        Before the first forward pass of a window, all of its batches are fetched and their weights are added up, over
+        all processes. So ``Window.backward`` can multiply each loss by its exact share.
 
         Args:
             loader: any iterable of batches.
             micro_batches: batches per window.
-            micro_batch_size: in place of ``micro_batches``: every batch of ``loader`` is one window, and is cut into
-                micro-batches of so many items.
-            max_weight: in place of ``micro_batches``: a window is full when one more batch would exceed this weight.
-            weight: weight of a micro-batch: what its mean loss divides by (items, valid tokens); or a mapping from
-                loss names to weights. Default: the first dimension of its tensors.
-            tail: the batches at the end that do not fill a window: "flush" runs them as a short one, "carry" keeps
+            micro_batch_size: instead of ``micro_batches``: every batch of ``loader`` is one window, split into
+                micro-batches of this many items.
+            max_weight: instead of ``micro_batches``: a window is full when one more batch would exceed this weight.
+            weight: a function of a micro-batch that returns its weight: what its mean loss divides by (items, valid
+                tokens), or a mapping from loss names to weights. Default: the first dimension of its tensors.
+            tail: the batches at the end that do not fill a window: "flush" runs them as a short window, "carry" keeps
                 them for the next call, "drop" leaves them out.
 
         Raises:
             ConfigError: an argument is out of range.
-            AccumulationError: the window before was not stepped.
+            AccumulationError: the previous window was neither stepped nor discarded; or the loader changed a batch
+                after yielding it.
         """
         rule = PartitionRule(micro_batches, micro_batch_size, max_weight, weight, tail)
         rule.check()
@@ -189,16 +190,19 @@ class GradientAccumulator:
         reduction: Reduction = "mean",
         retain_graph: bool = False,
     ) -> None:
-        """The manual form: add one micro-batch; then ``step()`` after as many as you like.
+        """The manual form: add one micro-batch; call ``step()`` after any number of them.
 
-        The total is not known before ``step``, so gradients are divided there. With DDP each process must call it at
-        least once before each ``step``; ``windows`` has no such condition.
+        The total weight is known only in ``step``, so the division happens there. With DDP each process must call this
+        at least once before each ``step``; ``windows`` has no such condition.
 
         Args:
-            loss: see ``Window.backward``. Each call is one micro-batch: give several losses as one mapping.
-            weight: what ``loss`` was divided by. Required: the library does not see the micro-batch.
+            loss: see ``Window.backward``. Each call is one micro-batch: pass several losses as one mapping.
+            weight: what ``loss`` was divided by. Required, since the library does not see the micro-batch.
             reduction: see ``Window.backward``.
             retain_graph: keep the graph for a backward pass of your own.
+
+        Raises:
+            AccumulationError: inside a window of ``windows``, or for what ``Window.backward`` refuses.
         """
         window = self._manual_window("backward")
         window.add_micro_batch()
@@ -225,15 +229,25 @@ class GradientAccumulator:
     ) -> Update:
         """One update from a whole batch, for what a loop over a window cannot do.
 
-        Running out of memory halves the micro-batch and starts the window again; "auto" measures once and remembers
+        When memory runs out, the micro-batch is halved and the window starts again; "auto" measures once and remembers
         the size. With ``coupled=True`` the loss may depend on all items together. Optimizers that compute the loss
         several times per step get a closure over the whole window, which draws the same random numbers at each call;
-        the returned loss and norm are those of the first.
+        the returned loss and norm are those of the first call.
+
+        >>> import torch, dagnn
+        >>> model = torch.nn.Linear(3, 1)
+        >>> accumulator = dagnn.GradientAccumulator(model, torch.optim.LBFGS(model.parameters()))
+        >>> loss_fn = lambda model, inputs: model(inputs).square().mean()
+        >>> accumulator.update(torch.randn(10, 3), loss_fn, micro_batch_size=4).weight
+        10.0
 
         Args:
             batch, loss_fn, micro_batch_size, weight, reduction, coupled, memory, restore: see ``accumulate``. With
                 several models, ``loss_fn`` gets the list of them.
-            closure: pass True for optimizers that take a closure but do not require it (SAM).
+            closure: pass True for optimizers that accept a closure but do not require it (SAM).
+
+        Raises:
+            ConfigError, AccumulationError: see ``accumulate`` and ``Window.step``.
         """
         self._check_nothing_open("update()")
         job = Job(micro_batch_size, weight, reduction, coupled, memory, restore)
@@ -282,19 +296,19 @@ class GradientAccumulator:
         return update if update.micro_batches else None
 
     def discard(self) -> None:
-        """Give up what was summed since the last update, for example after an exception inside a window."""
+        """Drop what was summed since the last update, for example after an exception inside a window."""
         if self._open is not None:
             self._open.discard()
 
     def state_dict(self, *, inside_window: bool = False) -> dict[str, Any]:
-        """What must be saved to go on later: plain numbers at a window boundary.
+        """What must be saved to resume later: plain numbers at a window boundary.
 
         Args:
-            inside_window: also save the window that is open, after the ``backward`` of a micro-batch: its sums
-                (tensors) and its record. Without it a resumed run starts the window again, with the same result.
+            inside_window: also save the open window, after the ``backward`` of a micro-batch: its sums (tensors) and
+                its record. Without it a resumed run starts the window again, with the same result.
 
         Raises:
-            AccumulationError: a window is open and ``inside_window`` is False.
+            AccumulationError: a window is open and ``inside_window`` is False, or the open window cannot be saved.
         """
         if not inside_window:
             self._check_nothing_open("state_dict()")
@@ -307,7 +321,7 @@ class GradientAccumulator:
         Args:
             state: from ``state_dict``.
                 If it holds a window, the loader of the next ``windows`` must start at that window's first micro-batch;
-                those that were done are then left out.
+                the window then skips those that ran before.
             carried: the batches that ``windows(tail="carry")`` had kept at that time, in their order.
 
         Raises:

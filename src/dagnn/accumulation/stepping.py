@@ -1,4 +1,4 @@
-"""The end of a window, in the one order that is right: unscale, clip, step, schedule."""
+"""The end of a window, in the one right order: check, clip, step, scaler, schedule, average."""
 
 import inspect
 import math
@@ -17,8 +17,16 @@ from dagnn.errors import AccumulationError, ConfigError
 class Update(NamedTuple):
     """The result of one window.
 
-    ``loss`` and ``grad_norm`` are those of the full batch: they do not depend on how it was cut, nor on the number of
-    processes.
+    ``loss`` and ``grad_norm`` are those of the full batch: they depend neither on how it was split nor on the number
+    of processes.
+
+    >>> import torch, dagnn
+    >>> model = torch.nn.Linear(3, 1)
+    >>> accumulator = dagnn.GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> accumulator.backward(model(torch.ones(4, 3)).mean(), weight=4)
+    >>> update = accumulator.step()
+    >>> update.step, update.weight, update.lr, update.skipped
+    (1, 4.0, 0.1, None)
     """
 
     step: int  # optimizer updates made so far, this one included; a skipped window does not count
@@ -40,7 +48,7 @@ class Stepped(NamedTuple):
 
 
 class Finalizer:
-    """Runs the end of a window over the user's own objects, which stay unwrapped and unpatched."""
+    """Runs the end of a window with the user's own objects, which stay unwrapped and unpatched."""
 
     def __init__(
         self,

@@ -21,15 +21,19 @@ _SHAPES = "a mapping or object with 'labels', a pair (inputs, labels), or the la
 
 
 def causal_tokens(batch: Any, *, ignore_index: int = -100) -> int:
-    """Number of labels that a causal language model predicts: those behind the first position, but ignored ones.
+    """Number of labels that a causal language model predicts: those after the first position that are not ignored.
 
     Such a model predicts each token from those before it, so its loss compares the outputs at positions 0 .. T-2 with
     the labels at 1 .. T-1: the label at position 0 is never counted. Use ``tokens`` where the labels of the batch are
     shifted already.
 
+    >>> import torch
+    >>> causal_tokens({"labels": torch.tensor([[5, 6, 7, -100], [8, 9, -100, -100]])})
+    3
+
     Args:
-        batch: a mapping or object with ``labels``, a pair ``(inputs, labels)``, or the labels: whole numbers
-            ``[items, positions]``, nested tensors included.
+        batch: a mapping or object with ``labels``, a pair ``(inputs, labels)``, or the labels: a tensor of integers
+            ``[items, positions]`` or a nested one.
         ignore_index: the label that the loss leaves out.
 
     Raises:
@@ -47,6 +51,10 @@ def causal_tokens(batch: Any, *, ignore_index: int = -100) -> int:
 
 def tokens(ignore_index: int = -100) -> Callable[[Any], int]:
     """A weight that counts the labels that are not ``ignore_index``: what ``cross_entropy`` divides by.
+
+    >>> import torch
+    >>> tokens(-100)((None, torch.tensor([[5, 6, 7, -100], [8, 9, -100, -100]])))
+    5
 
     Args:
         ignore_index: the label that the loss leaves out.

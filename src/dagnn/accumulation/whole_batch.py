@@ -119,12 +119,19 @@ MicroBatchSize = int | Literal["auto"]
 
 
 class AccumulatedLoss(float):
-    """The loss of the batch, a plain number that also knows how it was made."""
+    """The loss of the batch: a plain number, with a record of how it was computed.
+
+    >>> import torch, dagnn
+    >>> loss_fn = lambda model, batch: model(batch).square().mean()
+    >>> loss = dagnn.accumulate(torch.nn.Linear(3, 1), loss_fn, torch.randn(10, 3), micro_batch_size=4)
+    >>> loss > 0, loss.weight, loss.micro_batches, loss.micro_batch_size
+    (True, 10.0, 3, 4)
+    """
 
     weight: float  # total weight: what the sum over the batch was divided by
     losses: Mapping[str, float]  # every named loss by itself
     micro_batches: int
-    micro_batch_size: int  # that was used: smaller than asked for after running out of memory
+    micro_batch_size: int  # the size that was used: smaller than the given one after running out of memory
 
 
 @dataclass(frozen=True)
@@ -187,15 +194,15 @@ def accumulate(
             when what it divided by is known only there.
         batch: tensors, arrays, lists, graph batches, and tuples, mappings and dataclasses of them.
         micro_batch_size: items per piece, the last may be smaller. "auto" takes the largest that fits ``memory``, or
-            the whole batch without one. Running out of memory halves it, in either case: everything the failed
-            attempt did is undone first.
+            the whole batch without one. In either case, running out of memory undoes everything the failed attempt
+            did and halves the size.
         weight: weight of a micro-batch; default: its number of items.
         reduction: what the loss is: "mean", "sum" or "none" (one loss per item), for the gradient of the mean;
-            "undivided" for that of the plain sum of what ``loss_fn`` returns, as of a loss with ``reduction="sum"``.
-        coupled: the loss is not a mean over items (contrastive losses): ``loss_fn`` gets the whole batch, and a model
+            "undivided" for the gradient of the plain sum of what ``loss_fn`` returns.
+        coupled: the loss is not a mean over items (contrastive losses). ``loss_fn`` gets the whole batch, and a model
             that computes representations piece by piece. Costs one more forward pass.
         memory: budget for the activations of one piece, such as "2GiB", with ``micro_batch_size="auto"``.
-        restore: metrics and other objects that ``loss_fn`` changes, to be put back when an attempt fails.
+        restore: metrics and other objects that ``loss_fn`` changes; their state is restored when an attempt fails.
         batch_norm: "warn", "defer" (running statistics move once, by the whole batch) or "ignore".
         accumulate_dtype, process_group: see ``GradientAccumulator``.
 
