@@ -1,4 +1,4 @@
-"""How compiled passes join PyTorch: the tensors they may read, leaf gradients, the fused step, memory."""
+"""How compiled passes fit into PyTorch: the tensors they may read, their memory, leaf gradients, the fused step."""
 
 import os
 import threading
@@ -20,10 +20,10 @@ _PLAIN_TYPES = (Tensor, nn.Parameter)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor on the CPU is all that there is to it.
+    """Whether a tensor on the CPU is its memory and nothing else, so that compiled code may read it.
 
-    Not for subclasses, for what ``torch.func`` and forward-mode derivatives have wrapped, for zeros without memory, and
-    where a negation waits to be carried out.
+    False for subclasses, wrappers of ``torch.func``, tensors with a forward-mode tangent, zeros without memory, and
+    where a negation is still to be carried out.
     """
     return (
         type(tensor) in _PLAIN_TYPES
@@ -36,7 +36,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether it stands for many tensors at once, for one being traced by ``torch.func``, or has a tangent."""
+    """Whether a tensor is a wrapper of ``torch.func`` (a batch under ``vmap``, for one) or has a tangent."""
     if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
         return True
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
@@ -45,8 +45,8 @@ def is_transformed(tensor: Tensor) -> bool:
 def is_watched() -> bool:
     """Whether somebody records or replaces PyTorch's operations: ``make_fx``, ``torch.jit.trace``, ``torch.func``.
 
-    The first two would take what compiled code computes for a constant. Transforms of ``torch.func`` refuse autograd
-    Functions, also of tensors that they do not transform.
+    The first two do not see compiled code and would record its results as constants. Transforms of ``torch.func``
+    refuse autograd Functions, even on tensors that they do not transform.
     """
     return (
         torch._C._are_functorch_transforms_active()
@@ -56,7 +56,7 @@ def is_watched() -> bool:
 
 
 def with_memory(gradient: Tensor) -> Tensor:
-    """The same numbers in memory of their own, where a gradient on the CPU is sparse, negated or zeros of none."""
+    """The same numbers in memory of their own, where a gradient on the CPU is sparse, negated or has none."""
     if is_transformed(gradient):
         return gradient
     if gradient.layout != torch.strided:
@@ -69,8 +69,9 @@ def with_memory(gradient: Tensor) -> Tensor:
 # Pieces that are kept for each dtype: what a pass saved and the scratch of its gradients, for one network and one sweep
 # or for two networks in a row.
 _KEPT = 4
-# By their identity: a dict gains and loses an entry in one step, also where other threads, or the garbage collector in
-# the middle of what this one does, change it too. A lock would have to survive both, and a fork.
+# By id: a dict gains and loses an entry in one step, also while other threads change it, or the garbage collector in
+# the middle of a line of ours. A lock would deadlock in a collector that runs while its own thread holds it, and after
+# a fork.
 _kept: dict[torch.dtype, dict[int, Tensor]] = {dtype: {} for dtype in (torch.float32, torch.float64)}
 
 
@@ -113,14 +114,14 @@ def _take(length: int, dtype: torch.dtype) -> Tensor:
 
 
 def are_first(*parameters: Tensor) -> bool:
-    """Whether these get their first gradients, which are left to autograd.
+    """Whether autograd should keep the gradients of these parameters, because they are their first.
 
-    It keeps a first gradient without a copy, and asking it whether it would costs 0.1 ms when it says no by an
-    exception. With other threads we keep it ourselves: theirs may be adding, under our lock. Those that compiled code
-    runs on add nothing of their own.
+    Autograd keeps a first gradient without a copy, and `only_adds` costs 0.1 ms where autograd answers with an
+    exception. With other threads about, `added_to` keeps it: they may be adding under its lock. Threads that compiled
+    code runs on do not count, since they add nothing of their own.
     """
-    for parameter in parameters:  # a loop: this is asked in every step
-        if not parameter.is_leaf:  # computed for this step; its .grad, whose question warns, is nobody's
+    for parameter in parameters:  # a loop, not `any(...)`: this runs in every step
+        if not parameter.is_leaf:  # computed for this step. Nobody reads its .grad, and reading it here would warn
             return True
         if parameter.grad is not None:
             return False
@@ -131,7 +132,7 @@ def only_adds(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
     """Whether autograd would do nothing with the gradients of all these parameters but add them to ``.grad``.
 
     Args:
-        parameters: inputs of the autograd Function whose backward asks.
+        parameters: inputs of the autograd Function whose backward pass is running.
         nodes: where their gradients go next, from ``ctx.next_functions``.
     """
     for parameter, node in zip(parameters, nodes, strict=True):
@@ -150,7 +151,7 @@ def only_adds(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
 
 
 def is_plain_leaf(parameter: Tensor) -> bool:
-    """A leaf that nobody listens to, with no gradient yet or one in a buffer that may be written in place."""
+    """Whether a parameter is a leaf without hooks, and has no gradient yet or one that may be written in place."""
     if not (parameter.is_leaf and parameter.requires_grad and parameter.is_contiguous()):
         return False
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -158,7 +159,7 @@ def is_plain_leaf(parameter: Tensor) -> bool:
     grad = parameter.grad
     return grad is None or (
         type(grad) is Tensor
-        and is_plain(grad)  # memory and nothing else: PyTorch itself says what is wrong with another
+        and is_plain(grad)  # any other is left to PyTorch, which raises the right error
         and (grad.dtype, grad.shape) == (parameter.dtype, parameter.shape)
         and grad.is_contiguous()
         and not grad.requires_grad
@@ -204,12 +205,13 @@ def added_to(parameters: Sequence[Tensor], *, may_overwrite: bool = False) -> It
 
 
 def written(*tensors: Tensor) -> None:
-    """Compiled code has written to these. A graph that saved one of them must not be differentiated any more."""
-    # Compiled code writes behind PyTorch's back: without this, autograd would use the changed numbers and not notice.
+    """Compiled code has written to these: autograd must not go back through a graph that saved one of them."""
+    # PyTorch does not see those writes. Without this, autograd would compute with the changed numbers and not notice.
     torch.autograd.graph.increment_version(tensors)
 
 
-# Makes the work that adds the gradient of a weight to a tensor, or to zeros; with a weight and ``lr`` it also moves it.
+# Makes the work that adds the gradient of a weight to a tensor, or to zeros. Given the weight and ``lr``, the work also
+# moves the weight.
 _MakeWork = Callable[[Tensor | None, tuple[Tensor, float] | None], Work[Tensor]]
 _here = threading.local()
 
@@ -227,7 +229,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class FusedStep:
-    """The step of a backward pass: which weights move, and the gradients that wait for its end."""
+    """Backward and update in one pass: which weights move, and the gradients that wait for the end of the pass."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         self._lr = lr
@@ -235,14 +237,17 @@ class FusedStep:
         self._waiting: dict[Tensor, list[_MakeWork]] = {}
 
     def takes(self, weight: Tensor, node: Any, make_work: _MakeWork) -> bool:
-        """Whether the gradient is taken care of here; ``node`` is where autograd would send it."""
+        """Whether `finish` will add this gradient to ``.grad``; ``node`` is where autograd would send it.
+
+        It waits, since a later part of the same backward pass may still read the weight.
+        """
         if id(weight) not in self._moving or not only_adds([weight], [node]):
             return False
         self._waiting.setdefault(weight, []).append(make_work)
         return True
 
     def finish(self) -> set[int]:
-        """After the backward pass: add what waits to ``.grad``; the ids of the weights that also moved."""
+        """After the backward pass: add what waits to ``.grad``. Returns the ids of the weights that also moved."""
         if not self._waiting:
             return set()
         direct = [weight for weight in self._waiting if is_plain_leaf(weight)]
@@ -256,7 +261,8 @@ class FusedStep:
                 step = (weight, self._lr) if is_apart else None
                 works.append(concatenated([*(make_work(grad, None) for make_work in others), last(grad, step)]))
             run_works(works, at_once=is_apart and not any(call.is_shared for work in works for call in work.calls))
-        for weight, makers in self._waiting.items():  # another part of the graph left a gradient of another form
+        # What is left: meanwhile, another part of the graph left a gradient that may not be written in place.
+        for weight, makers in self._waiting.items():
             for make_work in makers:
                 gradient = run_works([make_work(None, None)])[0].view_as(weight)
                 weight.grad = gradient if weight.grad is None else gradient + weight.grad
@@ -268,10 +274,10 @@ class FusedStep:
 
 @contextmanager
 def fused_step(parameters: Iterable[Tensor], lr: float) -> Iterator[FusedStep]:
-    """The backward pass in this block, on this thread, leaves what it can to the `FusedStep`; call its `finish` then.
+    """The backward pass in this block, on this thread, leaves what it can to the `FusedStep`; then call its `finish`.
 
-    Nothing is left to it where processes train together: what joins their gradients looks at them during the pass. Nor
-    where float32 cannot hold ``lr``: PyTorch then says so.
+    It leaves nothing where processes train together, since DDP reduces gradients during the pass; nor where float32
+    cannot hold ``lr``, so that PyTorch raises its error.
     """
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     fits = lr <= torch.finfo(torch.float32).max
@@ -283,5 +289,5 @@ def fused_step(parameters: Iterable[Tensor], lr: float) -> Iterator[FusedStep]:
 
 
 def current_step() -> FusedStep | None:
-    """That of the backward pass which runs on this thread, if there is one."""
+    """The `FusedStep` of the backward pass on this thread, if there is one."""
     return getattr(_here, "step", None)

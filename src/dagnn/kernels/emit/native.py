@@ -47,7 +47,7 @@ FIELDS = (
     "live_bias_index",
     "out_offsets",
     "out_targets",
-    "out_index",
+    "out_index",  # of an edge: a network's weight, a sweep's slot
     "out_weight",
     "seeded",
     "num_edges",
@@ -66,11 +66,11 @@ FIELDS = (
     "grad_x",
     "grad_weight",
     "grad_bias",
-    # 0 or 1: add to grad_weight and grad_bias instead of writing them; step downhill by lr
+    # 0 or 1: add to grad_weight and grad_bias instead of writing them; then also do a step with lr
     "accumulate",
     "takes_step",
     "lr",
-    # a sweep of a recursive cell: its tiles and classes, how many of the tiles are done, whom to call when waiting
+    # a sweep of a cell: its blocks of nodes and their classes, how many blocks are done, what to call when waiting
     "block_table",
     "class_table",
     "num_blocks",
@@ -103,7 +103,7 @@ FIELDS = (
     "edge_gates",
     "edge_weights",
     "scores",
-    # gradients on their way
+    # gradients on their way to operands and weights
     "slot_gradients",
     "slot_states",
     "state_gradients",
@@ -132,7 +132,7 @@ _Row = ctypes.c_int64 * len(FIELDS)
 
 
 class Frame:
-    """Integers by name. Addresses in it do not keep their tensors alive: the caller does."""
+    """Integers by name. It holds addresses of tensors and does not keep those alive: the caller does."""
 
     def __init__(self, row: Any = None) -> None:
         self._row = _Row() if row is None else _Row.from_buffer_copy(row)
@@ -156,12 +156,13 @@ class Frame:
             row[PLACE[name]] = 0 if tensor is None else tensor.data_ptr()
 
     def set_step(self, lr: float, *, double: bool) -> None:
-        """Also take a step of plain gradient descent; the entry holds the bits of ``lr`` in the precision at hand."""
+        """Also do a step of plain gradient descent, ``parameter -= lr * gradient``."""
+        # Entries are integers: ``lr`` goes in as its bits, float32 in the lower half.
         (bits,) = struct.unpack("<q", struct.pack("<d", lr) if double else struct.pack("<fi", lr, 0))
         self.set(takes_step=1, lr=bits)
 
     def begin(self, pieces: int) -> None:
-        """Set the counters back, for so many pieces of work."""
+        """Reset the counters, for so many pieces of work."""
         row = self._row
         row[PLACE["next_piece"]] = row[PLACE["next_worker"]] = 0
         row[PLACE["pieces"]] = pieces
@@ -179,7 +180,7 @@ class Target:
         cpu, features: what LLVM calls the processor, and its instruction sets as ``+avx2,-fma,...``.
         vector_bytes: size of a vector register, 16, 32 or 64.
         fma: a fused multiply-add exists. Without one LLVM would call a function of libm for each: 1 GF/s.
-        level2_bytes: the second-level cache of a core, or a guess where the system does not tell.
+        level2_bytes: the second-level cache of a core, or a guess where the system does not say.
     """
 
     cpu: str
@@ -194,7 +195,7 @@ PLAIN = Target("", "", vector_bytes=16, fma=False)
 
 
 _VARIABLE = "DAGNN_VECTOR_BYTES"
-# What goes with registers of more bytes; nothing that is left asks for them.
+# Features that need wider registers, or build on one that does. All others work without them.
 _WIDER = {
     16: ("avx", "fma", "f16c", "xop", "amx", "vaes", "vpclmulqdq", "evex"),
     32: ("avx512", "avx10", "evex", "amx"),
@@ -203,7 +204,7 @@ _WIDER = {
 
 @cache
 def host_target() -> Target:
-    """The processor that this runs on, as it describes itself, with vectors as `largest_vector` allows. Asked once.
+    """The processor at hand, as it describes itself, with vectors as `largest_vector` allows. Queried once.
 
     Raises:
         ConfigError: ``DAGNN_VECTOR_BYTES`` is none of 16, 32 and 64.
@@ -211,7 +212,7 @@ def host_target() -> Target:
     limit = largest_vector()
     try:
         features = llvm.get_host_cpu_features()
-    except RuntimeError:  # a platform on which LLVM cannot ask
+    except RuntimeError:  # LLVM cannot query this platform
         return PLAIN
     for name in features:
         if name.startswith(_WIDER.get(limit, ())):

@@ -1,4 +1,4 @@
-"""Runs compiled functions: on several threads, one after another, or two rows of them at once."""
+"""Runs compiled functions: on several threads, one after another, or several sequences of them at once."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
 from dagnn.kernels.emit.writer import I64, CodeWriter, Value
 
-# A forked child has none of its parent's threads, and GNU OpenMP waits for them for ever.
+# A forked child has none of its parent's threads, and GNU OpenMP would wait for them for ever.
 _is_forked = False
 
 
@@ -33,6 +33,7 @@ if hasattr(os, "register_at_fork"):
 
 def num_workers(pieces: int) -> int:
     """How many threads `run` uses for so many pieces of work."""
+    # Scratch memory is laid out for this many workers before `run`: both must count alike.
     if pieces < 2 or _is_forked:
         return 1
     return min(torch.get_num_threads(), pieces)
@@ -50,6 +51,8 @@ def run(function: NativeFunction, frame: Frame, pieces: int, *, is_shared: bool 
 
 @cache
 def _team() -> Callable[[NativeFunction, int, int], None]:
+    # The team that PyTorch itself computes with: its threads exist already, and a pool of ours beside it would compete
+    # with them for the cores. PyTorch's wheels bundle libgomp under a name with a hash.
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
         parallel = ctypes.CDLL(str(path)).GOMP_parallel
         parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
@@ -59,7 +62,8 @@ def _team() -> Callable[[NativeFunction, int, int], None]:
 
 
 def python_team(function: NativeFunction, frame: int, workers: int) -> None:
-    """The same on threads of Python's; compiled code runs without the interpreter lock."""
+    """Runs a function on threads of Python's, where PyTorch comes without libgomp, as on macOS."""
+    # ctypes releases the interpreter lock during the call. This thread is a worker too.
     others = [_pool().submit(function, frame) for _ in range(workers - 1)]
     function(frame)
     for other in others:
@@ -87,6 +91,7 @@ CALL_BYTES = 16
 
 def write_calls(module: Value, target: Target, name: str) -> None:
     """The function ``name``: the calls ``first_calls[row] .. first_calls[row + 1] - 1`` in order; a piece is a row."""
+    # In compiled code, for the worker threads are OpenMP's: they must never need the interpreter lock.
     code = CodeWriter(module, name, double=False, lanes=target.vector_bytes // 4, target=target)
     code.fields("pieces", "calls", "first_calls")
     function = ir.PointerType(ir.FunctionType(ir.VoidType(), [I64]))
@@ -108,9 +113,9 @@ class Call:
     """A compiled function with what it works on.
 
     Attributes:
-        frame: of this call alone.
-        pieces: of work.
-        is_shared: several threads take pieces of it.
+        frame: of this call alone, since it holds the counters by which workers take pieces.
+        pieces: how many pieces of work.
+        is_shared: several threads take pieces.
     """
 
     function: NativeFunction
@@ -128,10 +133,11 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Work(Generic[T]):
-    """Calls that run in order, and what they have computed when they are done.
+    """Calls that run in order, and their result.
 
     Attributes:
-        reads: what has to live until then: a frame holds addresses only.
+        result: to be called once the calls have run.
+        reads: whatever must live until then, since a frame holds only addresses.
     """
 
     calls: Sequence[Call]
@@ -140,7 +146,11 @@ class Work(Generic[T]):
 
 
 def run_works(works: Sequence[Work[T]], *, at_once: bool = False) -> list[T]:
-    """The results of some works, one after another or all at once; then they must not write to the same memory."""
+    """Runs some works, one after another or all at once, and gives their results.
+
+    Args:
+        at_once: no two of them write to the same memory.
+    """
     if at_once and len(works) > 1:
         _run_at_once([work.calls for work in works])
     else:
@@ -156,8 +166,10 @@ def concatenated(works: Sequence[Work[T]]) -> Work[list[T]]:
 
 def _run_at_once(rows: Sequence[Sequence[Call]]) -> None:
     calls = list(chain.from_iterable(rows))
+    # The compiled function cannot set counters back, so all of them are set before the first call.
     for call in calls:
         call.frame.begin(call.pieces)
+    # `table` and `firsts` live in this function until all have run: `frame` has only their addresses.
     table = np.array([(call.function.address, call.frame.address) for call in calls], dtype=np.int64).reshape(-1, 2)
     firsts = np.array([0, *accumulate(map(len, rows))], dtype=np.int64)
     frame = Frame()

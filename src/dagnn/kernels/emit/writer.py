@@ -39,7 +39,7 @@ class CodeWriter:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * (num_arguments or 1)), name)
         if num_arguments is not None:
             function.linkage = "internal"
-            function.attributes.add("noinline")  # written once, compiled once
+            function.attributes.add("noinline")  # compiled once, not once for every call of it
         self.arguments = function.args
         self.module, self.target, self.double, self.lanes = module, target, double, lanes
         self.number = ir.DoubleType() if double else ir.FloatType()
@@ -56,6 +56,8 @@ class CodeWriter:
 
     def fields(self, *names: str) -> None:
         """Read these entries of the frame now; `field` gives them."""
+        # At the start of the function, not where they are used: LLVM cannot know that no store changes the frame, and
+        # would read them again in every loop.
         for name in names:
             assert name in FIELDS
             self._fields[name] = self.load(self.at(self._frame, self.i64(PLACE[name]), 8), I64)
@@ -64,8 +66,10 @@ class CodeWriter:
         return self._fields[name]
 
     def ticket(self, counter: str) -> Value:
-        """The value of a counter of the frame, raised by one for the next who asks."""
+        """The value of a counter of the frame; the next worker gets one more."""
         address = self.at(self._frame, self.i64(PLACE[counter]), 8)
+        # Monotonic suffices: a ticket has to be unique and promises nothing about memory. Where one piece reads what
+        # another wrote, as in a sweep, `node_blocks` orders them.
         return self.build.atomic_rmw("add", self._pointer(address, I64), self.i64(1), "monotonic")
 
     def at(self, base: Value, index: Value, size: int) -> Value:
@@ -89,6 +93,7 @@ class CodeWriter:
 
     def load(self, address: Value, kind: Value, align: int | None = None) -> Value:
         value = self.build.load(self._pointer(address, kind))
+        # Without ``align`` LLVM assumes that of the type: a whole vector. A load from elsewhere could crash.
         if align is not None:
             value.align = align
         return value
@@ -99,7 +104,7 @@ class CodeWriter:
             instruction.align = align
 
     def prefetch(self, address: Value, size: int) -> None:
-        """Have ``size`` bytes brought into the caches, to be read soon. An address that does not exist does no harm."""
+        """Bring ``size`` bytes into the caches, to be read soon. An invalid address does no harm."""
         name = "llvm.prefetch.p0i8"
         function = self.module.globals.get(name)
         if function is None:
@@ -111,7 +116,8 @@ class CodeWriter:
             self.build.call(function, [line, read, keep, data])
 
     def variable(self, kind: Value) -> Value:
-        """A place for values of a kind, made once per call; LLVM turns it into a register."""
+        """A place for values of a kind; LLVM turns it into a register."""
+        # In the entry block: LLVM promotes only those, and one inside a loop would take more stack in every turn.
         with self.build.goto_entry_block():
             return self.build.alloca(kind)
 
@@ -135,6 +141,7 @@ class CodeWriter:
     @contextmanager
     def pieces(self) -> Iterator[Value]:
         """Code that runs for every piece of work that no other worker has taken."""
+        # Tickets, not fixed shares: a worker that the system has put aside keeps nobody waiting for its share.
         build = self.build
         head, body, done = (build.append_basic_block(name) for name in ("take", "work", "finished"))
         build.branch(head)
@@ -168,11 +175,11 @@ class CodeWriter:
 
     @property
     def _row_alignment(self) -> int:
-        # Rows are whole vectors and PyTorch allocates at 64 bytes.
+        # Rows are whole vectors, and PyTorch allocates at multiples of 64 bytes, the largest vector.
         return self.lanes * self.size
 
     def transposed(self, rows: Sequence[Value]) -> list[Value]:
-        """As many vectors as a vector has lanes, rows and lanes exchanged."""
+        """The transpose of a square: as many vectors as a vector has lanes."""
         rest, step = list(rows), 1
         while step < self.lanes:
             # Exchanges lane bit and row bit ``step`` of every pair of rows that differ in it.
@@ -188,6 +195,7 @@ class CodeWriter:
 
     def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
         """``x * y + z``, fused where the processor can."""
+        # Never the intrinsic without the instruction: LLVM would call libm for every number.
         if not self.target.fma:
             return self.build.fadd(self.build.fmul(x, y), z)
         return self.intrinsic("fma", x, y, z)
@@ -202,7 +210,7 @@ class CodeWriter:
         return self.build.call(function, list(arguments))
 
     def sum(self, vector: Value) -> Value:
-        """The sum of the lanes, halves onto halves: always in the same order."""
+        """The sum of the lanes, halves onto halves: always in the same order, so always the same bits."""
         return self.build.extract_element(self._folded(vector, 1), ir.Constant(I32, 0))
 
     def sums(self, vectors: Sequence[Value]) -> Value:

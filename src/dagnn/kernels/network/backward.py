@@ -6,9 +6,9 @@ from dagnn.kernels.emit.functions import KEEPS_SLOPE, sgd_step, through
 from dagnn.kernels.emit.writer import I64, CodeWriter, Value
 from dagnn.kernels.network.forward import Shape, ask_for_row, by_activation, is_given, read_rows, write_rows
 
-# How many edges ahead rows are asked for. A row is used for so long that the processor by itself would not look far
-# enough ahead: this took 14 to 20 % off the pass over 10,000 nodes, whose rows come from the third-level cache, and
-# 14 % off that over 1,000.
+# How many edges ahead rows are prefetched. The work on one row fills the processor's window, so that by itself it never
+# gets to the loads of the next: this took 14 to 20 % off the pass over 10,000 nodes, whose rows come from the
+# third-level cache, and 14 % off that over 1,000.
 AHEAD = 8
 _BIT = ir.IntType(1)
 
@@ -23,9 +23,11 @@ def write_backward(module: Value, shape: Shape, name: str) -> None:
         "out_targets", "out_weight", "seeded", "num_edges", "edge_sums", "node_sums", "num_inputs", "input_rows",
         "num_outputs", "output_rows", "grad_y", "grad_x",
     )  # fmt: skip
+    # Without dense blocks, deltas are scratch of a worker and not of a tile: they stay in its caches from tile to tile.
     worker = code.ticket("next_worker")
     own_deltas = code.offset(code.field("deltas"), code.field("delta_worker_bytes"), worker)
     with code.pieces() as piece:
+        # Sums go by piece, not by worker: pieces follow from the batch alone, so the bits do not depend on the threads.
         sums = _Sums(code, piece)
         first_tile = build.mul(piece, code.field("tiles_per_piece"))
         end = build.add(first_tile, code.field("tiles_per_piece"))
@@ -88,6 +90,7 @@ def _write_node(
         build.store(code.constant(0), place)
     seeded = build.trunc(code.byte_at(code.field("seeded"), node), _BIT)
     with build.if_then(seeded):
+        # Outputs, and sources of a dense block, have a gradient in their row by now. Other rows hold an earlier tile's.
         for place, address in zip(gradient, delta_row, strict=True):
             build.store(code.load_vector(address), place)
 
@@ -117,6 +120,7 @@ def _pull(
     code: CodeWriter, shape: Shape, deltas: Value, node: Value, row: list[Value], gradient: list[Value], sums: _Sums
 ) -> None:
     """Adds weight times delta over the edges out of a node to its gradient, and their dot products to ``sums``."""
+    # Both in one visit of the target's row: each loaded vector is used twice.
     build = code.build
 
     def product(edge: Value) -> Value:
@@ -139,7 +143,8 @@ def _pull(
             products: list[Value] = []
             for four in (edges[first : first + 4] for first in range(0, together, 4)):
                 products += map(product, four[: len(four) // 2])
-                # In the middle of four: before or behind them the requests get in the way of loads, a third more time.
+                # In the middle of four: before or after them, prefetches get in the way of loads and cost a third more
+                # time.
                 for one in four:
                     ask_for_row(code, shape, deltas, "out_targets", one, AHEAD)
                 products += map(product, four[len(four) // 2 :])
@@ -171,7 +176,8 @@ def write_gather(module: Value, shape: Shape, name: str) -> None:
 def write_finish(module: Value, shape: Shape, name: str) -> None:
     """The function ``name``: the sums of all pieces, in order, go to the gradients, and from there into the weights.
 
-    ``accumulate`` adds to what the gradients hold; ``takes_step`` then takes a step of plain gradient descent.
+    With ``accumulate`` they are added to what the gradients hold; with ``takes_step`` the weights then move by
+    ``-lr * gradient``.
     """
     code = shape.writer(module, name)
     build = code.build
@@ -182,7 +188,8 @@ def write_finish(module: Value, shape: Shape, name: str) -> None:
     with code.pieces() as piece:
         start, stop = _range(code, piece)
         vectors_end = build.add(start, build.and_(build.sub(stop, start), code.i64(-shape.lanes)))
-        # First the sums, vector by vector, in place; then their delivery, number by number.
+        # First the sums, vector by vector, in place; then their delivery, number by number, since the weights of edges
+        # sorted by source are scattered.
         for first, end, step, kind in (
             (start, vectors_end, shape.lanes, code.vector),
             (vectors_end, stop, 1, code.number),
@@ -194,6 +201,7 @@ def write_finish(module: Value, shape: Shape, name: str) -> None:
             index = code.index_at(code.field("out_index"), edge)
             total = code.load(code.at(code.field("edge_sums"), edge, code.size), code.number)
             _deliver(code, total, "grad_weight", "weight", index)
+        # The biases are few: one worker delivers them all.
         with (
             build.if_then(build.icmp_signed("==", piece, code.i64(0))),
             build.if_then(is_given(code, "grad_bias")),
@@ -214,7 +222,7 @@ def _range(code: CodeWriter, piece: Value) -> tuple[Value, Value]:
 
 
 def _total(code: CodeWriter, sums: str, length: str, index: Value, kind: Value) -> Value:
-    """``sums[0][index] + sums[1][index] + ...``, in this order."""
+    """``sums[0][index] + sums[1][index] + ...``, in this order: threads that finish in another one change no bit."""
     build = code.build
     first = code.at(code.field(sums), index, code.size)
     stride = build.mul(code.field(length), code.i64(code.size))

@@ -23,13 +23,13 @@ from dagnn.kernels.network.forward import Shape
 LARGEST_SINGLE = 2
 # Dense blocks of more edges in all go through PyTorch's products also for one sample: they use every thread.
 _LARGEST_SINGLE_DENSE = 1 << 20
-# Sizes of batches that are remembered: more than a training run has, less than matters in memory.
+# Batch sizes whose preparation is kept: more than a training run has, and too few to matter in memory.
 _MAX_PREPARED = 64
-# So many arrays of partial sums at most: enough for as many threads, and less memory than the values.
+# Most arrays of partial sums: enough for as many threads, and less memory than the values.
 _MAX_PIECES = 16
-# Multiply-adds of a forward pass below which one thread does everything: some 50 us. Where cores are busy with other
-# processes, who hands out work waits for threads that do not run: 378 edges, B = 256, on two busy cores two threads
-# took 12.6 s for 1,000 steps, one 0.9.
+# Multiply-adds of a forward pass below which one thread does everything: some 50 us. Where other processes keep the
+# cores busy, handing out work means waiting for threads that do not run: 378 edges, B = 256, on two busy cores two
+# threads took 12.6 s for 1,000 steps, one 0.9.
 PARALLEL_WORK = 1 << 18
 # Blocks with less than this share of the edges are not worth rows of the whole batch.
 _MIN_BLOCK_SHARE = 0.25
@@ -37,7 +37,7 @@ _MIN_BLOCK_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Cut:
-    """How a batch is cut and its values lie in memory.
+    """How a batch is cut into tiles, and where its values are in memory.
 
     Attributes:
         shape: of the compiled functions.
@@ -45,7 +45,8 @@ class Cut:
         tiles: tiles of ``shape.tile`` samples, the last one filled up.
         row_length: numbers from node to node.
         tile_length: numbers from tile to tile.
-        tiles_per_piece, pieces: the tiles whose gradients are summed in one array. They follow from the batch alone.
+        tiles_per_piece, pieces: the tiles whose gradients are summed in one array. They follow from the batch alone,
+            not from the threads: so do the bits of a gradient.
         is_shared: whether it is worth several threads; see `PARALLEL_WORK`.
     """
 
@@ -60,7 +61,7 @@ class Cut:
 
 
 class Prepared(NamedTuple):
-    """Everything that is the same for all batches of one size: worked out once, as it took as long as a small pass.
+    """What is the same for all batches of one size. Kept, since working it out took as long as a small pass.
 
     Attributes:
         cut: how the batch is cut.
@@ -79,9 +80,8 @@ class CompiledPlan:
     Values lie in tiles, ``[tiles, num_nodes, tile]``; with dense blocks as a matrix ``[num_nodes, batch]``, whose
     columns are the tiles, so that a block is one matrix product. Nodes keep their numbers.
 
-    A node from which no edges lead to an output is *dead*: after pruning that may be half of them. Its value reaches
-    nobody and its gradients are 0, whatever it holds, so that it is left out; only an input never is. (With dense
-    blocks none is.)
+    A node without a path to an output is *dead*: after pruning, half of them may be. Nothing reads its value, and its
+    gradients are 0, so the passes leave it out. Inputs never are dead, nor is any node where there are dense blocks.
 
     Args:
         edges: ``[num_edges, 2]`` (source, target), sorted by (target, source); row e belongs to weight e.
@@ -135,10 +135,12 @@ class CompiledPlan:
         seeded[outputs] = 1
         is_sparse = live[edges[:, 1]]
         for block in self.blocks:
+            # The product of a block adds to the rows of its sources before their turn comes.
             seeded[block.source_first : block.source_last] = 1
             is_sparse[block.first_weight : block.first_weight + block.num_edges] = False
         sparse = np.flatnonzero(is_sparse)
         self.num_sparse = len(sparse)
+        # Sorted by source, for the backward pass pulls: each node then reads its edges front to back.
         out_index = sparse[stable_order(source[sparse].astype(np.int64), self.num_nodes)]
 
         self.dead_edges = torch.from_numpy(np.flatnonzero(~live[edges[:, 1]]))
@@ -179,7 +181,7 @@ class CompiledPlan:
         tile = self._tile(batch, 8 if double else 4)
         tiles = -(-batch // tile)
         if self.blocks:
-            # Rows one power of two apart would all want the same few places in the caches.
+            # Rows whose distance is a power of two would all compete for the same few sets of the caches.
             row = tiles * tile
             row_length, tile_length = row + 16 * (row % 128 == 0), tile
         else:
@@ -196,7 +198,7 @@ class CompiledPlan:
         if self.blocks:
             return 1 if batch == 1 else smallest  # a product with a vector, not with eight times the same one
         # The rows that a tile gathers from should stay in the second-level cache. Where even narrow ones do not, wide
-        # ones: less waiting per number.
+        # ones wait less per number.
         fitting = [tile for tile in allowed if self.num_nodes * tile * size <= 1.3 * self.target.level2_bytes]
         best = next((tile for tile in fitting if tile >= 32), allowed[0])
         return min(best, smallest)
@@ -222,6 +224,7 @@ class CompiledPlan:
 
     def prepared(self, batch: int, double: bool) -> Prepared:
         """What a pass over ``batch`` samples needs."""
+        # Two threads may both prepare a size: the results are equal, and either may stay.
         found = self._prepared.get((batch, double))
         if found is not None:
             return found
@@ -240,7 +243,7 @@ class CompiledPlan:
         return made
 
     def forget(self) -> None:
-        """Prepare everything anew at the next pass."""
+        """Drop what `prepared` keeps."""
         self._prepared.clear()
 
     def segments(self) -> list[tuple[int, int, int | None]]:
@@ -305,20 +308,21 @@ def _reaching(source: NDArray[np.int32], in_offsets: NDArray[np.int64], ends: ND
     """Which nodes are among ``ends`` or have a path to one."""
     num_nodes = len(in_offsets) - 1
     waiting = np.bincount(source, minlength=num_nodes)
-    waiting[ends] += 1  # never taken away
+    waiting[ends] += 1  # an edge that no peeling removes
     if waiting.all():
         return np.ones(num_nodes, dtype=bool)
     return peel(in_offsets, source.astype(np.int64), waiting) < 0
 
 
 def _longer(nodes: NDArray[np.integer], ahead: int) -> NDArray[np.int32]:
-    """With as many nodes behind the last as compiled code looks ahead."""
+    """With ``ahead`` more entries, which the prefetches of the last edges read."""
     return np.append(nodes, np.zeros(ahead, nodes.dtype)).astype(np.int32)
 
 
 def _compiled_for(names: list[str]) -> tuple[str, ...]:
     """The activations to compile for a network that uses ``names``: those, or all if there are several.
 
-    Every set of activations is compiled anew. The usual network has one, and another at its outputs.
+    Every set of activations is a compilation of its own. The usual network has one, and another at its outputs; all
+    others share the full set.
     """
     return tuple(sorted(names if len(names) <= 2 else CODES))

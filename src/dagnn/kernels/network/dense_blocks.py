@@ -1,8 +1,8 @@
-"""Which parts of a network are so dense that a matrix product beats the sparse sweep.
+"""Which parts of a network are so dense that a matrix product beats the sparse passes.
 
-Edges are sorted by (target, source). So if consecutive nodes have the same, unbroken range of sources, their weights
-are a matrix already: a view of the weight vector. And where they fill a large share of a matrix, it is cheaper to
-spread them out in one than to visit them one by one.
+Edges are sorted by (target, source). If consecutive nodes have the same, unbroken range of sources, their weights are a
+matrix already: a view of the weight vector. And weights that fill a large share of a matrix are cheaper to spread out
+in one than to visit one by one.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Block:
     Attributes:
         first_weight: index of the first of their weights; the others follow.
         num_edges: how many weights there are.
-        positions: None when they fill the matrix ``[last - first, source_last - source_first]``, row by row;
-            otherwise int64 ``[num_edges]``, the place of each weight in the matrix, counted row by row.
+        positions: None where they fill the matrix ``[last - first, source_last - source_first]`` row by row; otherwise
+            int64 ``[num_edges]``, where in the matrix each weight goes, counted row by row.
     """
 
     first: int
@@ -57,7 +57,8 @@ def find_blocks(source: NDArray[np.int32], in_offsets: NDArray[np.int64], levels
     low, high = np.full(num_nodes, -1), np.full(num_nodes, -1)
     low[has_edges] = source[in_offsets[:-1][has_edges]]
     high[has_edges] = source[in_offsets[1:][has_edges] - 1] + 1
-    # Where a run of nodes with one and the same full range of sources, or a new level, begins.
+    # Full blocks begin where the range of sources changes, has a gap, or a new level begins: nodes of one level never
+    # feed each other, so that a block is one product.
     is_full = has_edges & (high - low == degree)
     same = (low[1:] == low[:-1]) & (high[1:] == high[:-1]) & is_full[1:] & is_full[:-1] & (levels[1:] == levels[:-1])
     bounds = np.concatenate([[0], np.flatnonzero(~same) + 1, [num_nodes]]) if num_nodes else np.zeros(1, np.int64)

@@ -63,10 +63,10 @@ class Shape:
 
 
 def ask_for_row(code: CodeWriter, shape: Shape, base: Value, nodes: str, edge: Value, ahead: int) -> None:
-    """Have the row of the node at the other end of a later edge brought into the caches.
+    """Prefetch the row of the node at the other end of a later edge.
 
     Args:
-        nodes: array of these nodes, by edge; so much longer than there are edges as ``ahead`` says.
+        nodes: array of these nodes, by edge; it must have ``ahead`` more entries than there are edges.
     """
     later = code.index_at(code.field(nodes), code.build.add(edge, code.i64(ahead)))
     code.prefetch(shape.row_start(code, base, later), shape.tile * shape.size)
@@ -100,6 +100,7 @@ def bias_of(code: CodeWriter, node: Value) -> Value:
     """The bias of a node; 0 where it has none."""
     build = code.build
     index = code.index_at(code.field("bias_index"), node)
+    # A select of addresses and one load: no branch for every node, and nothing in front of the array is read.
     none = build.icmp_signed("<", index, code.i64(0))
     nothing = code.variable(code.number)
     code.build.store(ir.Constant(code.number, 0.0), nothing)
@@ -121,11 +122,13 @@ def write_read_rows(module: Value, shape: Shape) -> None:
     build, batch = code.build, part["batch"]
     last, repeats = build.sub(batch, code.i64(1)), build.icmp_signed("!=", part["repeat_last"], code.i64(0))
     zero = ir.Constant(code.number, 0.0)
+    # Square by square, transposed in registers: number by number, every load would be a cache line of its own.
     with _squares(code, shape, part) as (column, first_lane):
         rows = []
         for number in range(shape.lanes):
             sample = _sample(code, part, first_lane, number)
             inside = build.icmp_signed("<", sample, batch)
+            # Behind the end of the batch there may be no memory: those lanes read the last sample.
             address = code.offset(part["matrix"], part["stride"], build.select(inside, sample, last))
             vector = code.load(code.at(address, column, shape.size), code.vector, shape.size)
             rows.append(build.select(build.or_(inside, repeats), vector, code.constant(0)))
@@ -149,7 +152,7 @@ def write_write_rows(module: Value, shape: Shape) -> None:
     """The function behind `write_rows`."""
     code, part = _opened(module, shape, "write_rows")
     build, batch = code.build, part["batch"]
-    # Samples behind the end of the batch go nowhere: no branch for each of them.
+    # Samples behind the end of the batch go to a vector that nobody reads: no branch for each of them.
     nowhere = build.ptrtoint(code.variable(code.vector), I64)
     with _squares(code, shape, part) as (column, first_lane):
         columns = []
@@ -175,14 +178,15 @@ def read_rows(
 ) -> None:
     """Columns of a matrix ``[batch, columns]`` become rows of a tile that starts at ``base``.
 
-    Lanes behind the end of the batch repeat the last sample, so that they overflow only where it does; or are 0.
+    Lanes behind the end of the batch repeat the last sample, so that they overflow only where it does; or they are 0,
+    as gradients must be, since sums run over all lanes.
     """
     given = (code.field("batch"), code.field("row_bytes"), code.i64(int(repeat_last)))
     code.build.call(code.module.globals["read_rows"], [tile, base, matrix, columns, rows, *given])
 
 
 def write_rows(code: CodeWriter, tile: Value, base: Value, matrix: Value, columns: Value, rows: Value) -> None:
-    """The opposite of `read_rows`: rows of a tile become columns of a matrix."""
+    """The inverse of `read_rows`: rows of a tile become columns of a matrix."""
     given = (code.field("batch"), code.field("row_bytes"), code.i64(0))
     code.build.call(code.module.globals["write_rows"], [tile, base, matrix, columns, rows, *given])
 
@@ -219,9 +223,9 @@ def _row(code: CodeWriter, part: dict[str, Value], column: Value) -> Value:
 
 # Edges in flight times vectors of a row: enough sums side by side to hide the latency of a multiply-add.
 _SUMS_IN_FLIGHT = 4
-# How many edges ahead rows are asked for where they come from further away than the second-level cache: this took 12 %
-# off the pass over 10,000 nodes and 35 % off that over 100,000. From that cache they come by themselves in time: with
-# 1,000 nodes, asking cost 10 %.
+# How many edges ahead rows are prefetched where they come from beyond the second-level cache: this took 12 %
+# off the pass over 10,000 nodes and 35 % off that over 100,000. From that cache they come in time by themselves: with
+# 1,000 nodes, prefetching cost 10 %.
 AHEAD = 16
 
 
@@ -274,6 +278,7 @@ def _write_node(code: CodeWriter, shape: Shape, base: Value, slopes: Value, node
 def _gathered(code: CodeWriter, shape: Shape, base: Value, node: Value, bias: Value) -> list[Value]:
     """bias + the sum over the node's edges of weight times the row of the source: one value per vector."""
     build = code.build
+    # Several edges at a time, each into sums of its own: one sum would wait for every multiply-add before the next.
     unroll = max(1, _SUMS_IN_FLIGHT // shape.vectors)
     sums = [[code.variable(code.vector) for _ in range(shape.vectors)] for _ in range(unroll)]
     for number, of_edge in enumerate(sums):

@@ -1,4 +1,4 @@
-"""A compiled network under autograd, and as one operator that ``torch.compile`` does not look into."""
+"""A compiled network: under autograd, without it, and as one operator for ``torch.compile``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ def accumulate(
         lr: then also a step of plain gradient descent on what is accumulated, in the same pass.
 
     Returns:
-        False, and nothing has happened, if somebody listens to the parameters or one of them is frozen.
+        False, with nothing changed, where a parameter has hooks, is frozen, or has a gradient of another form.
     """
     if not (is_plain_leaf(edge_weight) and is_plain_leaf(bias)):
         return False
@@ -57,7 +57,9 @@ class _Network(torch.autograd.Function):
         weight, own_bias = edge_weight.contiguous(), bias.contiguous()
         y, saved = passes.forward(plan.compiled, x.contiguous(), weight, own_bias)
         ctx.plan = plan
-        ctx.saved = saved  # not a saved tensor: nobody else can see it or write to it
+        # Not saved tensors: nobody else can see these values or write to them. The inputs are: autograd raises if the
+        # user has written to them since.
+        ctx.saved = saved
         ctx.save_for_backward(x, edge_weight, bias)
         return y
 
@@ -76,8 +78,8 @@ class _Network(torch.autograd.Function):
         return _compiled_backward(ctx, grad_y, edge_weight, bias, ctx.saved)
 
 
-# All that `Function.apply` does where no transform of ``torch.func`` is at work, as here. Asking whether one is took a
-# hundredth of a step.
+# What `Function.apply` calls when no transform of ``torch.func`` is active, as is the case here. Its check for one took
+# a hundredth of a step.
 _apply: Callable[..., Tensor] = super(torch.autograd.Function, _Network).apply
 
 
@@ -89,6 +91,7 @@ def _compiled_backward(
     if not are_first(edge_weight, bias) and only_adds(
         (edge_weight, bias), [node for node, _ in ctx.next_functions[1:3]]
     ):
+        # Autograd would only add these to ``.grad``. Added here, the sums need no memory of their own.
         with added_to((edge_weight, bias), may_overwrite=True) as ((of_weight, of_bias), accumulate):
             into = Gradients(of_weight, of_bias, accumulate)
             grad_x = passes.backward(ctx.plan.compiled, grad_y, saved, weight, own_bias, into, needs_x=needs_x)
@@ -99,7 +102,7 @@ def _compiled_backward(
 
 
 def _check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
-    """Compiled code trusts what it is given, and reads past the end of a parameter that is too short.
+    """Compiled code does not check sizes: it would read past the end of a parameter that is too short.
 
     Raises:
         GraphError: other parameters than the network's, or those of before a change of its edges.
@@ -112,7 +115,7 @@ def _check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
 
 
 def _check_dtype(grad_y: Tensor, parameter: Tensor) -> None:
-    """``net.float()`` gives new memory to the parameters of a pass that ran in float64, and ``net.cuda()`` does too.
+    """``net.float()`` between the passes gives the parameters other memory, and so does ``net.cuda()``.
 
     ``grad_y`` is on the CPU.
 
@@ -127,7 +130,7 @@ def _check_dtype(grad_y: Tensor, parameter: Tensor) -> None:
 
 
 def _by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
-    """Differentiable gradients: those of the reference, computed anew."""
+    """Differentiable gradients: those of the reference, which runs forward once more."""
     levels = ctx.plan.levels
     # Typed as if there always were a third result.
     pull: Any = torch.func.vjp(lambda *inputs: reference.run_network(levels, *inputs), x, edge_weight, bias)[1]
@@ -150,6 +153,7 @@ def _backward(grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor, plan
         return torch.zeros_like(x), torch.zeros_like(edge_weight), torch.zeros_like(bias)
     _check(plan_of(plan), x, edge_weight, bias, grad_y)
     compiled, weight, own_bias = plan_of(plan).compiled, edge_weight.contiguous(), bias.contiguous()
+    # Forward once more: operators exchange tensors only, so the saved values of the first pass are out of reach.
     _, saved = passes.forward(compiled, x.contiguous(), weight, own_bias)
     into = Gradients(torch.empty_like(weight), torch.empty_like(own_bias), accumulate=False)
     grad_x = passes.backward(compiled, grad_y.contiguous(), saved, weight, own_bias, into, needs_x=True)

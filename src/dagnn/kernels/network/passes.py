@@ -1,7 +1,7 @@
 """The compiled path of a network: forward and backward as steps over its plan. No autograd here.
 
-Without dense blocks a pass is one step over all nodes. With them it is a list: the nodes of a block get their sums
-from one matrix product of PyTorch's, those in between from the compiled sweep.
+Without dense blocks a pass is one step over all nodes. With them it is a list of steps: the nodes of a block get their
+sums from one matrix product of PyTorch's, the nodes in between from compiled code.
 """
 
 from typing import NamedTuple
@@ -66,7 +66,8 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
     if not plan.blocks:
         run(functions["forward"], frame, cut.tiles, is_shared=cut.is_shared)
         return y, saved
-    frame.set_addresses(y=None)  # until its rows are there
+    # Every step of the list runs the same function: the first one reads x into rows, and the last one writes y.
+    frame.set_addresses(y=None)
 
     for first, last, number in plan.segments():
         frame.set(first=first, last=last)
@@ -77,7 +78,7 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
             source = _rows(cut, saved.values, block.source_first, block.source_last)
             _multiply(plan.matrix(number, weight), source, _rows(cut, saved.values, first, last))
         run(functions["forward" if number is None else "activate"], frame, cut.tiles, is_shared=cut.is_shared)
-        frame.set_addresses(x=None)  # it is in its rows now
+        frame.set_addresses(x=None)
     return y, saved
 
 
@@ -109,7 +110,7 @@ def backward(
 
     cut, functions, frame = plan.prepared(batch, double)
     size, tile_rows = cut.shape.size, plan.num_nodes * cut.shape.tile
-    # One piece of scratch memory, one part after another.
+    # One piece of scratch memory, one part after another. It must be held until the last function has run.
     of_workers = 0 if plan.blocks else (num_workers(cut.pieces) if cut.is_shared else 1) * tile_rows
     of_edges, of_nodes = cut.pieces * plan.num_sparse, cut.pieces * plan.num_nodes
     scratch = Borrowed(of_workers + plan.num_sparse + of_edges + of_nodes, grad_y.dtype)
@@ -136,7 +137,7 @@ def backward(
 
 
 def _prepare_dead(plan: CompiledPlan, weight: Tensor, bias: Tensor, into: Gradients) -> None:
-    """What the pass leaves out, since no gradient comes there: zeros where it will not write, and the step."""
+    """What the pass leaves out at dead nodes: their gradients are 0, and a step moves them by what ``.grad`` held."""
     for dead, parameter, gradient in (
         (plan.dead_edges, weight, into.weight),
         (plan.dead_biases, bias, into.bias),
@@ -167,9 +168,9 @@ def _backward_steps(
     into: Gradients,
     grad_x: Tensor | None,
 ) -> None:
-    """The list of steps, last one first. Blocks push to their sources; all others pull."""
+    """The list of steps, last one first. Dense blocks push to their sources; all other nodes pull."""
     sweep = plan.functions(cut.shape)["backward"]
-    # Blocks add to the rows of their sources.
+    # Zeros, not borrowed memory: blocks add to the rows of their sources.
     deltas = values.new_zeros(plan.num_nodes * cut.row_length)
     frame.set_addresses(deltas=deltas, grad_x=None)
     frame.set(first=0, last=0, delta_worker_bytes=0, delta_tile_bytes=cut.tile_length * cut.shape.size)
@@ -185,7 +186,7 @@ def _backward_steps(
             continue
         block, positions = plan.blocks[number], plan.positions[number]
         delta, source = _rows(cut, deltas, first, last), _rows(cut, values, block.source_first, block.source_last)
-        # Before the weights move: a step of descent, or the gradient of the sources, reads them.
+        # The gradient of the sources first: it reads the weights, and with ``lr`` they move below.
         if grad_x is not None or not plan.reads_inputs_only[number]:
             of_source = _rows(cut, deltas, block.source_first, block.source_last)
             _add_product(of_source, plan.matrix(number, weight).t(), delta)
@@ -206,7 +207,7 @@ def _backward_steps(
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """``left @ right``. One column is a vector: a product of matrices does not know that."""
+    """``left @ right``, with a single column as a vector: `torch.mm` makes no use of that."""
     if right.shape[1] == 1:
         torch.mv(left, right[:, 0], out=out[:, 0])
     else:

@@ -29,7 +29,7 @@ class NetworkPlan:
         has_bias: bool ``[num_nodes]``.
         activation: name for every node.
         device: where the reference runs; all of the above is on the CPU.
-        fingerprint: of all of the above but the device: equal networks have one, in every process; see `plan_of`.
+        fingerprint: a digest of all of the above but the device, the same in every process; see `plan_of`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class NetworkPlan:
         return NetworkPlan(*self._parts(), device)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What was worked out holds addresses of this process's memory.
+        # Without what has been worked out: that holds addresses of this process's memory.
         return NetworkPlan, (*self._parts(), self.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NetworkPlan":
@@ -111,6 +111,7 @@ class NetworkPlan:
 
 
 def _fingerprint(parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...]]) -> str:
+    # Shapes too: without them, an entry could move from one tensor to the next and the digest would be the same.
     *tensors, activation = parts
     found = hashlib.sha256(",".join(activation).encode())
     for tensor in tensors:
@@ -119,8 +120,8 @@ def _fingerprint(parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str,
     return found.hexdigest()
 
 
-# An operator of torch.library takes numbers and words, not objects of ours. A word, for what `torch.compile` keeps on
-# disk for other processes: a number would there be that of another network.
+# An operator of torch.library takes numbers and strings, no objects of ours. A string: `torch.compile` keeps programs
+# on disk for other processes, where the same number would mean another network.
 _alive: "weakref.WeakSet[NetworkPlan]" = weakref.WeakSet()
 _plans: "weakref.WeakValueDictionary[str, NetworkPlan]" = weakref.WeakValueDictionary()
 
@@ -132,7 +133,7 @@ def plan_of(fingerprint: str) -> NetworkPlan:
         GraphError: none does.
     """
     plan = _plans.get(fingerprint)
-    if plan is None:  # the one that came last is gone: another of its kind may be there
+    if plan is None:  # the newest of these equal plans is gone; an older one may still live
         plan = next((other for other in list(_alive) if other.fingerprint == fingerprint), None)
     if plan is not None:
         _plans[fingerprint] = plan

@@ -63,10 +63,13 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
     zeros = build.ptrtoint(nothing, I64)
     with code.loop(code.i64(0), code.field("batch")) as sample:
         adds = build.or_(is_given(code, "accumulate"), build.icmp_signed(">", sample, code.i64(0)))
+        # Samples add to the gradients one after another, and the weights move with the last: the ones before still read
+        # them.
         is_last = build.icmp_signed("==", build.add(sample, code.i64(1)), code.field("batch"))
         steps = build.and_(is_given(code, "takes_step"), is_last)
         shift = build.mul(sample, code.field("num_nodes"))
         values, slopes = (code.at(code.field(field), shift, code.size) for field in ("values", "slopes"))
+        # A push adds to the deltas of its sources, so they begin at 0, unlike those of a tile.
         with code.loop(code.i64(0), code.field("num_nodes")) as node:
             code.store(ir.Constant(code.number, 0.0), code.at(deltas, node, code.size))
         _copy(code, sample, "grad_y", "num_outputs", "output_rows", deltas, inwards=True)
@@ -111,7 +114,8 @@ def _gathered(code: CodeWriter, values: Value, node: Value, sums: list[Value]) -
 def _neighbours(code: CodeWriter, start: Value, stop: Value) -> Iterator[Value]:
     """Code that runs where the edges ``start .. stop - 1`` fill a vector and have sources one after another.
 
-    Gives the first of these sources. The sources of a node are sorted, so that the last one tells.
+    Gives the first of these sources. The sources of a node are sorted and differ, so the first and the last suffice to
+    know.
     """
     build = code.build
     count = build.sub(stop, start)
@@ -170,7 +174,7 @@ def _push(
 
     def deliver(value: Value, gradient: str, parameter: str, index: Value) -> None:
         address = code.at(code.field(gradient), index, code.size)
-        # New memory is written only: reading it first would make the system find a page for it twice.
+        # New memory is only written: reading it first would cost a second page fault.
         before = code.load(build.select(adds, address, zeros), value.type, code.size)
         value = build.fadd(before, value)
         code.store(value, address, code.size)
@@ -219,6 +223,7 @@ def _copy(
 
 def _vector(code: CodeWriter, address: Value) -> Value:
     """A vector that begins at any number."""
+    # Edges of a node begin anywhere in the weight vector: with the alignment of a vector, this load could crash.
     return code.load(address, code.vector, code.size)
 
 

@@ -1,4 +1,4 @@
-"""What the compiled path of a sweep is given for each kind of cell, and the compiled functions made of it."""
+"""What the compiled path of a sweep takes: a cell whose features are projected, a graph, and compiled functions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class ProjectedCell:
         kind: which arithmetic; see `dagnn.kernels.reference`.
         hidden: width of the states.
         projected: ``[rows, gates * hidden]``.
-        weights: what the arithmetic takes beside the projected features, in its order.
+        weights: the other arguments of the arithmetic, in its order.
     """
 
     kind: Kind
@@ -75,6 +75,7 @@ def fits(cell: ProjectedCell, plan: SweepPlan, *, by_operator: int | None) -> bo
     Args:
         by_operator: the operators of the cell, or None.
     """
+    # Compiled code knows no sizes but these: what passes here must be safe to read and write.
     d, first, rest = cell.hidden, cell.weights[0], [tuple(weight.shape) for weight in cell.weights[1:]]
     gates = 4 if cell.kind in ("tree_lstm", "child_sum") else 3
     if d < 1 or cell.projected.dim() != 2 or cell.projected.shape[1] != gates * d:
@@ -94,7 +95,8 @@ def fits(cell: ProjectedCell, plan: SweepPlan, *, by_operator: int | None) -> bo
 
 @cache
 def sweep_functions(kind: Kind, layout: PackedLayout) -> Mapping[str, NativeFunction]:
-    """``forward`` and ``backward``; ``weight`` and ``table``, sums over all nodes, and what else the kind needs."""
+    """The passes ``forward`` and ``backward``, and sums over all nodes: ``weight``, ``table``, those of the kind."""
+    # One module for a kind: its functions share one copy of the products.
     module, names = ir.Module("dagnn"), ["forward", "backward", "weight", "table"]
     packed.write_product(module, layout, "product", adds=False)
     packed.write_outer(module, layout, "outer")

@@ -1,14 +1,14 @@
 """The child-sum TreeLSTM, forward and backward: a forget gate for every edge, one product for every node.
 
-What a node's output says to the forget gates of those that use it, ``U_f h``, is the same for all of them: it is
-computed once, where the node is, and not for every edge. Gates of a row, in packs: i, o, u, the gradient of what the
-features say to the forget gates (on the way back only), tanh(c).
+A node's message to the forget gates of the nodes that use it, ``U_f h``, is the same for all of them: it is computed
+once, with the node, and not for every edge. Gates of a row, in packs: i, o, u, the gradient of the features' part of
+the forget gates (on the way back only), tanh(c).
 """
 
 from dagnn.kernels.emit.writer import Value
 from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, each_block
 from dagnn.kernels.sweep.packed import PRODUCT, PackedLayout, PackedWriter, call, sigmoid
-from dagnn.kernels.sweep.tree_lstm import aggregate_operands, input_gates, input_gradients, is_asked, lstm_output
+from dagnn.kernels.sweep.tree_lstm import aggregate_operands, input_cells, input_gradients, lstm_output, wants_projected
 
 GATES = GateRows(fixed=5, per_slot=0)
 FORGET = GateRows(fixed=1, per_slot=0)
@@ -34,26 +34,24 @@ def write_forward(module: Value, layout: PackedLayout, name: str) -> None:
 def _gates(code: PackedWriter, block: NodeBlock) -> None:
     build = code.build
     with block.each_row() as row, row.each_pack() as pack:
-        cells, outs = code.places(), []
-        for half, cell in enumerate(cells):
-            i, o, u = input_gates(code, row, pack, half)
-            build.store(build.fmul(i, u), cell)
-            outs.append(o)
+        cells, outs = input_cells(code, row, pack)
         with row.each_slot() as slot, row.each_in_edge(slot) as edge:
             message = row.state("forget_products", pack, code.index_at(code.field("in_places"), edge))
             kept = row.state("states", pack, code.index_at(code.field("in_sources"), edge))
             for half, cell in enumerate(cells):
                 own = code.load_half(row.projected(_F, pack), half)
                 f = sigmoid(code, build.fadd(own, code.load_half(message, half)))
+                # An edge belongs to one node, and so to one block: nobody else writes to its gate.
                 code.store_half(f, row.state("edge_gates", pack, edge), half)
                 build.store(code.multiply_add(f, code.load_half(kept, half), build.load(cell)), cell)
         for half, cell in enumerate(cells):
             h = lstm_output(code, row, pack, half, outs[half], build.load(cell), code.i64(_SQUASHED))
+            # A second time, pack by pack: the product that follows reads neighbouring lines, which ``y`` does not have.
             code.store_half(h, _by_place(code, "hidden", pack, row.place), half)
 
 
 def write_backward(module: Value, layout: PackedLayout, name: str) -> None:
-    """The function ``name``: gradients of the gates over the gates, and ``grad_projected`` where it is asked for.
+    """The function ``name``: writes the gates' gradients over the gates, and ``grad_projected`` where it is given.
 
     ``slot_gradients`` and ``slot_states`` hold the gradients of the summed outputs and of c, for the operands to fetch.
     """
@@ -64,6 +62,7 @@ def write_backward(module: Value, layout: PackedLayout, name: str) -> None:
         "hidden_gradients", "state_gradients",
     )  # fmt: skip
     with each_block(code, GATES, back=True) as block:
+        # In this order: the gradient of h needs the message's, through its product, before the gates can use it.
         _fetch(code, block)
         _forget_product(code, block, "product_added", "forget_gradients", "back_forget_weight", "hidden_gradients")
         _gate_gradients(code, block)
@@ -75,7 +74,7 @@ def write_backward(module: Value, layout: PackedLayout, name: str) -> None:
 
 
 def _fetch(code: PackedWriter, block: NodeBlock) -> None:
-    """Gradients that the users of each node have left: of h, of c and of what it says to their forget gates."""
+    """Gathers what the users of each node left for it: the gradients of h, of c and of its message."""
     build, one = code.build, code.constant(1)
     with block.each_row() as row, row.each_pack() as pack:
         of_h, of_c, of_message = code.places(), code.places(), code.places()
@@ -90,6 +89,7 @@ def _fetch(code: PackedWriter, block: NodeBlock) -> None:
                 f = code.load_half(gate, half)
                 passed = build.fmul(code.load_half(row.state("slot_states", pack, slot), half), f)
                 build.store(build.fadd(build.load(of_c[half]), passed), of_c[half])
+                # passed (1 - f) c is the gradient before the gate; c is the node's own and multiplies the sum, below.
                 total = code.multiply_add(passed, build.fsub(one, f), build.load(of_message[half]))
                 build.store(total, of_message[half])
         for half in (0, 1):
@@ -120,7 +120,7 @@ def _gate_gradients(code: PackedWriter, block: NodeBlock) -> None:
                     build.store(total, forgotten[half])
         for half, total in enumerate(forgotten):
             code.store_half(build.load(total), row.gate(_F, pack), half)
-        with build.if_then(is_asked(code)):
+        with build.if_then(wants_projected(code)):
             for half, total in enumerate(forgotten):
                 code.store_half(build.load(total), row.projected(_F, pack, "grad_projected"), half)
 

@@ -1,4 +1,4 @@
-"""A compiled sweep under autograd: first derivatives compiled, everything else by the cells' own arithmetic."""
+"""A compiled sweep under autograd: first derivatives are compiled, all others go through the cells' own arithmetic."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,13 +26,15 @@ AT_ONCE_WORK = 1 << 18
 
 
 def run_sweeps(sweeps: Sequence[tuple[SweepGraph, ProjectedCell]]) -> list[Tensor]:
-    """What `reference.run_sweep` gives for each cell, on the CPU in one floating dtype; none waits for another.
+    """What `reference.run_sweep` gives for each cell, on the CPU in one floating dtype.
 
-    Two are run at the same time where that pays: where neither shares out its levels and both are long enough.
+    Two sweeps run at the same time where that pays: where neither gives its levels to several threads anyway, and both
+    are long enough.
     """
     tasks = [_task(graph, cell) for graph, cell in sweeps]
     tensors = [(cell.projected, *cell.weights) for _, cell in sweeps]
     needs = [torch.is_grad_enabled() and any(one.requires_grad for one in given) for given in tensors]
+    # One autograd Function has one answer to "requires grad": sweeps that differ in it cannot share one.
     if len(tasks) == 2 and needs[0] == needs[1] and _pays_at_once(tasks):
         return _run(tasks, [*tensors[0], *tensors[1]], needs[0])
     return [y for task, given, need in zip(tasks, tensors, needs, strict=True) for y in _run([task], given, need)]
@@ -46,7 +48,7 @@ def _run(tasks: Sequence["_Task"], tensors: Sequence[Tensor], needs_gradient: bo
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """One sweep of a pass: what it is beside its tensors, and how many these are."""
+    """One sweep of a pass: everything but its tensors, and how many of those it has."""
 
     graph: SweepGraph
     kind: Kind
@@ -72,7 +74,9 @@ class _Sweeps(torch.autograd.Function):
         sweeps = _swept(tasks, tensors)
         outputs = _forward(sweeps)
         ctx.tasks = tasks
-        ctx.sweeps = [sweeps]  # not a saved tensor: nobody else can see it or write to it
+        # Not a saved tensor: nobody else can see it or write to it. In a list: the first backward pass takes it out.
+        ctx.sweeps = [sweeps]
+        # Outputs that the way back reads are saved tensors: autograd raises if the user has written to them since.
         read = [y if task.kind in ("max", "attention") else None for task, y in zip(tasks, outputs, strict=True)]
         ctx.save_for_backward(*tensors, *read)
         return tuple(outputs)
@@ -86,7 +90,7 @@ class _Sweeps(torch.autograd.Function):
             return (None, *_by_reference(ctx, grads, tensors))
         try:
             sweeps = ctx.sweeps.pop()
-        except IndexError:  # a second time through the same graph: the first has written over the gates
+        except IndexError:  # a second backward pass through the same graph: the first has overwritten the gates
             sweeps = _swept(tasks, tensors)
             _forward(sweeps)
         needed = _parts(tasks, ctx.needs_input_grad[1:])
@@ -119,10 +123,10 @@ def _forward(sweeps: Sequence[Sweep]) -> list[Tensor]:
 
 
 def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tensor]) -> list[list[Tensor | None]]:
-    """The gradients of the weights of each sweep; None for those not asked for, or in ``.grad`` by now or soon."""
+    """The gradients of each sweep's weights; None where nobody needs one, or it goes straight to ``.grad``."""
     all_needed, all_nodes = ctx.needs_input_grad[1:], [node for node, _ in ctx.next_functions]
     parts = zip(*(_parts(ctx.tasks, given) for given in (tensors, all_needed, all_nodes)), strict=True)
-    asked: list[tuple[int, int, Tensor]] = []  # sweep, weight of it, the weight
+    computed: list[tuple[int, int, Tensor]] = []  # sweep, number of the weight, the weight
     kept: dict[tuple[int, int], Tensor] = {}
     step = current_step()
     for place, (of_sweep, needed, nodes) in enumerate(parts):
@@ -135,14 +139,15 @@ def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tenso
                         continue
                 elif may_add and not are_first(weight) and only_adds([weight], [node]):
                     kept[place, number] = weight
-                asked.append((place, number, weight))
+                computed.append((place, number, weight))
 
     with added_to(list(kept.values())) as (held, _):
         grads = dict(zip(kept, held, strict=True))
         works: dict[int, list[Work[Tensor]]] = {}
-        for place, number, _ in asked:
+        for place, number, _ in computed:
             works.setdefault(place, []).append(sweeps[place].weight_gradient(number, grads.get((place, number))))
-        # Backwards, as autograd goes, where both add to the gradient of one weight: in that order, never at once.
+        # The last sweep first, as autograd would: where two sweeps share a weight, its sum keeps its bits. Those two
+        # must not run at once, since both would add to the same numbers.
         order = sorted(works, reverse=True)
         is_apart = len({id(grad) for grad in held}) == len(held)
         results = dict(
@@ -150,7 +155,7 @@ def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tenso
         )
 
     gradients: list[list[Tensor | None]] = [[None] * (task.num_tensors - 1) for task in ctx.tasks]
-    for place, number, weight in asked:
+    for place, number, weight in computed:
         gradient = results[place].pop(0)
         if (place, number) not in kept:
             gradients[place][number] = gradient.view_as(weight)
@@ -166,14 +171,15 @@ def _parts(tasks: Sequence[_Task], values: Sequence[T]) -> list[tuple[T, ...]]:
 def _with_operators(weights: Any) -> tuple[Tensor, ...]:
     """The weights, the first of them with a leading dimension of operators.
 
-    Detached: when ``parameter.data`` is replaced by something smaller before the way back, these stay what they were.
+    Detached: should the user assign something smaller to ``parameter.data`` before the backward pass, these keep the
+    old memory, and compiled code reads nothing behind its end.
     """
     first, *rest = (weight.detach() for weight in weights)
     return (first if first.dim() == 3 else first.unsqueeze(0), *rest)
 
 
 def _by_reference(ctx: Any, grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Differentiable gradients: those of the cells' own arithmetic, computed anew."""
+    """Differentiable gradients: those of the cells' own arithmetic, which runs forward once more."""
     tasks, gradients = ctx.tasks, []
     for task, grad_y, given in zip(tasks, grads, _parts(tasks, tensors), strict=True):
         pull: Any = torch.func.vjp(_arithmetic(task), *given)[1]

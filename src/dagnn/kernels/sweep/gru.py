@@ -1,4 +1,8 @@
-"""The GRU cells compiled, forward and backward: over the sum, mean or maximum of messages, or attention to them."""
+"""The GRU cells compiled, forward and backward: over the sum, mean or maximum of messages, or attention to them.
+
+Gates of a row, in packs: r, z, the aggregate's part of the candidate, and the candidate n. The way back writes their
+gradients over them.
+"""
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
@@ -6,11 +10,11 @@ from dagnn.kernels.emit.functions import exp, tanh
 from dagnn.kernels.emit.writer import I32, Value
 from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, Row, each_block
 from dagnn.kernels.sweep.packed import PackedLayout, PackedWriter, sigmoid
-from dagnn.kernels.sweep.tree_lstm import is_asked, summed_sources
+from dagnn.kernels.sweep.tree_lstm import summed_sources, wants_projected
 
 
 def aggregate_messages(code: PackedWriter, row: Row, kind: str) -> None:
-    """``operands`` of a row: the sum, mean or maximum of the outputs of its operands, or weighed by attention."""
+    """``operands`` of a row, its aggregate: the sum, mean, maximum or attention-weighted sum of outputs."""
     build, zero = code.build, code.i64(0)
     if kind == "attention":
         _attend(code, row)
@@ -28,15 +32,17 @@ def aggregate_messages(code: PackedWriter, row: Row, kind: str) -> None:
                 value = build.fmul(value, share)
             code.store_half(value, row.block.operand(zero, pack, row.row), half)
             if kind == "max":
+                # Again by slot, where operands look: on the way back each compares its own output, bit by bit.
                 code.store_half(value, row.state("extremes", pack, row.first_slot), half)
 
 
 def message_gradients(code: PackedWriter, row: Row, kind: str) -> None:
-    """Prepares the ``slot_gradients`` of a row for its operands: each takes its share when its turn comes."""
+    """Turns the gradient of a row's aggregate into what each of its operands adds when its turn comes."""
     if kind == "attention":
         _attention_gradients(code, row)
     if kind in ("sum", "attention"):
         return
+    # The factor is the same for all operands, so the slot is scaled once and not every edge.
     share = code.splat(_one_over_count(code, row)) if kind == "mean" else None
     with row.each_pack() as pack:
         place = row.state("slot_gradients", pack, row.first_slot)
@@ -48,6 +54,7 @@ def message_gradients(code: PackedWriter, row: Row, kind: str) -> None:
 def score_node(code: PackedWriter, row: Row) -> None:
     """``scores`` of a node, for the nodes that will attend to it: ``w h``."""
     build = code.build
+    # Once for each node, though every edge out of it needs it: the nodes that attend are on higher levels and wait.
     (total,) = code.places(1)
     with row.each_pack() as pack:
         for half in (0, 1):
@@ -58,7 +65,8 @@ def score_node(code: PackedWriter, row: Row) -> None:
 
 
 def shared_gradient(code: PackedWriter, row: Row) -> Value:
-    """The gradient of the node's score, in every lane; also written to ``score_gradients``."""
+    """The gradient of the node's score, in every lane; also stores it in ``score_gradients``."""
+    # The sum over edges that other blocks wrote: those are on higher levels, and done by now.
     build = code.build
     total = _number(code, 0.0)
     with row.each_out_edge() as edge:
@@ -112,6 +120,7 @@ def _attend(code: PackedWriter, row: Row) -> None:
     def score(edge: Value) -> Value:
         return code.number_at(code.field("scores"), code.index_at(code.field("in_places"), edge))
 
+    # Relative to the highest score, as in every softmax: e^score alone overflows float32 from 89 on.
     with row.each_in_edge() as edge:
         value, best = score(edge), build.load(highest)
         build.store(build.select(build.fcmp_ordered("<=", value, best), best, value), highest)
@@ -137,7 +146,7 @@ def _weighed(code: PackedWriter, row: Row, pack: Value) -> list[Value]:
 
 
 def _attention_gradients(code: PackedWriter, row: Row) -> None:
-    """``edge_gradients`` of a row: those of its operands' scores, through the softmax."""
+    """``edge_gradients`` of a row: those of its operands' scores, through the softmax: ``a (g - sum a g)``."""
     build = code.build
     mean = _number(code, 0.0)
     with row.each_in_edge() as edge:
@@ -209,6 +218,7 @@ def _gates(code: PackedWriter, block: NodeBlock) -> None:
             candidate = build.fadd(candidate, row.product(_CANDIDATE, pack, half))
             aggregate = _operand(code, row, pack, half)
             r, z = (sigmoid(code, build.fadd(own[gate], row.product(gate, pack, half))) for gate in (_R, _Z))
+            # r after the product, as in torch.nn.GRU: so one product serves all three gates.
             n = tanh(code, code.multiply_add(r, candidate, own[2]))
             for gate, value in ((_R, r), (_Z, z), (_CANDIDATE, candidate), (_N, n)):
                 code.store_half(value, row.gate(gate, pack), half)
@@ -216,9 +226,10 @@ def _gates(code: PackedWriter, block: NodeBlock) -> None:
 
 
 def write_backward(module: Value, layout: PackedLayout, name: str, kind: str) -> None:
-    """The function ``name``: gradients of the gates over the gates, and ``grad_projected`` where it is asked for.
+    """The function ``name``: writes the gates' gradients over the gates, and ``grad_projected`` where it is given.
 
-    ``slot_gradients`` hold the gradients of what aggregates, for the operands to fetch.
+    ``slot_gradients`` holds the gradients of the aggregates, which the operands fetch when their turn comes: no block
+    writes to the rows of another.
     """
     code = PackedWriter(module, layout, name)
     code.fields(
@@ -230,6 +241,7 @@ def write_backward(module: Value, layout: PackedLayout, name: str, kind: str) ->
         with code.build.if_then(block.has_operands):
             first_slot = code.index_at(code.field("first_slots"), block.first)
             out = code.offset(code.field("slot_gradients"), code.field("state_bytes"), first_slot)
+            # Added: the slots hold the part of the aggregate that passes by the candidate, through z.
             block.backward_product("product_added", "back_weight", code.i64(3), out)
             with block.each_row() as row:
                 message_gradients(code, row, kind)
@@ -239,7 +251,7 @@ def write_backward(module: Value, layout: PackedLayout, name: str, kind: str) ->
 def _operand(code: PackedWriter, row: Row, pack: Value, half: int) -> Value:
     """Half of the node's aggregate; 0 for a node without operands."""
     build, has = code.build, row.block.has_operands
-    # Such a node has no place among the operands: anything that is there to be read will do.
+    # Such a node has no row in ``operands``, and behind the last row there may be no memory: any readable line will do.
     line = build.select(has, row.block.operand(code.i64(0), pack, row.row), row.gate(_R, pack))
     return build.select(has, code.load_half(line, half), code.constant(0))
 
@@ -264,7 +276,7 @@ def _gate_gradients(code: PackedWriter, block: NodeBlock, kind: str) -> None:
                 with build.if_then(block.has_operands):
                     place = row.state("slot_gradients", pack, row.first_slot)
                     code.store_half(build.fmul(gradient, z), place, half)
-                with build.if_then(is_asked(code)):
+                with build.if_then(wants_projected(code)):
                     for column, gate in enumerate(COLUMNS):
                         code.store_half(gradients[gate], row.projected(column, pack, "grad_projected"), half)
 
@@ -292,6 +304,7 @@ def _fetched(code: PackedWriter, row: Row, pack: Value, kind: str, shared: Value
                 total = code.multiply_add(attention, value, total)
             elif kind == "max":
                 own = code.load_half(row.state("y", pack), half)
+                # The maximum is a copy of one of the outputs, so equality is exact. NaN equals nothing, and gets 0.
                 wins = build.fcmp_ordered("==", own, code.load_half(row.state("extremes", pack, slot), half))
                 total = build.select(wins, build.fadd(total, value), total)
             else:

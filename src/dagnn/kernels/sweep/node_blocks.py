@@ -1,10 +1,10 @@
-"""What the compiled passes of a sweep have in common: taking blocks in order, waiting for levels, finding rows.
+"""What the compiled passes of a sweep share: taking blocks of nodes in order, waiting for levels, finding rows.
 
-Every worker takes the next block of the plan, waits until the levels that it depends on are done, and works. Tiles are
-handed out in order, so the oldest one that is not done never waits for a younger one: no deadlock, however few of the
-workers really run. What a block computes does not depend on who computes it.
+Every worker takes the next block of the plan, waits until the levels below it are done, and computes it. Blocks are
+handed out in order, so the oldest unfinished one never waits for a younger one: no deadlock, however few of the workers
+really run. What a block computes does not depend on which worker computes it.
 
-Legend: P packs of the hidden width; a *line* is a pack's part of a row.
+A *line* is a pack's part of a row.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ from dagnn.kernels.emit.writer import I32, I64, Value
 from dagnn.kernels.sweep.packed import PRODUCT, PackedWriter, call
 from dagnn.kernels.sweep.plan import BLOCK_FIELDS, CLASS_FIELDS
 
-# Looks at a counter before a waiting worker lets others have its core.
+# Looks at the counter before a waiting worker gives up its core. A level is often done within these; and where more
+# threads run than there are cores, the one that is waited for may need this very core.
 _LOOKS = 256
 
 FIELDS = (
@@ -36,11 +37,12 @@ class GateRows:
 
 
 class NodeBlock:
-    """A block that a worker works on.
+    """A block of nodes in compiled code: nodes of one level and one class, whose products are computed together.
 
     Attributes:
-        first: its first place in the sweep. ``rows``: how many. ``slots``: of each of its nodes.
-        operator: of its nodes.
+        first, rows: its first place in the sweep, and how many nodes it has.
+        slots, operator: of each of its nodes.
+        after, after_back: how many blocks must be done before it, forward and backward.
     """
 
     def __init__(self, code: PackedWriter, number: Value, gates: GateRows) -> None:
@@ -53,6 +55,8 @@ class NodeBlock:
         self.first, self.rows, self.slots = value["first"], value["rows"], of_class["slots"]
         self.after, self.after_back, self.operator = value["after"], value["after_back"], of_class["operator"]
         self._local = value["local"]
+        # A class keeps pack by pack, and in a pack row by row: a product reads neighbouring lines, and the gradient of
+        # a weight is one product over all rows of the class, whatever their levels.
         self._pack_bytes = code.at(code.i64(0), of_class["rows"], code.layout.line)
         row_bytes = code.at(code.i64(0), code.field("packs"), code.layout.line)
         self._operands = code.offset(code.field("operands"), row_bytes, of_class["operand_row"])
@@ -106,7 +110,7 @@ class NodeBlock:
         )
 
     def backward_product(self, name: str, weight: str, columns: Value, out: Value) -> None:
-        """What the gradients of the first ``columns`` gates say to the slots, row-major from ``out``."""
+        """The gradients of the slots' aggregates from those of the first ``columns`` gates, row-major from ``out``."""
         code, zero = self._code, self._code.i64(0)
         slots_of_row = code.build.mul(self.slots, code.field("packs"))
         call(
@@ -138,7 +142,7 @@ class Row:
     """A node of a block.
 
     Attributes:
-        row: its number in the block. ``place``: in the sweep. ``node``: in the graph.
+        row, place, node: its number in the block, in the sweep and in the graph.
         first_slot: its first slot.
     """
 
@@ -151,6 +155,8 @@ class Row:
     def projected(self, gate: int, pack: Value, field: str = "projected") -> Value:
         """The line of a gate of the projected features, or of their gradient."""
         code = self._code
+        # Nodes may share a row of features, and two blocks must never write to one row: gradients go by node. Those of
+        # a shared table are summed afterwards, by `write_table`.
         at = "feature_rows" if field == "projected" else "nodes"
         row = code.index_at(code.field(at), self.place)
         base = code.offset(code.field(field), code.field("projected_bytes"), row)
@@ -161,8 +167,9 @@ class Row:
         return self.block.gate(gate, pack, self.row)
 
     def product(self, gate: int, pack: Value, half: int) -> Value:
-        """Half of what a product has left in the place of a gate; 0 for a node without operands, which has none."""
+        """Half of what `NodeBlock.forward_product` wrote for a gate; 0 for a node without operands."""
         code = self._code
+        # Select, not multiply: without a product the place holds what the last user of the memory left, perhaps NaN.
         value = code.load_half(self.gate(gate, pack), half)
         return code.build.select(self.block.has_operands, value, code.constant(0))
 
@@ -206,10 +213,13 @@ def each_block(code: PackedWriter, gates: GateRows, *, back: bool = False) -> It
     """Code for every block that the worker takes, in the order of the plan or from its end."""
     build = code.build
     with code.pieces() as piece:
+        # Backward the tickets count from the end, so that the oldest unfinished block still waits for nobody younger.
         last = build.sub(code.field("pieces"), code.i64(1))
         block = NodeBlock(code, build.sub(last, piece) if back else piece, gates)
         _wait(code, block.after_back if back else block.after)
         yield block
+        # Release: a worker that sees this count in `_wait` also sees every row that the block has written. A count
+        # added to stays ordered behind the counts before it, so one counter serves for all blocks.
         build.atomic_rmw("add", _done(code), code.i64(1), "acq_rel")
 
 
@@ -223,19 +233,20 @@ def _done(code: PackedWriter) -> Value:
 
 
 def _wait(code: PackedWriter, needed: Value) -> None:
-    """Until so many blocks are done."""
+    """Code that waits until so many blocks are done."""
     build = code.build
     looks = code.variable(I64)
     build.store(code.i64(0), looks)
     look, again, give, done = (build.append_basic_block(name) for name in ("look", "again", "yield", "ready"))
     build.branch(look)
     build.position_at_end(look)
+    # Acquire: no load of a row may move before the load of the count that promises it.
     count = build.load_atomic(_done(code), "acquire", 8)
     build.cbranch(build.icmp_signed("<", count, needed), again, done)
     build.position_at_end(again)
     build.store(build.add(build.load(looks), code.i64(1)), looks)
     patient = build.icmp_signed("<", build.load(looks), code.i64(_LOOKS))
-    nobody = build.icmp_signed("==", code.field("yield_core"), code.i64(0))
+    nobody = build.icmp_signed("==", code.field("yield_core"), code.i64(0))  # Windows has no function to call
     build.cbranch(build.or_(patient, nobody), look, give)
     build.position_at_end(give)
     build.call(build.inttoptr(code.field("yield_core"), ir.PointerType(ir.FunctionType(I32, []))), [])

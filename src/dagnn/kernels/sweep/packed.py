@@ -1,9 +1,15 @@
-"""The packed layout of rows in blocks of vector width, and matrix products between packed rows."""
+"""The packed layout, and matrix products in it.
+
+A *pack* is two vectors of columns: a row of a pack is one *line*, and the lines of a pack's rows lie one after another.
+A product then walks through both of its factors line by line, and its inner loop has no remainder.
+"""
 
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch.nn.functional as F
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
+from torch import Tensor
 
 from dagnn.kernels.emit.functions import exp, tanh
 from dagnn.kernels.emit.native import Target
@@ -45,17 +51,54 @@ class PackedLayout:
     @property
     def row_blocks(self) -> tuple[int, ...]:
         """Rows that a product computes at once, with two sums each in registers, largest first; the last is 1."""
+        # AVX-512 has 32 registers: 24 sums, two vectors of the right factor, the numbers of the left one. Otherwise
+        # there are 16: 12 sums. A sum that does not fit would be loaded and stored in every step.
         return (12, 6, 4, 2, 1) if self.target.vector_bytes == 64 else (6, 4, 2, 1)
 
     def count(self, columns: int) -> int:
-        """PackedLayout of a matrix with so many columns; the last one is filled up with zeros."""
+        """Packs of a matrix with so many columns; the last one is filled up with zeros."""
         return -(-columns // self.width)
+
+    def packed(self, weight: Tensor, hidden: int) -> Tensor:
+        """``[operators, rows, columns]`` as ``[operators, packs of columns, rows, width]``."""
+        wide = self.widened(self.widened(weight, hidden), hidden, 1)
+        operators, rows, columns = wide.shape
+        return wide.reshape(operators, rows, columns // self.width, self.width).permute(0, 2, 1, 3).contiguous()
+
+    def packed_transposed(self, weight: Tensor, hidden: int) -> Tensor:
+        """``[operators, rows, columns]`` as ``[operators, packs of rows, columns, width]``."""
+        wide = self.widened(self.widened(weight, hidden), hidden, 1)
+        operators, rows, columns = wide.shape
+        return wide.reshape(operators, rows // self.width, self.width, columns).permute(0, 1, 3, 2).contiguous()
+
+    def widened(self, values: Tensor, hidden: int, dim: int = -1) -> Tensor:
+        """With every ``hidden`` entries of a dimension filled up to whole packs; contiguous in the last."""
+        # Every gate begins with a pack of its own: no vector holds numbers of two gates.
+        wide = self.count(hidden) * self.width
+        if wide == hidden:
+            return values.contiguous()
+        dim = dim % values.dim()
+        parts = _split(values, dim, hidden)
+        after = [0, 0] * (parts.dim() - dim - 2)
+        return F.pad(parts, (*after, 0, wide - hidden)).flatten(dim, dim + 1)
+
+    def narrowed(self, values: Tensor, hidden: int, dim: int) -> Tensor:
+        """What `widened` took."""
+        wide = self.count(hidden) * self.width
+        return values if wide == hidden else _split(values, dim, wide).narrow(dim + 1, 0, hidden).flatten(dim, dim + 1)
+
+
+def _split(values: Tensor, dim: int, size: int) -> Tensor:
+    """A dimension as two, the second of them of this size."""
+    shape = values.shape
+    return values.reshape(*shape[:dim], shape[dim] // size, size, *shape[dim + 1 :])
 
 
 class PackedWriter(CodeWriter):
     """A `CodeWriter` whose vectors are the halves of a pack's row.
 
-    Loads and stores ask for no alignment: rows may lie in tensors of the user's, and aligned ones are as fast anyway.
+    Loads and stores assume no alignment but a number's: rows may lie in the user's tensors, and where they happen to be
+    aligned, unaligned instructions are as fast.
 
     Args:
         module, name, num_arguments: as for `CodeWriter`.
@@ -91,7 +134,7 @@ class PackedWriter(CodeWriter):
         return self.at(base, pack, self.layout.line)
 
     def places(self, count: int = 2) -> list[Value]:
-        """Variables for vectors, all 0 now: one for each half, or as many as asked for."""
+        """New variables for vectors, all 0: one for each half, or ``count`` of them."""
         result = [self.variable(self.vector) for _ in range(count)]
         for place in result:
             self.build.store(self.constant(0), place)
@@ -106,7 +149,7 @@ class PackedWriter(CodeWriter):
 
 
 def sigmoid(code: CodeWriter, z: Value) -> Value:
-    """1 / (1 + e^-z). In float32 by way of tanh, which costs half: off by at most 1.4e-7."""
+    """1 / (1 + e^-z). In float32 through tanh, at half the cost: off by at most 1.4e-7."""
     build = code.build
     if code.double:
         one = code.constant(1)
@@ -138,6 +181,7 @@ def write_product(module: Value, layout: PackedLayout, name: str, *, adds: bool)
         right = code.offset(part["right"], part["right_pack"], pack)
         out = code.offset(part["out"], part["out_pack"], pack)
         first = code.i64(0)
+        # As many of the largest blocks as fit, then smaller ones: no row is computed that nobody needs.
         for size in layout.row_blocks:
             count = build.sdiv(build.sub(part["rows"], first), code.i64(size))
             last = build.add(first, build.mul(count, code.i64(size)))
@@ -187,6 +231,7 @@ def write_outer(module: Value, layout: PackedLayout, name: str) -> None:
     """
     code = PackedWriter(module, layout, name, len(OUTER))
     build, part = code.build, dict(zip(OUTER, code.arguments, strict=True))
+    # In parts of equal size: as few as keep their sums in registers, and no small one at the end.
     parts = -(-layout.width // layout.row_blocks[0])
     bounds = [layout.width * k // parts for k in range(parts + 1)]
     for first, last in pairwise(bounds):

@@ -1,8 +1,8 @@
 """The compiled path of a sweep: forward and backward passes over a `SweepPlan`. No autograd here.
 
-A pass is a `Work`: calls that are ready to run. Who asks for it runs it, alone or beside another.
+A pass is a `Work`: calls that are ready to run, alone or beside those of another sweep.
 
-Rows are filled up to whole packs with zeros, which stay zeros all the way: a gate of nothing passes nothing.
+Rows are filled up with zeros to whole packs. The outputs there stay zero, and so do all gradients.
 """
 
 import ctypes
@@ -95,6 +95,7 @@ class Sweep:
         self._feature_rows = _places_of(plan, feature_rows)
         self._table_rows = None if feature_rows is None else len(projected)
         self._slots = weights[0].shape[1] // hidden
+        # 64 bytes for one counter: every worker waits on it, and shares its cache line with nothing that is written to.
         self._done = torch.zeros(8, dtype=torch.int64, device="cpu")
         self._frame = self._framed()
         self._address: dict[str, int] = {}
@@ -104,53 +105,61 @@ class Sweep:
         self._projected, self._weights = projected, weights
 
     def forward(self) -> Work[Tensor]:
-        """The output of every node, ``[num_nodes, hidden]``. Nothing here holds on to it."""
+        """The output of every node, ``[num_nodes, hidden]``. Nothing here keeps it alive."""
+        layout = self._layout
         output = self._weights[0].new_empty(self._plan.num_nodes, self._wide)
-        inputs = {"projected": self._widened(self._projected), "y": output, **self._packed(self._weights)}
+        inputs = {
+            "projected": layout.widened(self._projected, self._hidden),
+            "y": output,
+            **self._packed(self._weights),
+        }
         self._set(**inputs)
         self._done.zero_()
         call = self._call("forward", len(self._plan.blocks), self._frame.copy(), in_order=True)
 
         def result() -> Tensor:
-            # A copy and no view: an output of an autograd Function that is one may not be written to.
+            # A copy, not a view: the user may not write in place to a view that an autograd Function returned.
             whole = self._wide == self._hidden
             return output if whole else output[:, : self._hidden].clone(memory_format=torch.contiguous_format)
 
         return Work([call], result, inputs)
 
     def backward(self, grad_y: Tensor, y: Tensor | None, *, needs_projected: bool) -> Work[Tensor | None]:
-        """The gradient of ``projected``, as it was given. Only once: it writes over the gates.
+        """The gradient of ``projected``, in its shape. Only once: it overwrites the gates.
 
         ``y`` is what `forward` gave; kinds other than ``"max"`` and ``"attention"`` need none.
         """
         plan, layout = self._plan, self._layout
         scratch = self._borrow(_SCRATCH[self._kind])
         grad_rows = plan.num_nodes if self._table_rows is None else self._table_rows
+        # Nodes that share a row of features may be in blocks of two workers. Their sum is a call of its own, later.
         by_table = needs_projected and self._table_rows is not None
         width = self._columns * self._wide
         shape = (grad_rows if needs_projected else 0, width)
         grad_projected = grad_y.new_zeros(shape) if by_table else grad_y.new_empty(shape)
         inputs: dict[str, Tensor | None] = {
-            "grad_y": self._widened(grad_y),
-            "y": None if y is None else self._widened(y),
+            "grad_y": layout.widened(grad_y, self._hidden),
+            "y": None if y is None else layout.widened(y, self._hidden),
             "grad_projected": grad_projected if needs_projected and not by_table else None,
             **self._packed(self._weights, back=True),
         }
         self._set(**inputs)
-        self._held = (scratch, inputs)  # gradients of weights read them too
+        # The frame has only their addresses, and the gradients of the weights read them after this pass has returned.
+        self._held = (scratch, inputs)
         self._done.zero_()
         calls = [self._call("backward", len(plan.blocks), self._frame.copy(), in_order=True)]
         if by_table:
             frame = self._frame.copy(grad_projected=grad_projected.data_ptr())
             calls.append(self._call("table", width // layout.width, frame))
-        return Work(calls, lambda: self._narrowed(grad_projected, 1) if needs_projected else None)
+        return Work(calls, lambda: layout.narrowed(grad_projected, self._hidden, 1) if needs_projected else None)
 
     # ---- gradients of weights ----
 
     def adds_to(self, number: int, weight: Tensor) -> bool:
         """Whether `weight_gradient` can add to a gradient that this weight, the one of that number, has already.
 
-        It can to those of matrices, where no pack is filled up. The weight may have changed since the forward pass.
+        It can for matrices whose packs are all full: then the packed gradient has the layout of the weight. The weight
+        may have been replaced since the forward pass.
         """
         own = self._weights[number]
         return (
@@ -196,6 +205,7 @@ class Sweep:
         left, right = (weight.shape[k] // self._hidden * count for k in (1, 2))
         height, width = left * layout.width, right * layout.width
         gradient = weight.new_zeros(len(weight), height, width) if into is None else into
+        # Classes are sorted by operator: those of an operator, whose rows add to one matrix, are neighbours.
         first = np.searchsorted(classes[:, 4], np.arange(len(weight) + 1)).astype(np.int64)
         parts = -(-left // LEFT_PART), -(-right // RIGHT_PART)
         frame = self._frame.copy(
@@ -216,7 +226,11 @@ class Sweep:
         call = self._call(function, len(weight) * parts[0] * parts[1], frame)
 
         def result() -> Tensor:
-            return gradient if into is not None else self._narrowed(self._narrowed(gradient, 1), 2)
+            return (
+                gradient
+                if into is not None
+                else layout.narrowed(layout.narrowed(gradient, self._hidden, 1), self._hidden, 2)
+            )
 
         return Work([call], result, (classes, first, step))
 
@@ -257,7 +271,7 @@ class Sweep:
         return frame
 
     def _rows(self, name: str) -> int:
-        """Numbers of an array, as rows of the hidden width or one by one."""
+        """How many numbers an array holds."""
         plan = self._plan
         if name in ("operands", "slot_gradients", "slot_states", "extremes"):
             return plan.num_slots * self._wide
@@ -274,6 +288,7 @@ class Sweep:
 
     def _borrow(self, names: tuple[str, ...]) -> Borrowed:
         """Memory for arrays, whose addresses go into the frame; each begins at a multiple of 64 bytes."""
+        # 16 numbers are 64 bytes in float32: no two arrays share a cache line, which two workers might write to.
         lengths = [-(-self._rows(name) // 16) * 16 for name in names]
         memory = Borrowed(sum(lengths), self._dtype)
         starts = np.cumsum([0, *lengths]) * self._layout.size + memory.numbers.data_ptr()
@@ -285,43 +300,15 @@ class Sweep:
     def _packed(self, weights: tuple[Tensor, ...], *, back: bool = False) -> dict[str, Tensor]:
         """The weights in packs, by their names in the frame; for the way back transposed."""
         first, *rest = (weight.detach() for weight in weights)
-        packed = self._in_packs_transposed if back else self._in_packs
-        result = {"back_weight" if back else "weight": packed(first)}
+        # Transposed in memory, not in the product: both ways it then reads its right factor line by line.
+        packed = self._layout.packed_transposed if back else self._layout.packed
+        result = {"back_weight" if back else "weight": packed(first, self._hidden)}
         if self._kind == "child_sum":
-            result["back_forget_weight" if back else "forget_weight"] = packed(rest[0].unsqueeze(0))
+            result["back_forget_weight" if back else "forget_weight"] = packed(rest[0].unsqueeze(0), self._hidden)
         for name, vector in zip(("bias", "score_weight"), rest, strict=False):
             if self._kind not in ("tree_lstm", "child_sum"):
                 result[name] = F.pad(vector, (0, self._wide - self._hidden)).contiguous()
         return result
-
-    def _in_packs(self, weight: Tensor) -> Tensor:
-        """``[operators, rows, columns]`` as ``[operators, packs of columns, rows, width]``."""
-        wide = self._widened(self._widened(weight), 1)
-        operators, rows, columns = wide.shape
-        width = self._layout.width
-        return wide.reshape(operators, rows, columns // width, width).permute(0, 2, 1, 3).contiguous()
-
-    def _in_packs_transposed(self, weight: Tensor) -> Tensor:
-        """``[operators, rows, columns]`` as ``[operators, packs of rows, columns, width]``."""
-        wide = self._widened(self._widened(weight), 1)
-        operators, rows, columns = wide.shape
-        width = self._layout.width
-        return wide.reshape(operators, rows // width, width, columns).permute(0, 1, 3, 2).contiguous()
-
-    def _widened(self, values: Tensor, dim: int = -1) -> Tensor:
-        """With every ``hidden`` entries of a dimension filled up to whole packs; contiguous in the last."""
-        if self._wide == self._hidden:
-            return values.contiguous()
-        dim = dim % values.dim()
-        parts = _split(values, dim, self._hidden)
-        after = [0, 0] * (parts.dim() - dim - 2)
-        return F.pad(parts, (*after, 0, self._wide - self._hidden)).flatten(dim, dim + 1)
-
-    def _narrowed(self, values: Tensor, dim: int) -> Tensor:
-        """What `_widened` was given."""
-        if self._wide == self._hidden:
-            return values
-        return _split(values, dim, self._wide).narrow(dim + 1, 0, self._hidden).flatten(dim, dim + 1)
 
     def _set(self, **tensors: Tensor | None) -> None:
         """Addresses of tensors; 0 for None. They do not keep the tensors alive: the caller does."""
@@ -329,12 +316,6 @@ class Sweep:
 
     def _call(self, name: str, pieces: int, frame: Frame, *, in_order: bool = False) -> Call:
         return Call(self._functions[name], frame, pieces, self._is_shared and (in_order or pieces > 1))
-
-
-def _split(values: Tensor, dim: int, size: int) -> Tensor:
-    """A dimension as two, the second of them of this size."""
-    shape = values.shape
-    return values.reshape(*shape[:dim], shape[dim] // size, size, *shape[dim + 1 :])
 
 
 def _places_of(plan: SweepPlan, feature_rows: Tensor | None) -> NDArray[np.int32]:

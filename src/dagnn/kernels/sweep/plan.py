@@ -3,8 +3,8 @@
 Nodes are sorted by (level, operator, slots). A *slot* is a place for operands: an ordered cell has one for every
 position up to the highest that the node uses, other cells have one for all operands together; a node without operands
 has none. Nodes with the same operator and number of slots are a *class*: they share a matrix product, and their rows
-lie together in memory, so that the gradient of a weight is one product over all levels. A *block* is a run of nodes of
-one class on one level: the unit of work, and of what waits for what.
+lie together in memory, so that the gradient of a weight is one product over all levels. A *block of nodes* is a run of
+nodes of one class on one level: the unit of work, and of what waits for what.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from dagnn.graph.edges import offsets_of, stable_order
 
 Ints = NDArray[np.int64]
 
-# Rows of a block: the packs of the weight are read once for all of them. 24 to 96 measure alike.
+# Rows of a block: it reads the packs of the weight once for all of them. 24 to 96 measure alike.
 BLOCK_ROWS = 48
 BLOCK_FIELDS = ("first", "rows", "node_class", "local", "after", "after_back")
 CLASS_FIELDS = ("rows", "slots", "operand_row", "gate_row", "operator")
@@ -28,7 +28,7 @@ CLASS_FIELDS = ("rows", "slots", "operand_row", "gate_row", "operator")
 
 @dataclass(frozen=True, eq=False)
 class SweepPlan:
-    """A graph and a direction, ready for the compiled functions. Arrays are int32 unless said.
+    """A graph and a direction, ready for the compiled functions. Arrays are int32 unless noted.
 
     Attributes:
         nodes: ``[num_nodes]``, the node at each place of the sweep.
@@ -87,7 +87,8 @@ class SweepPlan:
         return torch.from_numpy(self.nodes.astype(np.int64))
 
     def speedup(self, workers: int) -> float:
-        """How many times faster so many workers could be: a level waits for the one before."""
+        """How many times faster so many workers can be at most: each level waits for the one before."""
+        # Blocks of one level have one `after`, so that counting its values counts the blocks of every level.
         blocks_of_level = np.bincount(np.unique(self.blocks[:, 4], return_inverse=True)[1])
         return len(self.blocks) / max(1, int((-(-blocks_of_level // workers)).sum()))
 
@@ -122,6 +123,7 @@ def plan_sweep(
     operators = int(operator.max(initial=0)) + 1
     levels = int(level.max(initial=-1)) + 1
 
+    # One integer for (level, operator, slots): a single stable sort by key, and equal keys are the blocks to be.
     key = (level * operators + operator) * most + slots
     nodes = stable_order(key, levels * operators * most)
     place = np.empty(num_nodes, dtype=np.int64)
@@ -130,6 +132,7 @@ def plan_sweep(
     num_slots = int(first_slots[-1])
 
     slot = first_slots[place[target]] + position
+    # Stable, here and below: the edges of a slot keep the user's order, so sums over them always have the same bits.
     in_order = stable_order(slot, num_slots)
     in_sources, in_slots = source[in_order], slot[in_order]
     in_places = place[in_sources]
@@ -151,12 +154,12 @@ def plan_sweep(
 
 
 def _check_levels(source: Ints, target: Ints, level: Ints) -> None:
-    """Compiled code trusts a plan: an edge against the levels would have it read what nobody has written yet."""
+    """Compiled code trusts a plan: through an edge against the levels it would read rows that nobody wrote yet."""
     ends = np.concatenate([source, target])
     is_sound = ends.min(initial=0) >= 0 and ends.max(initial=-1) < len(level) and level.min(initial=0) >= 0
     if not is_sound or (level[source] >= level[target]).any():
         raise GraphError(
-            "the edges of the graph do not go with its levels: they were changed after the graph was made. Graphs "
+            "the edges of the graph do not match its levels: something wrote to its tensors after it was made. Graphs "
             "never change: make a new one."
         )
 
@@ -186,6 +189,8 @@ def _blocks_and_classes(key: Ints, classes_of_level: int, most: int) -> tuple[In
             np.minimum(sizes[group] - within, BLOCK_ROWS),
             class_of[group],
             local[group] + within,
+            # Done before: all blocks of lower levels on the way up, all of higher levels on the way back. That is a
+            # prefix of the order in which blocks are handed out, so that counting the finished ones suffices.
             np.searchsorted(block_level, block_level),
             len(group) - np.searchsorted(block_level, block_level, side="right"),
         ],

@@ -1,6 +1,7 @@
 """Sums over all nodes: gradients of weights, of a table of projected features and of a bias.
 
-They are shared out by what they sum into, so every sum has one worker and one order.
+The work is divided by what is summed into: every sum has one worker, which takes the nodes in order. So no two workers
+add to one place, and the bits do not depend on the number of threads.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock
 from dagnn.kernels.sweep.packed import OUTER, PackedLayout, PackedWriter, call
 from dagnn.kernels.sweep.plan import CLASS_FIELDS
 
-# PackedLayout of a weight's rows and columns in one piece of work, and nodes that go through it at a time: the lines of
+# Packs of a weight's rows and columns in one piece of work, and nodes that go through it at a time: the lines of
 # those nodes stay in the first- and second-level caches, whatever the number of nodes.
 LEFT_PART, RIGHT_PART = 4, 8
 _NODES = 128
@@ -72,6 +73,7 @@ def write_weight(module: Value, layout: PackedLayout, name: str, gates: GateRows
                     right_row=code.i64(layout.line),
                     rows=_least(code, code.i64(_NODES), build.sub(rows, first)),
                 )
+        # In the same piece: it alone writes to this part of the gradient, which is complete and still in the caches.
         # Also where no node has an operand: the gradient may hold something from before.
         with build.if_then(is_given(code, "takes_step")):
             lefts = build.add(left_first, code.i64(LEFT_PART)), code.field("left_packs")
@@ -94,7 +96,7 @@ def write_table(
 ) -> None:
     """The function ``name``: ``grad_projected[feature row of a node] += `` its gradients, for all nodes in order.
 
-    A piece is one pack of the table.
+    A piece is one pack of the table: nodes that share a row of features are never added by two workers.
 
     Args:
         columns: the gate that each column of the table takes.

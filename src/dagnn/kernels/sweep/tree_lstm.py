@@ -47,9 +47,19 @@ def summed_sources(code: PackedWriter, row: Row, slot: Value, pack: Value, field
     return totals
 
 
+def input_cells(code: PackedWriter, row: Row, pack: Value) -> tuple[list[Value], list[Value]]:
+    """For each half a variable with ``i u``, to which forget gates add, and the output gate."""
+    cells, outs = code.places(), []
+    for half, cell in enumerate(cells):
+        i, o, u = input_gates(code, row, pack, half)
+        code.build.store(code.build.fmul(i, u), cell)
+        outs.append(o)
+    return cells, outs
+
+
 def lstm_output(code: PackedWriter, row: Row, pack: Value, half: int, o: Value, c: Value, last_gate: Value) -> Value:
-    """``h = o tanh(c)``; writes it down, and ``c`` and ``tanh(c)``."""
-    squashed = tanh(code, c)
+    """``h = o tanh(c)``; stores it, ``c`` and ``tanh(c)``."""
+    squashed = tanh(code, c)  # stored too: the way back would pay for it a second time
     code.store_half(c, row.state("states", pack), half)
     code.store_half(squashed, row.gate(last_gate, pack), half)
     h = code.build.fmul(o, squashed)
@@ -58,7 +68,7 @@ def lstm_output(code: PackedWriter, row: Row, pack: Value, half: int, o: Value, 
 
 
 def input_gates(code: PackedWriter, row: Row, pack: Value, half: int) -> tuple[Value, ...]:
-    """The activated i, o, u, which are written down too."""
+    """The activated i, o, u; also stores them for the way back."""
     values = []
     for gate in (_I, _O, _U):
         z = code.build.fadd(code.load_half(row.projected(gate, pack), half), row.product(gate, pack, half))
@@ -71,12 +81,9 @@ def input_gates(code: PackedWriter, row: Row, pack: Value, half: int) -> tuple[V
 def _gates(code: PackedWriter, block: NodeBlock) -> None:
     build = code.build
     with block.each_row() as row, row.each_pack() as pack:
-        cells, outs = code.places(), []
-        for half, cell in enumerate(cells):
-            i, o, u = input_gates(code, row, pack, half)
-            build.store(build.fmul(i, u), cell)
-            outs.append(o)
+        cells, outs = input_cells(code, row, pack)
         with row.each_slot() as slot:
+            # Every operand in a slot has the same forget gate, so their states are summed first: one gate, one product.
             kept = summed_sources(code, row, slot, pack, "states")
             line = row.gate(build.add(slot, code.i64(_F)), pack)
             for half, cell in enumerate(cells):
@@ -90,10 +97,10 @@ def _gates(code: PackedWriter, block: NodeBlock) -> None:
 
 
 def write_backward(module: Value, layout: PackedLayout, name: str) -> None:
-    """The function ``name``: gradients of the gates over the gates, and ``grad_projected`` where it is asked for.
+    """The function ``name``: writes the gates' gradients over the gates, and ``grad_projected`` where it is given.
 
-    What goes to the operands waits in ``slot_gradients`` (for h) and ``slot_states`` (for c), where a node fetches it
-    when its turn comes: no two blocks ever write to the same place.
+    What goes to the operands waits in ``slot_gradients`` (for h) and ``slot_states`` (for c), where each operand
+    fetches it when its turn comes. If nodes pushed, two blocks of one level could add to the same row at once.
     """
     code = PackedWriter(module, layout, name)
     code.fields(
@@ -113,6 +120,7 @@ def write_backward(module: Value, layout: PackedLayout, name: str) -> None:
 def _gate_gradients(code: PackedWriter, block: NodeBlock) -> None:
     build = code.build
     with block.each_row() as row, row.each_pack() as pack:
+        # Pull: the edges out of a node have a fixed order, and so have these sums.
         from_h, from_c = code.places(), code.places()
         for half, place in enumerate(from_h):
             build.store(code.load_half(row.state("grad_y", pack), half), place)
@@ -128,6 +136,7 @@ def _gate_gradients(code: PackedWriter, block: NodeBlock) -> None:
             of_c = input_gradients(code, row, pack, half, build.load(from_h[half]), build.load(from_c[half]), last_gate)
             build.store(of_c, from_c[half])
 
+        # The features enter every forget gate of the node, so their part of the gradient is a sum over its slots.
         forgotten = code.places()
         with row.each_slot() as slot:
             kept = summed_sources(code, row, slot, pack, "states")
@@ -140,7 +149,7 @@ def _gate_gradients(code: PackedWriter, block: NodeBlock) -> None:
                 of_z = build.fmul(build.fmul(passed, build.load(kept[half])), build.fsub(code.constant(1), f))
                 code.store_half(of_z, line, half)
                 build.store(build.fadd(build.load(forgotten[half]), of_z), forgotten[half])
-        with build.if_then(is_asked(code)):
+        with build.if_then(wants_projected(code)):
             for half, total in enumerate(forgotten):
                 code.store_half(build.load(total), row.projected(_F, pack, "grad_projected"), half)
 
@@ -148,7 +157,8 @@ def _gate_gradients(code: PackedWriter, block: NodeBlock) -> None:
 def input_gradients(
     code: PackedWriter, row: Row, pack: Value, half: int, of_h: Value, of_c: Value, last_gate: Value
 ) -> Value:
-    """Gradients of i, o, u before their activations, over the gates; the whole gradient of c comes back."""
+    """Writes the gradients of i, o, u before their activations over the gates; returns the whole gradient of c."""
+    # The slopes follow from the stored values: sigmoid' = s (1 - s) and tanh' = 1 - t^2. Nothing else is kept.
     build, one = code.build, code.constant(1)
     i, o, u = (code.load_half(row.gate(gate, pack), half) for gate in (_I, _O, _U))
     squashed = code.load_half(row.gate(last_gate, pack), half)
@@ -159,12 +169,13 @@ def input_gradients(
     of_u = build.fmul(build.fmul(of_c, i), build.fsub(one, build.fmul(u, u)))
     for gate, gradient in ((_I, of_i), (_O, of_o), (_U, of_u)):
         code.store_half(gradient, row.gate(gate, pack), half)
-    with build.if_then(is_asked(code)):
+    # Where nodes share rows of features, the address is 0 here, and `write_table` sums the gates in a pass of its own.
+    with build.if_then(wants_projected(code)):
         for gate, gradient in ((_I, of_i), (_O, of_o), (_U, of_u)):
             code.store_half(gradient, row.projected(gate, pack, "grad_projected"), half)
     return of_c
 
 
-def is_asked(code: PackedWriter) -> Value:
-    """Whether the gradient of the projected features goes straight to its rows."""
+def wants_projected(code: PackedWriter) -> Value:
+    """Whether this pass writes the gradient of the projected features to its rows."""
     return code.build.icmp_signed("!=", code.field("grad_projected"), code.i64(0))
