@@ -1,4 +1,4 @@
-"""Is a hand-written accumulation loop right? `dagnn check examples/accumulation_check.py:wrong` asks the same."""
+"""Is a hand-written accumulation loop right? `dagnn check examples/accumulation_check.py:wrong` reports the same."""
 
 import torch
 from torch import nn

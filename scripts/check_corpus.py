@@ -1,8 +1,8 @@
-"""Judges every loop of the checker's corpus, and prints: loop, mistake, verdict, cause, seconds.
+"""Checks every loop of the corpus of the checker, and prints: loop, mistake, verdict, cause, seconds.
 
     python scripts/check_corpus.py [WORD ...]     loops whose name or mistake holds a word; all without one
 
-Exit code 1 when a right loop is condemned, a wrong one passes, or too few causes are named right.
+Exit code 1 when the checker rejects a right loop, passes a wrong one, or names too few causes right.
 """
 
 import sys

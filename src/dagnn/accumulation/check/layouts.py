@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dagnn.accumulation.check.arithmetic import combine, ratio_of, relative_error
-from dagnn.accumulation.check.recording import Group, Recording, TrainStep, record
+from dagnn.accumulation.check.recording import Group, Recording, TrainStep, record, steps_of
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.partition import slice_batch
@@ -60,7 +60,13 @@ class Loop:
 
     @property
     def tolerance(self) -> float:
+        """Relative error up to which a step is right."""
         return max(1e-8, self.subject.tolerance)
+
+    @property
+    def slack(self) -> float:
+        """Relative error up to which two steps of the loop, or a step and a multiple of another, are the same."""
+        return max(1e-6, 10 * self.tolerance)
 
     def examine(self, layout: Layout) -> list[Examined]:
         """Run the loop, and for parameters with wrong steps again in ways in which no clipping acts."""
@@ -128,10 +134,9 @@ class Loop:
         if not self.is_wrong(looked) or len(seen.steps) != len(seen.expected):
             return looked
         if len(seen.steps) > 1:
-            fading = self._record(seen.layout, seen.pieces, SMALL, fading=FADING).groups
-            group = next((g for g in fading if g.held == seen.held), None)
-            if group is not None and (error := self._error(group.steps, seen.expected)) <= self.tolerance:
-                return seen._replace(steps=group.steps, error=error)
+            fading = steps_of(self._record(seen.layout, seen.pieces, SMALL, fading=FADING).groups, seen.held)
+            if (error := self._error(fading, seen.expected)) <= self.tolerance:
+                return seen._replace(steps=fading, error=error)
         return looked
 
     def _without_clipping(self, seen: Examined) -> Examined:
@@ -139,27 +144,24 @@ class Loop:
         layout, pieces, held = seen.layout, seen.pieces, seen.held
         try:
             recordings = [self._record(layout, pieces, SMALL)]
-            group = next((g for g in recordings[0].groups if g.held == held), None)
-            if group is not None and self._error(group.steps, seen.expected) <= self.tolerance:
+            small = steps_of(recordings[0].groups, held)
+            if (error := self._error(small, seen.expected)) <= self.tolerance:
                 self._usual = SMALL  # a clipping acts on usual gradients, most likely in other layouts too
-                return seen._replace(steps=group.steps, error=self._error(group.steps, seen.expected))
-            if group is not None and len(group.steps) == len(seen.steps) and tuple(held) in self._pure:
-                left = [recordings[0].left[i] for i in held]
-                return seen._replace(steps=group.steps, left=left, error=self._error(group.steps, seen.expected))
+                return seen._replace(steps=small, error=error)
+            left = [recordings[0].left[i] for i in held]
+            if len(small) == len(seen.steps) and tuple(held) in self._pure:
+                return seen._replace(steps=small, left=left, error=error)
             recordings += [self._record(layout, pieces, scale) for scale in (SMALL / 4, 0.0)]
         except AccumulationError:
             return seen
-        groups = [next((g for g in recording.groups if g.held == held), None) for recording in recordings]
-        steps = [group.steps for group in groups if group is not None and len(group.steps) == len(seen.steps)]
-        if len(steps) < len(recordings):
+        small, smaller, added = (steps_of(recording.groups, held) for recording in recordings)
+        if not len(small) == len(smaller) == len(added) == len(seen.steps):
             return seen
-        small, smaller, added = steps
         without = [combine([s, a], [1.0, -1 / SMALL]) for s, a in zip(small, added, strict=True)]
         without_too = [combine([s, a], [1.0, -4 / SMALL]) for s, a in zip(smaller, added, strict=True)]
         if not _close(without, without_too, max(1e-6, self.tolerance)):
             return self._of_whole_windows(seen._replace(linear=False))
         steps_now = without if self._added_once(layout, pieces, held, added) else small
-        left = [recordings[0].left[i] for i in held]
         looked = seen._replace(steps=steps_now, left=left, error=self._error(steps_now, seen.expected))
         adds = any(relative_error([None] * len(held), gradients) for gradients in added)
         if adds or not self.is_wrong(looked) or len(small) != len(seen.expected) or self._scales(looked):
@@ -172,11 +174,10 @@ class Loop:
             return True
         length = len(layout.windows[0])
         short = Layout.of(layout.sizes[: length + 1], length)
-        recording = self._record(short, pieces[: length + 1], 0.0)
-        group = next((g for g in recording.groups if g.held == held), None)
-        if group is None or len(group.steps) != 2 or length == 1:
+        steps = steps_of(self._record(short, pieces[: length + 1], 0.0).groups, held)
+        if len(steps) != 2 or length == 1:
             return _close(added[1:], added[:-1], self.tolerance)
-        return _close(group.steps, added[:2], self.tolerance)
+        return _close(steps, added[:2], self.tolerance)
 
     def _of_whole_windows(self, seen: Examined) -> Examined:
         """``seen`` judged by whole windows, for a loop that normalises or projects the gradient of a window.
@@ -184,16 +185,15 @@ class Loop:
         Its steps from whole windows count as right if backward passes give the right gradient, and none of it stays
         for the next step.
         """
-        groups, whole = self.compare_with_whole_windows(seen.layout, 1.0)
-        ours = next((g for g in groups if g.held == seen.held), None)
-        theirs = next((g for g in whole if g.held == seen.held), None)
-        if ours is None or theirs is None or len(seen.layout.windows) != len(ours.steps):
+        both = self.compare_with_whole_windows(seen.layout, 1.0)
+        ours, whole = (steps_of(groups, seen.held) for groups in both)
+        if not whole or len(seen.layout.windows) != len(ours):
             return seen
-        error = self._error(ours.steps, theirs.steps)
+        error = self._error(ours, whole)
         keeps = (seen.linear or seen.stale) and not self._steps_in_any_order(seen, ours)
         if not error <= self.tolerance or keeps or not self.comes_in(seen):
             return seen._replace(error=max(error, seen.error))
-        return seen._replace(steps=ours.steps, expected=theirs.steps, error=error)
+        return seen._replace(steps=ours, expected=whole, error=error)
 
     def comes_in(self, seen: Examined) -> bool:
         """Whether backward passes give the right gradient, or, if the loop is not linear, a multiple of it or none."""
@@ -201,14 +201,13 @@ class Loop:
             ratio, rest = ratio_of(came, expected)
             if all(gradient is None for gradient in came) and not seen.linear:
                 continue
-            slack = max(1e-6, 10 * self.tolerance)
-            if rest > slack or not ratio > 0 or (seen.linear and abs(ratio - 1) > slack):
+            if rest > self.slack or not ratio > 0 or (seen.linear and abs(ratio - 1) > self.slack):
                 return False
         return True
 
     def _scales(self, seen: Examined) -> bool:
         """Whether some parameter's wrong step is a multiple of the right one, 0 and its real part included."""
-        slack = max(1e-6, 10 * self.tolerance)
+        slack = self.slack
         for step, expected in zip(seen.steps, seen.expected, strict=True):
             for a, e in zip(step, expected, strict=True):
                 if relative_error([a], [e]) <= slack:
@@ -217,15 +216,14 @@ class Loop:
                     return True
         return False
 
-    def _steps_in_any_order(self, seen: Examined, ours: Group) -> bool:
+    def _steps_in_any_order(self, seen: Examined, ours: list[Gradients]) -> bool:
         """Whether windows in the reverse order give the same steps in the reverse order: none depends on another."""
         windows = seen.layout.windows
         if len({len(window) for window in windows}) != 1:
             return True  # a short window can come last only
         pieces = [seen.pieces[j] for window in reversed(windows) for j in window]
-        groups = self._record(seen.layout, pieces, 1.0).groups
-        other = next((g.steps for g in groups if g.held == seen.held and len(g.steps) == len(ours.steps)), None)
-        return other is not None and _close(other[::-1], ours.steps, max(1e-6, self.tolerance))
+        other = steps_of(self._record(seen.layout, pieces, 1.0).groups, seen.held)
+        return len(other) == len(ours) and _close(other[::-1], ours, max(1e-6, self.tolerance))
 
     def _seen(
         self, layout: Layout, pieces: list[Any], recording: Recording, group: Group, expected: list[Gradients]

@@ -30,6 +30,11 @@ class Group(NamedTuple):
     incoming: list[Gradients]  # sum over the backward passes since the step before
 
 
+def steps_of(groups: Sequence[Group], held: list[int]) -> list[Gradients]:
+    """The steps of the group that holds exactly these parameters; none without such a group."""
+    return next((group.steps for group in groups if group.held == held), [])
+
+
 @dataclass
 class Recording:
     """What a loop did."""

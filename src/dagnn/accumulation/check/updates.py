@@ -23,7 +23,7 @@ def update_causes(loop: Loop, layout: Layout, causes: Sequence[Cause], *, tail: 
     found = _schedule_causes(loop, layout)
     try:
         if loop.first.scaled and not _same(
-            loop.groups(layout, LARGE), loop.groups(layout, LARGE, _OTHER_SCALE), _slack(loop)
+            loop.groups(layout, LARGE), loop.groups(layout, LARGE, _OTHER_SCALE), loop.slack
         ):
             text = "with large gradients the step depends on the loss scale: what is clipped is still scaled."
             return [*found, cause(Kind.CLIP_BEFORE_UNSCALE, text)]
@@ -43,7 +43,7 @@ def unscaling_cause(loop: Loop, layout: Layout) -> Cause | None:
     if not loop.first.scaled:
         return None
     one, other = loop.groups(layout, SMALL), loop.groups(layout, SMALL, _OTHER_SCALE)
-    if _same(one, other, _slack(loop)):
+    if _same(one, other, loop.slack):
         return None
     return cause(Kind.NOT_UNSCALED, "the step depends on the loss scale: it is unscaled too seldom or too often.")
 
@@ -83,9 +83,9 @@ def _acts_on_parts(loop: Loop, layout: Layout) -> bool:
         ours, wholes = loop.compare_with_whole_windows(layout, scale)
         if all(len(group.steps) == len(layout.windows) for group in ours):
             break  # else the loop leaves such large gradients out
-    if _same(ours, wholes, _slack(loop)):
+    if _same(ours, wholes, loop.slack):
         return False
-    if _same(*loop.compare_with_whole_windows(layout, SMALL), _slack(loop)):
+    if _same(*loop.compare_with_whole_windows(layout, SMALL), loop.slack):
         return True
     # A window cannot be filled with copies of itself (its loss couples items): a clipped one is shorter at least.
     plain = loop.groups(layout, SMALL)
@@ -99,7 +99,7 @@ def _differs_in_tails(loop: Loop, k: int) -> bool:
 
     def differ(lengths: list[int], scale: float) -> bool:
         steps = [group.steps for group in loop.same_window(lengths, k, scale) if len(group.steps) == len(lengths)]
-        return any(relative_error(second, first) > _slack(loop) for first, second in steps)
+        return any(relative_error(second, first) > loop.slack for first, second in steps)
 
     # Two full windows may differ too, where clipping remembers earlier norms.
     return differ([k, 1], LARGE) and not differ([k, k], LARGE) and not differ([k, 1], SMALL)
@@ -124,7 +124,3 @@ def _same(a: Sequence[Group], b: Sequence[Group], slack: float) -> bool:
         if one.held == other.held and len(one.steps) == len(other.steps):
             steps += zip(one.steps, other.steps, strict=True)
     return all(relative_error(one, other) <= slack for one, other in steps)
-
-
-def _slack(loop: Loop) -> float:
-    return max(1e-6, 10 * loop.tolerance)

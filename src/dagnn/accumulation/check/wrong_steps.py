@@ -8,6 +8,7 @@ import torch
 from dagnn.accumulation.check.arithmetic import close, ratio_of, relative_error
 from dagnn.accumulation.check.diagnosis import Weights, scale_cause
 from dagnn.accumulation.check.layouts import SMALL, Examined, Layout, Loop
+from dagnn.accumulation.check.recording import steps_of
 from dagnn.accumulation.check.report import Cause, Kind, cause, coupled
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.errors import ConfigError
@@ -105,7 +106,7 @@ def _by_number(loop: Loop, examined: Examined) -> Cause:
 
 def _by_scale(loop: Loop, examined: Examined, alive: list[int], *, k: int, size: int) -> list[Cause]:
     """The cause if each step is a multiple of what it should be."""
-    slack = max(1e-6, 10 * loop.tolerance)
+    slack = loop.slack
     found = [
         ratio_of([s[i] for i in alive], [e[i] for i in alive])
         for s, e in zip(examined.steps, examined.expected, strict=True)
@@ -147,17 +148,16 @@ def silent_causes(subject: Subject, found: list[Examined]) -> list[Cause]:
 def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> list[Cause]:
     """The cause by windows that hold copies of the whole window, in which coupled items make no difference."""
     layout = Layout.of([size] * (2 * k), k)
-    groups, wholes = loop.compare_with_whole_windows(layout, SMALL)
-    ours = next((g.steps for g in groups if g.held == examined.held), [])
-    whole = next((g.steps for g in wholes if g.held == examined.held), [])
+    both = loop.compare_with_whole_windows(layout, SMALL)
+    ours, whole = (steps_of(groups, examined.held) for groups in both)
     if layout != examined.layout or len(ours) != 2 or len(whole) != 2:
         return [coupled()] if layout == examined.layout else []
-    slack = max(1e-6, 10 * loop.tolerance)
+    slack = loop.slack
     ratio, rest = ratio_of(whole[0], examined.expected[0])
     if rest <= slack:
         return [coupled() if abs(ratio - 1) <= slack else scale_cause(ratio, k, size, slack)]
     if relative_error(ours[0], whole[0]) > slack:
-        backwards = next((g.steps for g in loop.groups(layout, SMALL, backwards=True) if g.held == examined.held), ours)
+        backwards = steps_of(loop.groups(layout, SMALL, backwards=True), examined.held) or ours
         if relative_error(backwards[0], ours[0]) <= slack:
             return [coupled()]
         return [
@@ -165,7 +165,7 @@ def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> l
         ]
     if k > 1:
         _, wholes = loop.compare_with_whole_windows(Layout.of([size] * (k + 1), k), SMALL)
-        alone = next((g.steps for g in wholes if g.held == examined.held), [])
+        alone = steps_of(wholes, examined.held)
         right = loop.gradients_of(loop.pieces(Layout.of([size] * (k + 1), k)))[-1]
         if len(alone) == 2 and relative_error(alone[1], [right[i] for i in examined.held]) <= slack:
             text = f"the loop does not divide a part of the loss: one micro-batch gives the right step, {k} do not."
