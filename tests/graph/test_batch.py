@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from strategies import dags, expression_dags
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph import Dag, DagBatch
-from dagnn.graph import concatenation as joining
-from dagnn.graph import levels as kahn
+from dagnn.graph import Dag, DagBatch, concatenation, levels
 
 MANY = st.lists(dags(attributes=True, positions=True), max_size=5) | st.lists(expression_dags(), max_size=5)
 
@@ -108,8 +106,8 @@ def test_the_second_batch_of_the_same_dags_asks_for_nothing_again(monkeypatch):
     """What a batch needs of a Dag is worked out once: the first epoch pays, the others join."""
     graphs = [Dag.from_polish(text) for text in ("(+ x y)", "z", "(f (g x))")]
     first = DagBatch.from_dags(graphs)
-    monkeypatch.setattr(joining, "_part", None)
-    monkeypatch.setattr(joining, "_find_heights", None)
+    monkeypatch.setattr(concatenation, "_pack", None)
+    monkeypatch.setattr(concatenation, "_find_heights", None)
     assert DagBatch.from_dags(graphs[::-1]).to_dags() == first.to_dags()[::-1]
 
 
@@ -137,8 +135,8 @@ def test_attributes_of_every_kind_are_joined(dtype, shape):
 
 
 def test_attributes_in_any_order_are_joined_by_name(monkeypatch):
-    monkeypatch.setattr(joining, "_known_kinds", [])
-    monkeypatch.setattr(joining, "_MAX_KNOWN", 0)  # as in a program with very many kinds of graphs
+    monkeypatch.setattr(concatenation, "_known_kinds", [])
+    monkeypatch.setattr(concatenation, "_MAX_KNOWN", 0)  # as in a program with very many kinds of graphs
     a, b = torch.tensor([1, 2]), torch.tensor([3, 4])
     graphs = [
         Dag([(0, 1)], node_attributes={"a": a, "b": b}),
@@ -197,7 +195,7 @@ def test_levels_and_heights_are_taken_from_the_dags_not_computed_again(monkeypat
     def refuse():
         raise AssertionError("levels are computed again")
 
-    monkeypatch.setattr(kahn, "_compiled_peel", refuse)
+    monkeypatch.setattr(levels, "_compiled_peel", refuse)
     batch = DagBatch.from_dags(graphs)
     assert batch.levels.tolist() == [0, 1, 2, 0, 0, 0]
     assert [batch[i].heights.tolist() for i in range(2)] == [h.tolist() for h in heights]

@@ -12,7 +12,7 @@ from torch import Tensor
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph.attributes import Attributes
 from dagnn.graph.cached import cached_tensor_property
-from dagnn.graph.concatenation import check_alike, join, join_attributes, parts_of
+from dagnn.graph.concatenation import check_alike, concatenate, concatenate_attributes, packed_dags
 from dagnn.graph.dag import Dag
 from dagnn.graph.edges import Csr
 from dagnn.graph.formats import pyg as pyg_format
@@ -37,13 +37,13 @@ _TENSORS = (
 
 @final
 class DagBatch:
-    """The disjoint union of Dags: their nodes one after the other, no edge between two of them.
+    """The disjoint union of Dags: their nodes one after the other, no edge from one Dag to another.
 
-    Make one with `DagBatch.from_dags`. Like a Dag it is never changed: `to` and `pin_memory` return another.
+    Make one with `DagBatch.from_dags`. Like a Dag it never changes: `to` and `pin_memory` return another batch.
 
     Attributes:
         edges: int64 ``[num_edges, 2]``, rows (source, target) of nodes of the batch, sorted as in a Dag: all edges into
-            a node are neighbours, operands in their order.
+            a node are adjacent, operands in their order.
         levels, heights: int64 ``[num_nodes]``, as in each Dag.
         node_offsets, edge_offsets: int64 ``[num_graphs + 1]``; graph i has the nodes
             ``node_offsets[i] .. node_offsets[i + 1] - 1``.
@@ -51,7 +51,11 @@ class DagBatch:
         inputs, outputs: int64, nodes of the batch; graph i has ``inputs[input_offsets[i]:input_offsets[i + 1]]``.
         input_offsets, output_offsets: int64 ``[num_graphs + 1]``.
         names: of all nodes, or None. Two graphs may use the same name.
-        node_attributes, edge_attributes: name -> tensor or tuple, those of the Dags joined.
+        node_attributes, edge_attributes: name -> tensor or tuple, those of the Dags concatenated.
+
+    >>> batch = DagBatch.from_dags([Dag([(0, 1)]), Dag([(0, 2), (1, 2)])])
+    >>> batch.edges.tolist(), batch.graph_of_node.tolist()
+    ([[0, 1], [2, 4], [3, 4]], [0, 0, 1, 1, 1])
     """
 
     def __init__(
@@ -87,15 +91,15 @@ class DagBatch:
 
     @classmethod
     def from_dags(cls, dags: Iterable[Dag]) -> Self:
-        """The union of ``dags``, on the CPU; levels and heights are taken from each Dag, not computed again.
+        """The union of ``dags``, on the CPU. Levels and heights are those of each Dag, not computed again.
 
         Args:
-            dags: any number, empty ones too. All have names or none has; all have the same attributes, of the same
+            dags: any number, empty ones too. All have names or none has. All have the same attributes, of the same
                 kind: tuples, or tensors of one dtype that differ in their first dimension only.
 
         Raises:
-            DtypeError: something else than a Dag.
-            GraphError: names or attributes differ; names the first Dag that does.
+            DtypeError: an item that is no Dag.
+            GraphError: names or attributes differ; the message says in which Dag first.
         """
         if not isinstance(dags, Iterable):
             raise DtypeError(f"dags must be a list of Dags, got {type(dags).__name__}.")
@@ -103,15 +107,15 @@ class DagBatch:
         if not set(map(type, given)) <= {Dag}:
             i = next(i for i, dag in enumerate(given) if type(dag) is not Dag)
             raise DtypeError(f"dags[{i}] must be a Dag, got {type(given[i]).__name__}.")
-        parts = parts_of(given)
-        check_alike(given, parts)
-        joined = join(parts)
-        named = any(part.named for part in parts)
+        packed = packed_dags(given)
+        check_alike(given, packed)
+        tensors = concatenate(packed)
+        named = any(each.named for each in packed)
         return cls(
-            **joined,
+            **tensors,
             names=(tuple(chain.from_iterable(dag.names or () for dag in given)) or None) if named else None,
-            node_attributes=join_attributes("node", given, parts, len(joined["levels"])),
-            edge_attributes=join_attributes("edge", given, parts, len(joined["edges"])),
+            node_attributes=concatenate_attributes("node", given, packed, len(tensors["levels"])),
+            edge_attributes=concatenate_attributes("edge", given, packed, len(tensors["edges"])),
         )
 
     @classmethod
@@ -122,7 +126,13 @@ class DagBatch:
         node_attributes: Iterable[str] | None = None,
         edge_attributes: Iterable[str] | None = None,
     ) -> Self:
-        """The union of NetworkX graphs, each read as by `Dag.from_networkx`."""
+        """The union of NetworkX graphs, each read as by `Dag.from_networkx`.
+
+        Raises:
+            DtypeError: a single graph, or an item that is none.
+            GraphError: as `Dag.from_networkx` and `from_dags`.
+            CycleError: the edges of a graph form a cycle.
+        """
         if hasattr(graphs, "nodes"):  # iterating, it would yield its nodes
             raise DtypeError("DagBatch.from_networkx needs a list of graphs, got one: use Dag.from_networkx for it.")
         chosen: dict[str, Any] = {"node_attributes": node_attributes, "edge_attributes": edge_attributes}
@@ -138,11 +148,11 @@ class DagBatch:
     ) -> "DagBatch":
         """The graphs of a ``torch_geometric.data.Batch``, on its device; read as by `Dag.from_pyg`, all in one pass.
 
-        What PyTorch Geometric adds to numbers when it joins graphs, such as to ``image_index``, is taken off again.
+        PyTorch Geometric shifts some numbers when it makes a batch, such as ``image_index``: they are shifted back.
 
         Raises:
             DtypeError: no ``Batch``; a single ``Data`` is for `Dag.from_pyg`.
-            GraphError: an edge from one graph to another, or a ``ptr`` that does not share out the nodes.
+            GraphError: an edge from one graph to another, or a ``ptr`` that does not divide the nodes among the graphs.
             CycleError: the edges form a cycle; nodes are numbered as in the batch.
         """
         arguments = pyg_format.arguments_from(batch, node_attributes, edge_attributes)
@@ -152,16 +162,16 @@ class DagBatch:
         _check_offsets(offsets, arguments["num_nodes"])
         names = arguments.pop("names")
         union = Dag(**arguments)
-        return _parted(union, offsets.cpu(), names).to(batch.edge_index.device)
+        return _partitioned(union, offsets.cpu(), names).to(batch.edge_index.device)
 
     # ---- back to graphs ----
 
     def to_dags(self) -> list[Dag]:
-        """The Dags that were put in; like ``list(batch)``."""
+        """All graphs as Dags, equal to those that the batch was made of; like ``list(batch)``."""
         return list(self)
 
     def to_networkx(self) -> "list[networkx.DiGraph[Any]]":
-        """Every graph as NetworkX graph; see `Dag.to_networkx`."""
+        """Every graph as a NetworkX graph; see `Dag.to_networkx`."""
         return [dag.to_networkx() for dag in self]
 
     def to_pyg(self) -> Any:
@@ -169,7 +179,7 @@ class DagBatch:
 
         Raises:
             DagnnError: PyTorch Geometric is not installed.
-            GraphError: no graphs, or a node attribute whose name means something else there.
+            GraphError: no graphs, or a node attribute with a name that PyTorch Geometric gives a meaning of its own.
         """
         return pyg_format.to_batch(list(self)).to(self.device)
 
@@ -187,7 +197,7 @@ class DagBatch:
     def __getitem__(self, graph: slice) -> "DagBatch": ...
 
     def __getitem__(self, graph: SupportsIndex | slice) -> "Dag | DagBatch":
-        """Graph number ``graph``, equal to the Dag that was put in; negative counts from the end. Of a slice, a batch.
+        """Graph number ``graph`` as a Dag; a negative number counts from the end. For a slice, a batch.
 
         Raises:
             IndexError: there is no such graph.
@@ -202,7 +212,7 @@ class DagBatch:
             number = index(graph)
         except TypeError:
             raise DtypeError(
-                f"a batch is indexed by a number or a slice, got {graph!r}: of several graphs make a batch, "
+                f"a batch is indexed by a number or a slice, got {graph!r}: for several graphs make a batch, "
                 "DagBatch.from_dags([batch[i] for i in ...])."
             ) from None
         if not -len(self) <= number < len(self):
@@ -225,11 +235,15 @@ class DagBatch:
         """Consecutive smaller batches on the same device; like ``torch.split``.
 
         Args:
-            sizes: graphs per batch (the last may be smaller), or a list with the size of each. For Dags: `to_dags`.
+            sizes: graphs per batch (the last batch may be smaller), or a list with the size of each.
 
         Raises:
             GraphError: sizes that are not positive, or that do not add up to ``len(batch)``.
             DtypeError: sizes that are no whole numbers.
+
+        >>> batch = DagBatch.from_dags([Dag([(0, 1)]), Dag([], 1), Dag([], 2)])
+        >>> [part.num_nodes for part in batch.split([1, 2])]
+        [2, 3]
         """
         try:
             sizes = index(sizes) if isinstance(sizes, SupportsIndex) and not hasattr(sizes, "__len__") else sizes
@@ -291,7 +305,7 @@ class DagBatch:
 
     @cached_tensor_property
     def order(self) -> Tensor:
-        """int64 ``[num_nodes]``: all nodes in topological order, by (level, node): a level of all graphs is a slice."""
+        """int64 ``[num_nodes]``: all nodes in topological order, by (level, node): each level is a slice."""
         return self.levels.argsort(stable=True)
 
     def __repr__(self) -> str:
@@ -303,7 +317,7 @@ class DagBatch:
     # ---- moving it ----
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "DagBatch":
-        """The same batch on ``device``; itself if it is there. Tuples stay as they are."""
+        """The same batch on ``device``; this batch if it is there already. Tuples stay as they are."""
         if self.device == torch.device(device):
             return self
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -322,7 +336,7 @@ class DagBatch:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # For the way back from a DataLoader worker: read-only views cannot be pickled, derived tensors need not be.
+        # A DataLoader worker sends batches back: read-only views cannot be pickled, derived tensors need not be.
         attributes = {"node_attributes": dict(self.node_attributes), "edge_attributes": dict(self.edge_attributes)}
         return {name: getattr(self, name) for name in (*_TENSORS, "names")} | attributes
 
@@ -364,7 +378,7 @@ def _check_offsets(offsets: Tensor, num_nodes: int) -> None:
         )
 
 
-def _parted(union: Dag, offsets: Tensor, names: Sequence[Hashable] | None) -> DagBatch:
+def _partitioned(union: Dag, offsets: Tensor, names: Sequence[Hashable] | None) -> DagBatch:
     """The batch whose nodes ``offsets[i] .. offsets[i + 1] - 1`` are graph i.
 
     Args:

@@ -1,4 +1,4 @@
-"""Joining: the arrays of many Dags, and what they carry, one after the other."""
+"""Concatenation: the arrays of many Dags, and what they carry, one after the other; for `DagBatch.from_dags`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -23,41 +23,44 @@ _NUMPY_DTYPES = {
 Kind: TypeAlias = tuple[torch.dtype, torch.Size] | type[tuple[Any, ...]]
 
 
-class Part(NamedTuple):
-    """What a batch needs of a Dag. Made once per Dag: asking 512 Dags for their tensors anew, and
-    what kinds they are, takes longer than joining them."""
+class PackedDag(NamedTuple):
+    """What a batch needs of a Dag, made once per Dag.
+
+    To collect the tensors of 512 Dags and their kinds takes longer than to concatenate them.
+    """
 
     numbers: bytes
-    """Levels, heights, inputs, outputs and edges, int64, one after the other: five arrays of hundreds of Dags lie in as
-    many places of the memory, and finding them took longer than copying them. Bytes are joined in half the time."""
+    """Levels, heights, inputs, outputs and edges, int64, one after the other. As five arrays for each of hundreds of
+    Dags they lay all over the memory, and finding them took longer than copying them. As bytes and not as an array:
+    concatenated in half the time."""
     counts: bytes
     """Nodes, edges, inputs, outputs, int64."""
     kinds: dict[tuple[str, str], Kind]
     """What it carries: ``{("node", "x"): (torch.float32, torch.Size([3])), ("node", "label"): tuple, ...}``. Dags that
-    carry the same hold the same object: told apart at a glance."""
+    carry the same kinds share one dict, so that `check_alike` compares identities."""
     named: bool
     """Whether its nodes have names."""
     arrays: tuple[NDArray[Any] | None, ...]
     """Its attributes by their sorted names, in the memory of their tensors; None for what NumPy cannot hold."""
 
 
-def parts_of(dags: Sequence[Dag]) -> list[Part]:
-    """The part of every Dag, remembered by the Dag."""
-    parts = [vars(dag).get("_part") for dag in dags]
-    if None in parts:
-        new = [dag for dag, part in zip(dags, parts, strict=True) if part is None]
+def packed_dags(dags: Sequence[Dag]) -> list[PackedDag]:
+    """Every Dag packed; a Dag keeps its packed form."""
+    packed = [vars(dag).get("_packed") for dag in dags]
+    if None in packed:
+        new = [dag for dag, known in zip(dags, packed, strict=True) if known is None]
         _find_heights([dag for dag in new if "heights" not in vars(dag)])
         for dag in new:
-            vars(dag)["_part"] = _part(dag)
-        parts = [vars(dag)["_part"] for dag in dags]
-    return parts  # type: ignore[return-value]  # none is None any more
+            vars(dag)["_packed"] = _pack(dag)
+        packed = [vars(dag)["_packed"] for dag in dags]
+    return packed  # type: ignore[return-value]  # none is None any more
 
 
-def join(parts: Sequence[Part]) -> dict[str, Tensor]:
+def concatenate(packed: Sequence[PackedDag]) -> dict[str, Tensor]:
     """The tensors of a batch, by the names of `DagBatch`."""
-    counts = np.frombuffer(b"".join([part.counts for part in parts]), np.int64)
+    counts = np.frombuffer(b"".join([each.counts for each in packed]), np.int64)
     nodes_of, edges_of, inputs_of, outputs_of = np.ascontiguousarray(counts.reshape(-1, 4).T)
-    numbers = np.frombuffer(b"".join([part.numbers for part in parts]), np.int64)
+    numbers = np.frombuffer(b"".join([each.numbers for each in packed]), np.int64)
     lengths = (nodes_of, nodes_of, inputs_of, outputs_of, 2 * edges_of)
     first = offsets_of(sum(lengths[1:], start=lengths[0]))[:-1]
     sections = []
@@ -78,47 +81,49 @@ def join(parts: Sequence[Part]) -> dict[str, Tensor]:
         "edge_offsets": offsets_of(edges_of),
         "input_offsets": offsets_of(inputs_of),
         "output_offsets": offsets_of(outputs_of),
-        "graph_of_node": np.arange(len(parts)).repeat(nodes_of),
+        "graph_of_node": np.arange(len(packed)).repeat(nodes_of),
     }
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def join_attributes(of: str, dags: Sequence[Dag], parts: Sequence[Part], rows: int) -> dict[str, Attribute]:
+def concatenate_attributes(
+    of: str, dags: Sequence[Dag], packed: Sequence[PackedDag], rows: int
+) -> dict[str, Attribute]:
     """The attributes of the nodes or edges of all Dags, ``rows`` in all, one Dag after the other; all of one kind."""
-    joined = dict[str, Attribute]()
-    place = {what: i for i, what in enumerate(sorted(parts[0].kinds))} if parts else {}
+    result = dict[str, Attribute]()
+    place = {what: i for i, what in enumerate(sorted(packed[0].kinds))} if packed else {}
     for name in _attributes(of, dags[0]) if dags else ():
         i = place[of, name]
-        first = parts[0].arrays[i]
+        first = packed[0].arrays[i]
         if first is not None:
             # torch.cat takes ten times as long over hundreds of small tensors, np.concatenate twice as long.
-            buffers: list[Any] = [part.arrays[i] for part in parts]
+            buffers: list[Any] = [each.arrays[i] for each in packed]
             values = np.frombuffer(bytearray().join(buffers), first.dtype)
-            joined[name] = torch.from_numpy(values.reshape(rows, *first.shape[1:]))
+            result[name] = torch.from_numpy(values.reshape(rows, *first.shape[1:]))
             continue
         carried = [_attributes(of, dag)[name] for dag in dags]
-        if parts[0].kinds[of, name] is tuple:
-            joined[name] = tuple(chain.from_iterable(carried))
+        if packed[0].kinds[of, name] is tuple:
+            result[name] = tuple(chain.from_iterable(carried))
         else:
-            joined[name] = torch.cat(carried)  # type: ignore[arg-type]
-    return joined
+            result[name] = torch.cat(carried)  # type: ignore[arg-type]
+    return result
 
 
 def _attributes(of: str, dag: Dag) -> Mapping[str, Attribute]:
     return dag.node_attributes if of == "node" else dag.edge_attributes
 
 
-def check_alike(dags: Sequence[Dag], parts: Sequence[Part]) -> None:
+def check_alike(dags: Sequence[Dag], packed: Sequence[PackedDag]) -> None:
     """GraphError unless all Dags have the same attributes, and all have names or none."""
-    first = parts[0].kinds if parts else {}
-    for i, part in enumerate(parts):
-        if part.kinds is not first and part.kinds != first:
-            of, name = what = next(key for key in (*first, *part.kinds) if first.get(key) != part.kinds.get(key))
+    first = packed[0].kinds if packed else {}
+    for i, each in enumerate(packed):
+        if each.kinds is not first and each.kinds != first:
+            of, name = what = next(key for key in (*first, *each.kinds) if first.get(key) != each.kinds.get(key))
             raise GraphError(
-                f"dags[{i}] and dags[0] differ in {of}_attributes[{name!r}]: {_shown(part.kinds.get(what))} and "
+                f"dags[{i}] and dags[0] differ in {of}_attributes[{name!r}]: {_shown(each.kinds.get(what))} and "
                 f"{_shown(first.get(what))}. All graphs of a batch must carry the same."
             )
-    named = [part.named for part in parts]
+    named = [each.named for each in packed]
     if any(named) and not all(named):
         with_nodes = [i for i, dag in enumerate(dags) if dag.num_nodes]
         other = next((i for i in with_nodes if named[i] != named[with_nodes[0]]), None)
@@ -129,7 +134,7 @@ def check_alike(dags: Sequence[Dag], parts: Sequence[Part]) -> None:
             )
 
 
-def _part(dag: Dag) -> Part:
+def _pack(dag: Dag) -> PackedDag:
     kinds: dict[tuple[str, str], Kind] = {}
     for of in ("node", "edge"):
         for name, values in _attributes(of, dag).items():
@@ -139,7 +144,7 @@ def _part(dag: Dag) -> Part:
     numbers = np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors])
     counts = np.array((dag.num_nodes, dag.num_edges, len(dag.inputs), len(dag.outputs)), np.int64)
     arrays = tuple([_array(_attributes(of, dag)[name]) for of, name in sorted(kinds)])
-    return Part(numbers.tobytes(), counts.tobytes(), kinds, dag.names is not None, arrays)
+    return PackedDag(numbers.tobytes(), counts.tobytes(), kinds, dag.names is not None, arrays)
 
 
 def _array(values: Attribute) -> NDArray[Any] | None:
@@ -148,21 +153,24 @@ def _array(values: Attribute) -> NDArray[Any] | None:
     return None
 
 
-# Seldom more than one or two in a program; kept for ever up to this many.
+# A program has seldom more than one or two. They are never dropped, so there is a limit.
 _known_kinds: list[dict[tuple[str, str], Kind]] = []
 _MAX_KNOWN = 16
 
 
 def _shared(kinds: dict[tuple[str, str], Kind]) -> dict[tuple[str, str], Kind]:
-    """The first dict that was equal to this one."""
-    known = next((each for each in _known_kinds if each == kinds), None)
-    if known is None and len(_known_kinds) < _MAX_KNOWN:
+    """One dict for all that are equal to it."""
+    known = next((each for each in _known_kinds if each == kinds), kinds)
+    if known is kinds and len(_known_kinds) < _MAX_KNOWN:
         _known_kinds.append(kinds)
-    return kinds if known is None else known
+    return known
 
 
 def _find_heights(dags: Sequence[Dag]) -> None:
-    """Heights of all these Dags in one pass over their union: one by one, 512 small Dags take ten times as long."""
+    """Compute the heights of all these Dags in one pass over their union.
+
+    One by one, 512 small Dags take ten times as long.
+    """
     if not dags:
         return
     nodes_of = np.array([dag.num_nodes for dag in dags], dtype=np.int64)
