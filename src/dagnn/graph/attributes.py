@@ -1,4 +1,4 @@
-"""Attributes: what nodes and edges carry, a tensor or a tuple with one entry for each."""
+"""Attributes: what nodes and edges carry, a tensor or a tuple with one entry for each; checked, compared, hashed."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from types import MappingProxyType
@@ -27,6 +27,10 @@ def checked_attributes(
         count: how many nodes or edges there are.
         of: "node" or "edge", for the messages.
         names: of the nodes, if they have any: a column with these labels must have them in this order.
+
+    Raises:
+        DtypeError: no mapping, a name that is no str, or values that are no dense tensor, array or list.
+        GraphError: another number of values, or a column labelled in another order.
     """
     if given is None:
         return {}
@@ -54,7 +58,11 @@ def check_choice(known: Iterable[str], of: str, chosen: Iterable[str] | None, ha
     Args:
         known: the names of what the nodes or edges carry there.
         of: "node" or "edge", for the messages.
-        has_any: are there nodes (edges) at all? Where there are none, nothing tells what they would carry.
+        has_any: are there nodes (edges) at all? Where there are none, nobody knows what they would carry.
+
+    Raises:
+        DtypeError: no list of names.
+        GraphError: one that is not there.
     """
     names = list(known)
     if chosen is None:
@@ -95,7 +103,7 @@ def same_attributes(a: Attributes, b: Attributes) -> bool:
 
 
 def attributes_key(attributes: Attributes) -> int:
-    """A hash that is equal for the same attributes; values that cannot be hashed are left out."""
+    """A hash, equal for the same attributes; of values that cannot be hashed, only the number counts."""
     parts = list[tuple[str, object]]()
     for name in sorted(attributes):
         values = attributes[name]
@@ -167,13 +175,13 @@ def _form(tensor: Tensor) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A NumPy scalar as the number or text of Python that it is; anything else as it is."""
+    """A NumPy scalar as a number or str of Python; any other value unchanged."""
     is_plain = isinstance(value, np.number | np.bool_ | np.character) and not isinstance(value, np.timedelta64)
     return value.item() if is_plain else value
 
 
 def _positions(values: Attribute) -> Tensor:
-    """Positions as int64 ``[num_edges]``; they are integers even when given as a list."""
+    """Positions as int64 ``[num_edges]``, also where they come as a list."""
     if isinstance(values, tuple) and all(type(value) is int for value in values):
         values = torch.tensor(values, dtype=torch.int64, device="cpu")
     if not isinstance(values, Tensor) or values.dtype != torch.int64 or values.ndim != 1:

@@ -1,4 +1,4 @@
-"""`collate`: samples with Dags in them to batches, for ``torch.utils.data.DataLoader(collate_fn=...)``."""
+"""`collate`: makes batches of samples that hold Dags, for ``torch.utils.data.DataLoader(collate_fn=...)``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from dagnn.graph.dag import Dag
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """One batch from samples: Dags become a `DagBatch`, everything else what ``default_collate`` makes of it.
+    """One batch from samples: Dags become a `DagBatch`, ``default_collate`` of PyTorch does everything else.
 
     Args:
         samples: at least one; each a Dag, or a tuple, list or mapping with Dags anywhere inside, all of one structure.
 
     Returns:
-        The structure of one sample, with batches in place of its parts.
+        The structure of one sample, with batches in place of its entries.
 
     Raises:
         GraphError: no samples, samples of different structure, or Dags that cannot be in one batch.

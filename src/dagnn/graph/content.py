@@ -18,7 +18,7 @@ from dagnn.graph.names import NodeNames, canonical_names
 
 
 class Content:
-    """The base of `Dag`, its only subclass: all that the other modules of this package need to know of one."""
+    """The base of `Dag`, its only subclass: all that other modules of this package use of one."""
 
     edges: Tensor
     """int64 ``[num_edges, 2]``, rows (source, target), sorted by (target, position or source)."""
@@ -113,7 +113,7 @@ class Content:
 
     @cached_property
     def _hash(self) -> int:
-        """Equal for the same content; it differs between processes, as that of str does."""
+        """Equal for the same content; it differs between processes, as the hash of a str does."""
         arrays = (self.edges.numpy().tobytes(), self.inputs.numpy().tobytes(), self.outputs.numpy().tobytes())
         attributes = (attributes_key(self.node_attributes), attributes_key(self.edge_attributes))
         return hash((self.num_nodes, arrays, self.names, attributes))
@@ -134,8 +134,8 @@ class Content:
         raise AttributeError(f"a Dag cannot be changed: build a new one instead of deleting {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As arrays: tensors of a DataLoader worker travel in shared memory, one open file each. What is not content is
-        # quickly made again, and the hash must be: hashes of str differ between processes.
+        # As arrays: PyTorch sends tensors of a DataLoader worker through shared memory, one open file each. The rest is
+        # quickly computed again. The hash must be: hashes of str differ between processes.
         ends = (self.inputs.numpy(), self.outputs.numpy())
         attributes = (dict(self.node_attributes), dict(self.edge_attributes))
         return type(self)._trusted, (self.edges.numpy(), self.levels.numpy(), self.names, *ends, *attributes)
@@ -153,7 +153,7 @@ class Content:
         node_attributes: Attributes = NO_ATTRIBUTES,
         edge_attributes: Attributes = NO_ATTRIBUTES,
     ) -> Self:
-        """A Dag from parts that are right already: edges in canonical order, attributes along with them."""
+        """A Dag from arrays that nobody checks: edges in canonical order, attributes in the same order."""
         dag = cls.__new__(cls)
         nodes = NodeNames(len(levels), None if names is None else canonical_names(names))
         dag._set(edges, levels, nodes, inputs, outputs, node_attributes, edge_attributes)

@@ -15,11 +15,16 @@ NameOf: TypeAlias = Callable[[int], object]
 
 
 class Csr(NamedTuple):
-    """Edges grouped by node: node v has the edges ``edge_ids[offsets[v]:offsets[v + 1]]``.
+    """Edges grouped by node (compressed sparse rows): node v has ``edge_ids[offsets[v]:offsets[v + 1]]``.
 
     Attributes:
         offsets: int64 ``[num_nodes + 1]``.
         edge_ids: int64 ``[num_edges]``, rows of ``Dag.edges``.
+
+    >>> from dagnn.graph import Dag
+    >>> offsets, edge_ids = Dag([(0, 2), (1, 2), (0, 1)]).csr_by_source
+    >>> offsets.tolist(), edge_ids.tolist()
+    ([0, 2, 3, 3], [0, 1, 2])
     """
 
     offsets: Tensor
@@ -27,7 +32,7 @@ class Csr(NamedTuple):
 
 
 def grouped(ends: NDArray[np.int64], num_nodes: int) -> Csr:
-    """The edges grouped by ``ends``, int64 ``[num_edges]``; those of one node in their old order."""
+    """The edges grouped by ``ends``, int64 ``[num_edges]``; those of one node keep their order."""
     offsets = offsets_of(np.bincount(ends, minlength=num_nodes))
     return Csr(torch.from_numpy(offsets), torch.from_numpy(stable_order(ends, num_nodes)))
 
@@ -40,14 +45,14 @@ def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def stable_order(keys: NDArray[np.int64], bound: int) -> NDArray[np.int64]:
-    """Indices that sort ``keys``, equal ones in their old order; every key in ``0 .. bound - 1``."""
+    """Indices that sort ``keys``, equal ones in the order given; every key in ``0 .. bound - 1``."""
     size = len(keys)
     if bound <= 1 << 16:  # sorted digit by digit: half the time of the form below
         return np.argsort(keys.astype(np.uint16), kind="stable")
     if size < 2 or bound > (2**63 - 1) // size:
         return np.argsort(keys, kind="stable")
-    # NumPy sorts int64 values with vector instructions, but stable argsort does not: 9 ms against 82 ms for a million
-    # keys. So the index rides in the low part of the key.
+    # NumPy's sort of int64 values uses vector instructions, its stable argsort does not: 9 ms against 82 ms for a
+    # million keys. So the index is put into the low part of the key, and the values are sorted.
     packed = keys * size
     packed += np.arange(size)
     packed.sort()
@@ -62,7 +67,7 @@ def canonical_order(
     edge_attributes: Attributes,
     name_of: NameOf,
 ) -> NDArray[np.int64] | None:
-    """Indices that sort the edges by (target, source), or (target, position); None if they are sorted already.
+    """Indices that sort the edges by (target, source), or by (target, position); None if they are sorted already.
 
     Raises:
         GraphError: an edge is repeated, two edges into a node have the same position, or a position is negative.
@@ -127,11 +132,11 @@ def check_edges(edges: Tensor | NDArray[np.int64], num_nodes: int | None, *, nam
     """Dtype, shape and range of ``edges``; ``num_nodes=None`` allows any end that is not negative.
 
     Args:
-        named: the nodes have names, of which there may be ints.
+        named: the nodes have names; ints may be among them.
 
     Raises:
         DtypeError: not int64.
-        GraphError: a shape other than ``[num_edges, 2]``, or an end outside of ``0 .. num_nodes - 1``; names the first.
+        GraphError: a shape other than ``[num_edges, 2]``, or an end outside of ``0 .. num_nodes - 1``: the first one.
     """
     if not isinstance(edges, Tensor | np.ndarray):
         raise DtypeError(f"edges must be an int64 tensor or array, got {type(edges).__name__}.")
@@ -160,7 +165,7 @@ def check_edges(edges: Tensor | NDArray[np.int64], num_nodes: int | None, *, nam
 
 
 def node_count(edges: Tensor | NDArray[np.int64], num_nodes: int | None, names: tuple[Hashable, ...] | None) -> int:
-    """How many nodes there are, from whichever argument says so."""
+    """The number of nodes, by ``names``, ``num_nodes`` or the largest end."""
     given = None if num_nodes is None else check_num_nodes(num_nodes)
     if names is not None:
         if given is not None and given != len(names):
@@ -176,7 +181,7 @@ def node_count(edges: Tensor | NDArray[np.int64], num_nodes: int | None, names: 
 
 
 def check_is_int64(argument: str, values: Tensor | NDArray[np.int64]) -> None:
-    """DtypeError unless the tensor or array is int64; says so when it holds a NaN."""
+    """DtypeError unless the tensor or array is int64; the message says where it holds a NaN."""
     if values.dtype in (torch.int64, np.int64):
         return
     dtype = str(values.dtype).removeprefix("torch.")

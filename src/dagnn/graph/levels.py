@@ -1,4 +1,4 @@
-"""Levels of a DAG: which nodes may be computed together."""
+"""Levels of a DAG: which nodes may be computed together. Kahn's algorithm, compiled."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,9 +14,11 @@ from dagnn.graph.edges import Csr, check_edges, check_no_self_loop, check_num_no
 from dagnn.graph.names import NodeNames
 
 # %first, %child: the out-edges of node u lead to child[first[u]] .. child[first[u + 1] - 1].
-# %missing: parents of each node that are still in the graph.  %queue: nodes without any, the first %ready are given.
-# A node leaves the graph (block `take`), each child loses a parent (`scan`), and a child that lost its last one joins
-# the queue (`push`), one level above that parent: the queue is in order of level, so the last parent is a highest one.
+# %missing: the number of each node's parents that are still in the graph.
+# %queue: the nodes without any; the caller has put the first %ready of them there.
+# A node leaves the graph (block `take`), each child loses a parent (`scan`), and a child that has lost its last parent
+# goes into the queue (`push`), one level above that parent. The queue is in order of level, so a node's last parent is
+# one of its highest.
 _ASSEMBLY = """
 define i64 @peel(ptr noalias %first, ptr noalias %child, ptr noalias %missing,
                  ptr noalias %level, ptr noalias %queue, i64 %ready) {
@@ -80,7 +82,7 @@ def peel(first: NDArray[np.int64], child: NDArray[np.int64], num_parents: NDArra
         child: int64 ``[num_edges]``, where each edge leads; every entry in ``0 .. num_nodes - 1``.
         num_parents: int64 ``[num_nodes]``, how often each node occurs in ``child``. Not changed.
 
-    All arrays are contiguous and trusted: a wrong entry writes outside of memory.
+    All arrays are contiguous, and nobody checks them here: a wrong entry writes outside of the arrays.
     Source: Kahn, "Topological sorting of large networks", CACM 5(11), 1962.
     """
     missing = num_parents.copy()

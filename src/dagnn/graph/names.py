@@ -1,4 +1,4 @@
-"""Names of nodes: the one form of every name, an order that no hash seed changes, from names to indices."""
+"""Names of nodes: the one form of every name, an order that no hash seed changes, and edges by name as indices."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -19,7 +19,7 @@ PLAIN = frozenset({int, str, bytes, type(None)})
 
 
 def canonical_names(names: Iterable[Any], where: Callable[[int], str] = "names[{}] is".format) -> tuple[Hashable, ...]:
-    """Every name in its one form; ``where`` begins the error for the name at a place.
+    """Every name in its one form; ``where(i)`` is how the error for name i begins.
 
     Raises:
         DtypeError: something that cannot be a name; says which.
@@ -38,10 +38,10 @@ def canonical_names(names: Iterable[Any], where: Callable[[int], str] = "names[{
 
 
 def canonical(name: Any) -> Hashable:
-    """The one form of ``name``: two names are equal if, and only if, their forms are of one type and one text.
+    """The one form of ``name``: two names are equal if, and only if, their forms have one type and one text.
 
     Raises:
-        DtypeError: no name; the message is the rest of a sentence that says where it stands.
+        DtypeError: no name; the message is the end of a sentence, which the caller begins with the place.
 
     >>> canonical((np.int64(3), np.str_("a"), 2.0, True))
     (3, 'a', 2, 1)
@@ -51,8 +51,8 @@ def canonical(name: Any) -> Hashable:
 
 @lru_cache(256)
 def _reader(kind: type) -> Callable[[Any], Hashable]:
-    """What brings a name of this type into its one form."""
-    # Not str and int for their subclasses, which may answer something else there.
+    """The function that brings a name of this type into its one form."""
+    # str.__str__ and int.__index__, not str and int: subclasses may override what those call.
     readers: tuple[tuple[type, Callable[[Any], Hashable]], ...] = (
         (np.timedelta64, _refuse),  # to NumPy an integer
         (np.longdouble, _refuse),
@@ -82,14 +82,14 @@ def _number(name: float) -> int | float:
 
 
 def sort_key(name: Hashable) -> tuple[str, Any, str]:
-    """What names in their one form are sorted by: type, then ints by value, str by character, the rest by text."""
+    """The sort key of a name in its one form: type, then ints by value, str by character, the rest by text."""
     if type(name) is int:
         return ("int", name, "")
     return (type(name).__name__, 0, name if type(name) is str else _text(name))
 
 
 def _text(name: Hashable) -> str:
-    """What ``repr`` says; but a frozenset lists its members in an order of the process, so here they are sorted."""
+    """The ``repr``, but with the members of a frozenset sorted: their order differs between processes."""
     if isinstance(name, tuple):
         members = ", ".join(map(_text, name))
         return f"({members},)" if len(name) == 1 else f"({members})"
@@ -111,13 +111,13 @@ def _refuse(name: Any) -> Never:
 
 
 _NO_PAIRS = (str, bytes, set, frozenset, Mapping)
-"""What has a length, but no first and second: a set lists its two in the order of the hash seed, a mapping its keys."""
+"""Types with a length but no first and second: a set of two has the order of the hash seed, a mapping yields keys."""
 
 
 class NodeNames:
     """The nodes ``0 .. num_nodes - 1`` and, if they have any, their names.
 
-    An int stands for a node's index, unless there are numbers among the names.
+    An int means the index of a node, unless there are numbers among the names.
     """
 
     def __init__(self, num_nodes: int, names: tuple[Hashable, ...] | None = None) -> None:
@@ -130,7 +130,7 @@ class NodeNames:
         return node if self.names is None else self.names[node]
 
     def index_of(self, name: Any, argument: str | None = None) -> int:
-        """The node called ``name``; ``argument`` says in an error which list the name stands in."""
+        """The node called ``name``; in an error, ``argument`` is the list that the name is from."""
         where = f"{argument}: " if argument else ""
         kind = type(name)
         if self.names is None or (kind is not str and _is_int(kind) and not self.has_numbers):
@@ -146,7 +146,7 @@ class NodeNames:
             raise GraphError(f"{where}unknown node {name!r}: the names are {_some(self.names)}.") from None
 
     def indices_of(self, nodes: Any, argument: str) -> NDArray[np.int64]:
-        """Indices of ``nodes``, each once, in their order; of a set, which has none, by node.
+        """Indices of ``nodes``, each once, in their order; for a set, which has none, in the order of the nodes.
 
         A tensor or array of ints holds indices, one of bools is a mask; any other iterable holds names.
         """
@@ -213,9 +213,11 @@ class NodeNames:
 
 
 def _check_whole(argument: str, values: Any) -> None:
-    """GraphError for a masked array, which gives None, or what lies under the mask, for what is not there."""
+    """GraphError for a masked array, which yields None, or a value under the mask, for what is not there."""
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        raise GraphError(f"{argument} has masked entries, which are no nodes: drop them.")
+        raise GraphError(
+            f"{argument} has {int(np.ma.count_masked(values))} masked entries, which are no nodes: drop them."
+        )
 
 
 def checked_names(names: Any, argument: str = "names") -> tuple[Hashable, ...]:
@@ -251,10 +253,10 @@ def _holds_names(values: Any, *, have_numbers: bool) -> bool:
 def read_edges(
     edges: Any, names: tuple[Hashable, ...] | None, num_nodes: int | None
 ) -> tuple[NDArray[np.int64], "NodeNames"]:
-    """Edges in any form, checked, with the nodes: as many as are given, or needed.
+    """Edges in any form, checked, as indices; and the nodes, as many as ``num_nodes`` or ``names`` says, or as needed.
 
     Returns:
-        An array int64 ``[num_edges, 2]`` of our own, in C order; and the nodes with their names, given or found.
+        A new array int64 ``[num_edges, 2]``, in C order; and the nodes with their names, given or found.
     """
     is_tensor = isinstance(edges, Tensor)
     if not is_tensor and hasattr(edges, "shape"):
@@ -268,7 +270,7 @@ def read_edges(
         rows, known = _read_pairs(edges, names)
     count = node_count(rows, num_nodes, known)
     check_edges(rows, count, named=known is not None)
-    # A copy: the user may write to theirs later. In C order: a transposed edge_index would keep its own layout.
+    # A copy, because the user may write to the original. In C order: a transposed edge_index would keep its layout.
     ends = np.array(rows.cpu().numpy() if isinstance(rows, Tensor) else rows, order="C")
     return ends, NodeNames(count, known)
 

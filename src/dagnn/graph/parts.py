@@ -23,6 +23,10 @@ class Dangling(NamedTuple):
     Attributes:
         unfed: no input reaches them: in a network they are constants.
         unread: no output is reached from them: in a network they change nothing.
+
+    >>> from dagnn.graph import Dag
+    >>> Dag([("a", "b"), ("c", "b")], inputs=["a"]).dangling()
+    Dangling(unfed=('c',), unread=())
     """
 
     unfed: tuple[Hashable, ...]
@@ -97,7 +101,7 @@ def _reached(dag: Content, starts: NDArray[np.int64], *, forwards: bool) -> NDAr
         first, leads_to = dag.csr_by_source.offsets, ends[:, 1][dag.csr_by_source.edge_ids.numpy()]
     else:
         first, leads_to = dag.csr_by_target.offsets, np.ascontiguousarray(ends[:, 0])
-    # A node leaves the graph when it has lost all its parents. Of one each that is when the first of them leaves.
+    # A node leaves the graph when it has lost all its parents. Every node is given one, so it leaves with the first.
     missing = np.ones(dag.num_nodes, dtype=np.int64)
     missing[starts] = 0
     return peel(first.numpy(), leads_to, missing) >= 0

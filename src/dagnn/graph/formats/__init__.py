@@ -1,1 +1,1 @@
-"""A Dag in other forms, called by its `from_x` and `to_x`: JSON, NetworkX, PyTorch Geometric, Polish notation."""
+"""A Dag in other formats, for its methods `from_x` and `to_x`: JSON, NetworkX, PyTorch Geometric, Polish notation."""

@@ -2,9 +2,8 @@
 
 ``{"format", "version", "num_nodes", "edges": [[u, v], ...], "names": [...] or null, "inputs", "outputs",
 "node_attributes": {name: values}, "edge_attributes"}``, where values are ``{"dtype", "shape", "data": [flat]}`` for a
-tensor and ``{"items": [...]}`` for a tuple. JSON has no NaN, infinity and tuple: they read ``{"float": "nan"}`` and
-``{"tuple": [...]}``, bytes ``{"bytes": hex digits}``, a frozenset ``{"frozenset": [...]}``; in tensor data, which
-holds only numbers, ``"nan"``.
+tensor and ``{"items": [...]}`` for a tuple. Values that JSON does not know are ``{"float": "nan"}`` (or "inf", "-inf"),
+``{"tuple": [...]}``, ``{"bytes": hex digits}`` and ``{"frozenset": [...]}``. In the data of a tensor, NaN is ``"nan"``.
 """
 
 import json
@@ -71,7 +70,7 @@ def arguments_from(document: str | bytes) -> dict[str, Any]:
     """Arguments of ``Dag(...)`` from JSON text.
 
     Raises:
-        GraphError: no JSON, another format or version, or a part of the wrong form. What it describes is not checked.
+        GraphError: no JSON, another format or version, or a part of the wrong form. `Dag` checks the graph itself.
     """
     try:
         content = json.loads(document, parse_constant=_refuse_constant)
@@ -120,7 +119,7 @@ def _written_tensor(tensor: Tensor, where: str) -> dict[str, Any]:
 
 
 def _written(value: Any, where: str) -> Any:
-    """A name or attribute value in JSON's terms."""
+    """A name or attribute value as JSON has it."""
     value = plain(value)
     kind = type(value)
     if value is None or kind in (bool, int, str):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import networkx
 
 NO_NODES = "none"
-"""What a graph says of its inputs or outputs if there are none."""
+"""The value of ``graph.graph["inputs"]`` (or outputs) of a Dag without any."""
 
 
 def arguments_from(
@@ -81,7 +81,7 @@ def to_networkx(dag: Content) -> "networkx.DiGraph[Any]":
 
 
 def _ends(graph: "networkx.DiGraph[Any]", ends: str) -> Iterable[Hashable] | None:
-    """The inputs or outputs, as the graph's own data say; None if they say nothing."""
+    """The inputs or outputs that the graph's data list; None if they list none."""
     listed = graph.graph.get(ends)
     if not isinstance(listed, str):
         return listed  # type: ignore[no-any-return]
@@ -111,7 +111,7 @@ def _data_of_each(attributes: Attributes, count: int) -> list[dict[str, Any]]:
 def _collected(
     rows: list[dict[str, Any]], owners: list[str], of: str, chosen: Iterable[str] | None
 ) -> dict[str, Attribute]:
-    """One attribute per key of the data that is ``chosen`` (None: per key), which all nodes or all edges must have."""
+    """One attribute for each ``chosen`` key of the data (None: for each key); all nodes, or all edges, must have it."""
     known = dict.fromkeys(key for row in rows for key in row)
     for key in (keys := check_choice(known, of, chosen, bool(rows))):
         lacking = next((owner for row, owner in zip(rows, owners, strict=True) if key not in row), None)
@@ -126,7 +126,7 @@ def _collected(
 
 
 def _column(values: list[Any]) -> Attribute:
-    """A tensor if every value is a number, or a list of as many numbers, or an array of one form; else the values."""
+    """A tensor if all values are numbers, lists of equally many numbers, or arrays of one form; else a tuple."""
     try:
         if all(isinstance(value, Tensor | np.ndarray) for value in values):
             tensors = [torch.as_tensor(value).detach().cpu() for value in values]

@@ -1,4 +1,4 @@
-"""Text to graphs and back: expressions in Polish notation, ``(+ (* 2 x) 5)``, and text as a chain of characters."""
+"""Text as graphs: expressions in Polish notation, ``(+ (* 2 x) 5)``, and back; text as a chain of characters."""
 
 import re
 
@@ -23,7 +23,7 @@ def parse(
 
     Raises:
         DtypeError: ``expression`` is no str.
-        ExpressionError: not an expression; names the character.
+        ExpressionError: not an expression; the message gives the character.
     """
     if not isinstance(expression, str):
         raise DtypeError(f"expression must be a str, got {type(expression).__name__}.")
@@ -76,7 +76,7 @@ class _Nodes:
         self.node_of: dict[tuple[str, tuple[int, ...]], int] | None = {} if share else None
 
     def add(self, label: str, operands: tuple[int, ...]) -> int:
-        """The node of a leaf or an application; an old one where equal ones are shared."""
+        """The node of a leaf or an application; with sharing, an equal one if there is one."""
         node = len(self.labels)
         if self.node_of is not None:
             known = self.node_of.setdefault((label, operands), node)
@@ -118,7 +118,7 @@ def to_polish(dag: Content, max_tokens: int) -> str:
 
 
 def _expression_parts(dag: Content) -> tuple[int, tuple[str, ...], list[list[int]]]:
-    """Root, labels and ordered operands of an expression graph; GraphError if it is none."""
+    """Root, labels and ordered operands of an expression graph; GraphError for any other graph."""
     sinks = (dag.out_degree == 0).nonzero().flatten().tolist()
     if len(sinks) != 1:
         raise GraphError(f"an expression has one node without out-edges, its root, but this graph has {len(sinks)}.")

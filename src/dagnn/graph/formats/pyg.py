@@ -61,19 +61,19 @@ def arguments_from(
 
 
 def check_is_one_graph(data: Any) -> None:
-    """DtypeError for a `Batch` of several graphs, which would pass for one large graph."""
+    """DtypeError for a `Batch` of several graphs, which would otherwise be read as one large graph."""
     ptr = getattr(data, "ptr", None)
     if isinstance(ptr, Tensor) and ptr.ndim == 1 and len(ptr) > 2:
         raise DtypeError(f"Dag.from_pyg needs a single graph, got a Batch of {len(ptr) - 1}: use DagBatch.from_pyg.")
 
 
 class _Entries:
-    """The entries of a `Data` or `Batch`, as they were before PyG joined them.
+    """The entries of a `Data`, or those of all graphs of a `Batch` as they were before PyG joined them.
 
     Attributes:
         sizes: how many nodes each graph has; of a `Data`, one number.
-        own: those that we write ourselves, as they are.
-        others: all others. Of a `Batch`, lists are joined and what PyG added to a graph's numbers is taken off again.
+        own: those that `to_data` writes, unchanged.
+        others: all others. Of a `Batch`, lists are concatenated, and numbers that PyG shifted are shifted back.
         names: of the nodes, or None.
     """
 
@@ -82,7 +82,7 @@ class _Entries:
         ptr: Any = getattr(data, "ptr", None)
         self.is_batch = isinstance(ptr, Tensor) and ptr.ndim == 1 and len(ptr) > 0
         self.sizes: list[int] = ptr.diff().tolist() if self.is_batch else [int(data.num_nodes)]
-        # Private to PyG, but what its own ``to_data_list`` reads, and nothing else says it.
+        # Private to PyG, but its own ``to_data_list`` reads them, and nothing public has this.
         self.slices: Mapping[str, Any] = getattr(data, "_slice_dict", None) or {}
         self.shifts: Mapping[str, Any] = getattr(data, "_inc_dict", None) or {}
         entries: dict[str, Any] = data.to_dict()
@@ -111,7 +111,7 @@ class _Entries:
         return self._dim(name, value) == 0 and (not is_sliced or slices.diff().tolist() == self.sizes)
 
     def _joined(self, value: Any, sizes: list[int] | None) -> Any:
-        """A batch holds a list of every graph's, where a graph holds a list with one for each node, or an array.
+        """One list or array for all graphs: where a graph holds one, a `Batch` holds a list of those of its graphs.
 
         Args:
             sizes: how many nodes, or edges, each graph has.
@@ -128,7 +128,7 @@ class _Entries:
         return list(chain.from_iterable(value))
 
     def _unshifted(self, name: str, value: Any) -> Any:
-        """PyG adds the nodes before a graph to what has "index" in its name, and what a user's ``__inc__`` says."""
+        """The numbers before PyG shifted them, "...index" by the nodes before a graph, others by ``__inc__``."""
         slices, shifts = self.slices.get(name), self.shifts.get(name)
         if not (isinstance(value, Tensor) and isinstance(slices, Tensor) and isinstance(shifts, Tensor)):
             return value
@@ -139,7 +139,7 @@ class _Entries:
         return torch.cat([part - shift.to(part.device) for part, shift in zip(parts, shifts, strict=True)], dim)
 
     def _dim(self, name: str, value: Tensor) -> int | None:
-        """Along which dimension PyG joins the entry; None for a new one."""
+        """The dimension along which PyG concatenates the entry; None if it stacks."""
         dim = self.data.__cat_dim__(name, value) if value.ndim else None
         return dim % value.ndim if isinstance(dim, int) else None
 
@@ -178,14 +178,14 @@ def to_batch(dags: Sequence[Content]) -> Any:
 
 def _imported() -> Any:
     try:
-        import torch_geometric.data  # here: it is not needed otherwise, and takes seconds
+        import torch_geometric.data  # here: it takes seconds, and nothing else needs it
     except ImportError as error:
         raise DagnnError("to_pyg needs PyTorch Geometric: pip install torch-geometric.") from error
     return torch_geometric.data
 
 
 def _check_name(name: str, values: Any) -> None:
-    """PyG gives some names a meaning: it shifts their values in a batch, or takes them for those of edges."""
+    """GraphError for a name that means something to PyG: values that it shifts in a batch, or takes for edges'."""
     shifted = isinstance(values, Tensor) and ("index" in name or "batch" in name or name == "face")
     if name in _OWN_KEYS or name.startswith(("edge_", "_")) or shifted:
         raise GraphError(
