@@ -215,9 +215,8 @@ class NodeNames:
 def _check_whole(argument: str, values: Any) -> None:
     """GraphError for a masked array, which yields None, or a value under the mask, for what is not there."""
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        raise GraphError(
-            f"{argument} has {int(np.ma.count_masked(values))} masked entries, which are no nodes: drop them."
-        )
+        count = int(np.ma.getmaskarray(values).sum())
+        raise GraphError(f"{argument} has masked entries ({count} of {values.size}), which are no nodes: drop them.")
 
 
 def checked_names(names: Any, argument: str = "names") -> tuple[Hashable, ...]:
