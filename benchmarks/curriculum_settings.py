@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.curriculum_expressions import training_samples
 from benchmarks.curriculum_rivals import AnswersTransformer, Rival, Settings
-from benchmarks.curriculum_scratchpad import ScratchpadTransformer, WindowTransformer
+from benchmarks.curriculum_scratchpad import NeighbourhoodTransformer, ScratchpadTransformer
 from benchmarks.curriculum_tree import TreeRival
 
 SETTINGS: Mapping[str, Settings] = {
@@ -31,6 +31,6 @@ def rival_of(name: str, seed: int, sizes: Mapping[int, int] | None = None) -> Ri
         sizes: level -> training expressions; None: as many as `dagnn train` traces.
     """
     if name == "A3":
-        return WindowTransformer(SETTINGS[name], seed, sizes=sizes)
+        return NeighbourhoodTransformer(SETTINGS[name], seed, sizes=sizes)
     kinds = {"A": AnswersTransformer, "A2": ScratchpadTransformer, "B": TreeRival}
     return kinds[name](SETTINGS[name], seed, training_samples(seed, sizes))

@@ -1,7 +1,8 @@
 """Terms of the exact engine, built by hand from labels and rewritten: what the tests of its rules need."""
 
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
-from dagnn.curriculum.expression import Expr, parse, to_text
+from dagnn.curriculum.expression import Expr, to_text
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.elementary import DECIMALS
 from dagnn.curriculum.rules.numbers import integer

@@ -13,7 +13,7 @@ import pytest
 from dagnn.cli import COMMANDS, main
 from dagnn.commands.arguments import say
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluation import Evaluation, LevelResult
+from dagnn.curriculum.evaluation_record import Evaluation, LevelResult
 from dagnn.curriculum.solving import Solution, SolvedStep
 from dagnn.data import Dataset
 from dagnn.training.run.directory import RunDirectory

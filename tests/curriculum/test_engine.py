@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from dagnn.curriculum.engine import RewriteStep, RuleEngine, from_term, normal_form, to_term, trace
 from dagnn.curriculum.exact import answer
-from dagnn.curriculum.expression import parse, to_text
+from dagnn.curriculum.expression import to_text
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.verdict import judge
 from dagnn.errors import ConfigError, ExpressionError

@@ -8,7 +8,7 @@ from dagnn.curriculum import Sample, judge, level_of, parse
 from dagnn.curriculum import evaluate as module
 from dagnn.curriculum.engine import RuleEngine, normal_form
 from dagnn.curriculum.evaluate import _able_levels, _neighbourhood_counts, ask, evaluate, model_of, with_engine_misses
-from dagnn.curriculum.evaluation import Evaluation, NeighbourhoodCounts
+from dagnn.curriculum.evaluation_record import Evaluation, NeighbourhoodCounts
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.errors import CheckpointError, ConfigError, RunError

@@ -14,13 +14,13 @@ from dagnn.curriculum.expression import (
     from_fraction,
     leaf_of,
     number_of,
-    parse,
     size,
     symbols_of,
     to_binary,
     to_text,
     walk,
 )
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import DagnnError, ExpressionError
 
 

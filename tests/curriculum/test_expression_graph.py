@@ -3,7 +3,8 @@ from expression_strategies import expressions
 from hypothesis import given, settings
 
 from dagnn.curriculum.engine import from_dag, to_dag
-from dagnn.curriculum.expression import parse, size
+from dagnn.curriculum.expression import size
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError, GraphError
 from dagnn.graph import Dag
 

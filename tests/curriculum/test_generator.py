@@ -8,9 +8,10 @@ from itertools import islice
 import pytest
 
 from dagnn.curriculum.draw.arithmetic import DROP_REASONS, NUMBER_LIMIT
-from dagnn.curriculum.expression import FUNCTIONS, check, depth, free_symbols, number_of, parse, to_text, walk
+from dagnn.curriculum.expression import FUNCTIONS, check, depth, free_symbols, number_of, to_text, walk
 from dagnn.curriculum.generator import GenerationStats, Sample, dataset, make_sample, stream
 from dagnn.curriculum.levels import LEVELS
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.splits import SPLITS, split_of
 from dagnn.curriculum.verdict import judge
 from dagnn.curriculum.verify import confirmed

@@ -3,8 +3,9 @@ import dataclasses
 import pytest
 
 from dagnn.curriculum.exact import answer
-from dagnn.curriculum.expression import parse, to_text
+from dagnn.curriculum.expression import to_text
 from dagnn.curriculum.levels import LEVELS, check_depth, check_digits, level_of, level_spec, preset_of
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dagnn.curriculum import report as module
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
+from dagnn.curriculum.evaluation_record import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.report import errors_table, report, report_after_training, results_table
 from dagnn.errors import DataError, RunError
 from dagnn.training.metrics import MetricsLog

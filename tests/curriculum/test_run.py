@@ -12,7 +12,7 @@ import torch
 from small_curriculum import SMALL, config_of, last_bytes, rows_without_clock
 
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluation import Evaluation
+from dagnn.curriculum.evaluation_record import Evaluation
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import train
 from dagnn.errors import ConfigError, RunError

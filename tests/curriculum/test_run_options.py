@@ -9,7 +9,7 @@ from small_curriculum import config_of, last_bytes, rows_without_clock
 
 from dagnn.curriculum import run as curriculum_run
 from dagnn.curriculum.evaluate import evaluate, labels_of, opened_run
-from dagnn.curriculum.evaluation import Evaluation
+from dagnn.curriculum.evaluation_record import Evaluation
 from dagnn.curriculum.report import results_table
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import search_lr, train

@@ -4,7 +4,8 @@ import pytest
 from expression_strategies import expressions
 from hypothesis import given
 
-from dagnn.curriculum.expression import number_of, parse, walk
+from dagnn.curriculum.expression import number_of, walk
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.splits import (
     SPLITS,
     TEST_SHARE,

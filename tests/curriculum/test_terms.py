@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagnn.curriculum.engine import from_term, to_term
-from dagnn.curriculum.expression import ARITY, from_fraction, parse, symbols_of, to_binary, walk
+from dagnn.curriculum.expression import ARITY, from_fraction, symbols_of, to_binary, walk
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.errors import ConfigError, ExpressionError
 

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from dagnn.curriculum.exact import answer as exact_answer
 from dagnn.curriculum.exact.equivalence import equivalent
-from dagnn.curriculum.expression import parse
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.verdict import Verdict, judge
 from dagnn.errors import ConfigError, ExpressionError
 

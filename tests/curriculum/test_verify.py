@@ -1,6 +1,6 @@
 import pytest
 
-from dagnn.curriculum.expression import parse
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.verify import confirmed
 
 RIGHT = [

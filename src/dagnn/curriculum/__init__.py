@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from dagnn.curriculum.exact.precise import same_decimal as same_decimal
     from dagnn.curriculum.expression import Expr as Expr
     from dagnn.curriculum.expression import bind as bind
-    from dagnn.curriculum.expression import parse as parse
     from dagnn.curriculum.expression import to_text as to_text
     from dagnn.curriculum.generator import GenerationStats as GenerationStats
     from dagnn.curriculum.generator import Sample as Sample
     from dagnn.curriculum.generator import dataset as dataset
     from dagnn.curriculum.generator import make_sample as make_sample
     from dagnn.curriculum.generator import stream as stream
-    from dagnn.curriculum.infix import from_infix as from_infix
     from dagnn.curriculum.levels import LEVELS as LEVELS
     from dagnn.curriculum.levels import LevelSpec as LevelSpec
     from dagnn.curriculum.levels import level_of as level_of
     from dagnn.curriculum.levels import level_spec as level_spec
+    from dagnn.curriculum.parsing import from_infix as from_infix
+    from dagnn.curriculum.parsing import parse as parse
     from dagnn.curriculum.splits import SPLITS as SPLITS
     from dagnn.curriculum.splits import Split as Split
     from dagnn.curriculum.splits import split_of as split_of
@@ -51,12 +51,12 @@ _MODULE_OF = {
     "decimal_of_digits": "dagnn.curriculum.exact.precise",
     "equivalent": "dagnn.curriculum.exact",
     "from_dag": "dagnn.curriculum.engine",
-    "from_infix": "dagnn.curriculum.infix",
+    "from_infix": "dagnn.curriculum.parsing",
     "judge": "dagnn.curriculum.verdict",
     "level_of": "dagnn.curriculum.levels",
     "level_spec": "dagnn.curriculum.levels",
     "make_sample": "dagnn.curriculum.generator",
-    "parse": "dagnn.curriculum.expression",
+    "parse": "dagnn.curriculum.parsing",
     "same_decimal": "dagnn.curriculum.exact.precise",
     "simplify": "dagnn.curriculum.exact",
     "split_of": "dagnn.curriculum.splits",

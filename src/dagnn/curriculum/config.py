@@ -44,13 +44,13 @@ class LevelsConfig:
     patience: int = setting(1, "evaluations in a row at the threshold before promotion", **at_least(1))
     own_runs: int = setting(
         0,
-        "training expressions per level that the network runs at each evaluation, beside the traced windows; windows "
-        "that it gets wrong are drawn more often; 0: none",
+        "training expressions per level that the network runs at each evaluation, beside the traced neighbourhoods; "
+        "those that it gets wrong are drawn more often; 0: none",
         **at_least(0),
     )
     held_out_windows: float = setting(
         0.0,
-        "share of all distinct windows that is kept from training, to be asked at the end",
+        "share of all distinct neighbourhoods that is kept from training, to be asked at the end",
         allowed="a number from 0 to below 1",
         accepts=lambda value: 0 <= value < 1,
     )
@@ -79,9 +79,9 @@ class ModelConfig:
     """Kind and size of the network."""
 
     backbone: str = setting(
-        "features", "how windows are read: as sets of features, or as graphs", **one_of("features", "graph")
+        "features", "how neighbourhoods are read: as sets of features, or as graphs", **one_of("features", "graph")
     )
-    graph_dim: int = setting(128, "features of the nodes, where windows are read as graphs", **at_least(1))
+    graph_dim: int = setting(128, "features of the nodes, where neighbourhoods are read as graphs", **at_least(1))
     width: int = setting(512, "features of the residual blocks", **at_least(1))
     blocks: int = setting(2, "residual blocks", **at_least(1))
     slot_width: int = setting(64, "features of each output slot", **at_least(1))
@@ -103,11 +103,11 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class WindowStoppingConfig(EarlyStoppingConfig):
-    """When training ends before `max_steps`: the monitor no longer gets better, or every window is right."""
+    """When training ends before `max_steps`: the monitor no longer gets better, or every neighbourhood is right."""
 
     when_right: bool = setting(
         False,
-        "end with the evaluation that finds no training window wrong",
+        "end with the evaluation that finds no training neighbourhood wrong",
         allowed="true or false",
         accepts=lambda value: True,
     )

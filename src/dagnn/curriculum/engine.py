@@ -1,4 +1,8 @@
-"""The exact engine as a local graph-rewriting system: expressions as terms and graphs, every step to normal form."""
+"""The exact engine as a rewriting system: rewrites an expression step by step to its normal form.
+
+`to_term` and `from_term` translate between expressions and the machine's terms, `to_dag` and `from_dag` between
+expressions and graphs.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +20,13 @@ from dagnn.curriculum.expression import (
     check,
     from_fraction,
     is_decimal,
-    parse,
     shortened,
     symbols_of,
     to_text,
     walk,
 )
 from dagnn.curriculum.levels import level_spec
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.rules import SIGNATURE, apply_rule
 from dagnn.curriculum.rules.elementary import DECIMALS
 from dagnn.errors import ExpressionError, GraphError
@@ -30,7 +34,10 @@ from dagnn.graph import Dag
 from dagnn.rewriting.machine import Rewriter, RewritingMachine, Rewritten
 from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, encode_replacement, read_neighbourhood
 
-# First those that the generator draws, so that `(derive (^ speed 2) speed)` is no news.
+# Level 4 takes about 2,000 steps on average; the largest seen in 10,000 samples took 11,000.
+MAX_STEPS = 200_000
+
+# First the letters that the generator draws, so that `(derive (^ speed 2) speed)` looks like a drawn expression.
 _LETTERS = tuple("xyzabcdfghijklmnopqrstuvw")
 
 _ID = SIGNATURE.id_of
@@ -41,6 +48,129 @@ _LARGEST_REST = 10 ** (MAX_DIGITS - 1)
 _FOLDED = ("+", "-", "*", "/")
 _NAMES = tuple(label.name for label in SIGNATURE.labels)
 _ARITY = tuple(label.arity for label in SIGNATURE.labels)
+
+
+class RuleEngine:
+    """A `Rewriter` that answers neighbourhoods by the rules of `dagnn.curriculum.rules`."""
+
+    def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> list[ReplacementTokens]:
+        return [
+            encode_replacement(apply_rule(read_neighbourhood(neighbourhood, SIGNATURE)), SIGNATURE)
+            for neighbourhood in neighbourhoods
+        ]
+
+
+@dataclass(frozen=True)
+class RewriteStep:
+    """One step of a trace.
+
+    Attributes:
+        neighbourhood: what the step looked at, as tokens (see `read_neighbourhood`).
+        replacement: what it put there, as tokens.
+        before, after: the sub-expression that was rewritten, and what it became; None where that is longer than 4,096
+            labels.
+    """
+
+    neighbourhood: NeighbourhoodTokens
+    replacement: ReplacementTokens
+    before: Expr | None
+    after: Expr | None
+
+    def __str__(self) -> str:
+        before, after = ("..." if part is None else to_text(part) for part in (self.before, self.after))
+        return f"{before} -> {after}"
+
+
+Trace: TypeAlias = list[RewriteStep]
+
+
+def normal_form(expression: Expr, level: int | None = None, *, budget: int = MAX_STEPS) -> Expr:
+    """The expression rewritten until no rule applies.
+
+    Args:
+        expression: any expression of the language.
+        level: a numeric level reads the expression as ``(approx ...)``.
+        budget: rewrite steps.
+
+    Raises:
+        ConfigError: there is no such level.
+        ExpressionError: no expression, one that the rules cannot write (see `to_term`), or no normal form within
+            the budget.
+
+    >>> normal_form(("derive", ("^", "x", 2), "x"))
+    ('*', 2, 'x')
+    """
+    check(expression)
+    term, names = to_term(expression, level)
+    machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
+    return _result(expression, machine.run([term], budget=budget)[0], names)
+
+
+def trace(
+    expression: Expr, level: int | None = None, *, rewriter: Rewriter | None = None, budget: int = MAX_STEPS
+) -> tuple[Expr, Trace]:
+    """The normal form, and every step that led to it, innermost first.
+
+    Args:
+        expression: any expression of the language.
+        level: a numeric level reads the expression as ``(approx ...)``.
+        rewriter: rewrites the neighbourhoods; None is the exact engine, a trained `GraphRewriter` is another.
+        budget: rewrite steps.
+
+    Raises:
+        ConfigError, ExpressionError: as `normal_form`.
+    """
+    check(expression)
+    term, names = to_term(expression, level)
+    machine = RewritingMachine(SIGNATURE, rewriter or RuleEngine(), eager=rewriter is None)
+    result, steps = machine.trace(term, budget=budget)
+    replacement_of = {machine.neighbourhood(w): machine.replacement(w) or () for w in range(machine.num_neighbourhoods)}
+
+    def written(tokens: list[int]) -> Expr | None:
+        return from_term(tokens, names) if tokens else None
+
+    return _result(expression, result, names), [
+        RewriteStep(step.neighbourhood, replacement_of[step.neighbourhood], written(step.before), written(step.after))
+        for step in steps
+    ]
+
+
+def to_dag(expr: Expr, share: bool = False) -> Dag:
+    """The graph of an expression, as ``Dag.from_polish`` builds it.
+
+    Args:
+        expr: any expression.
+        share: make equal sub-expressions one node.
+
+    Returns:
+        A Dag with the node attribute "label" (tuple of str) and the edge attribute "position" (int64 ``[num_edges]``,
+        0 for the first operand).
+
+    Raises:
+        ExpressionError: not an expression.
+
+    >>> to_dag(("*", ("+", "x", 1), ("+", "x", 1)), share=True).num_nodes
+    4
+    """
+    check(expr)
+    return Dag.from_polish(to_text(expr), share=share)
+
+
+def from_dag(dag: Dag) -> Expr:
+    """The expression of a graph; shared nodes are written out. ``from_dag(to_dag(expr)) == expr``.
+
+    Raises:
+        GraphError: not one expression: no label or position, or more than one node without a user.
+        ExpressionError: a label that the language does not have, a wrong number of operands, or an expression of more
+            than 100,000 nodes when sharing is undone.
+    """
+    try:
+        text = dag.to_polish(max_tokens=2 * MAX_SIZE)
+    except GraphError as error:
+        if "max_tokens" not in str(error):
+            raise
+        raise ExpressionError(f"the graph writes out to more than {MAX_SIZE:,} nodes: keep it shared.") from None
+    return parse(text)
 
 
 def to_term(expression: Expr, level: int | None = None) -> tuple[list[int], dict[str, str]]:
@@ -83,6 +213,12 @@ def from_term(tokens: Sequence[int], names: Mapping[str, str] | None = None, *, 
         children = [parts.pop() for _ in range(_ARITY[token])]
         parts.append(_part(_NAMES[token], children, known, numerals))
     return parts.pop().expression
+
+
+def _result(expression: Expr, result: Rewritten, names: dict[str, str]) -> Expr:
+    if result.tokens is None:
+        raise ExpressionError(f"{shortened(to_text(expression))}: {result.stopped}.")
+    return from_term(result.tokens, names)
 
 
 class _Part(NamedTuple):
@@ -161,136 +297,3 @@ def _part(name: str, children: Sequence[_Part], names: Mapping[str, str], numera
     if not children:
         return _Part(names.get(name, name))
     return _Part(("integrate" if name == "definite" else name, *inner))
-
-
-# Level 4 takes about 2,000 steps on average; the largest seen in 10,000 samples took 11,000.
-MAX_STEPS = 200_000
-
-
-class RuleEngine:
-    """A `Rewriter` that answers neighbourhoods by the rules of `dagnn.curriculum.rules`."""
-
-    def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> list[ReplacementTokens]:
-        return [
-            encode_replacement(apply_rule(read_neighbourhood(neighbourhood, SIGNATURE)), SIGNATURE)
-            for neighbourhood in neighbourhoods
-        ]
-
-
-@dataclass(frozen=True)
-class RewriteStep:
-    """One step of a trace.
-
-    Attributes:
-        neighbourhood: what the step looked at, as tokens (see `read_neighbourhood`).
-        replacement: what it put there, as tokens.
-        before, after: the sub-expression that was rewritten, and what it became; None where that is longer than 4,096
-            labels.
-    """
-
-    neighbourhood: NeighbourhoodTokens
-    replacement: ReplacementTokens
-    before: Expr | None
-    after: Expr | None
-
-    def __str__(self) -> str:
-        before, after = ("..." if part is None else to_text(part) for part in (self.before, self.after))
-        return f"{before} -> {after}"
-
-
-Trace: TypeAlias = list[RewriteStep]
-
-
-def normal_form(expression: Expr, level: int | None = None, *, budget: int = MAX_STEPS) -> Expr:
-    """The expression rewritten until no rule applies.
-
-    Args:
-        expression: any expression of the language.
-        level: a numeric level reads the expression as ``(approx ...)``.
-        budget: rewrite steps.
-
-    Raises:
-        ConfigError: there is no such level.
-        ExpressionError: no expression, one that the rules cannot write (see `to_term`), or no normal form within
-            the budget.
-
-    >>> normal_form(("derive", ("^", "x", 2), "x"))
-    ('*', 2, 'x')
-    """
-    check(expression)
-    term, names = to_term(expression, level)
-    machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
-    return _result(expression, machine.run([term], budget=budget)[0], names)
-
-
-def trace(
-    expression: Expr, level: int | None = None, *, rewriter: Rewriter | None = None, budget: int = MAX_STEPS
-) -> tuple[Expr, Trace]:
-    """The normal form, and every step that led to it, innermost first.
-
-    Args:
-        expression: any expression of the language.
-        level: a numeric level reads the expression as ``(approx ...)``.
-        rewriter: who answers the neighbourhoods; None is the exact engine. A trained `GraphRewriter` is another.
-        budget: rewrite steps.
-
-    Raises:
-        ConfigError, ExpressionError: as `normal_form`.
-    """
-    check(expression)
-    term, names = to_term(expression, level)
-    machine = RewritingMachine(SIGNATURE, rewriter or RuleEngine(), eager=rewriter is None)
-    result, steps = machine.trace(term, budget=budget)
-    replacement_of = {machine.neighbourhood(w): machine.replacement(w) or () for w in range(machine.num_neighbourhoods)}
-
-    def written(tokens: list[int]) -> Expr | None:
-        return from_term(tokens, names) if tokens else None
-
-    return _result(expression, result, names), [
-        RewriteStep(step.neighbourhood, replacement_of[step.neighbourhood], written(step.before), written(step.after))
-        for step in steps
-    ]
-
-
-def _result(expression: Expr, result: Rewritten, names: dict[str, str]) -> Expr:
-    if result.tokens is None:
-        raise ExpressionError(f"{shortened(to_text(expression))}: {result.stopped}.")
-    return from_term(result.tokens, names)
-
-
-def to_dag(expr: Expr, share: bool = False) -> Dag:
-    """The graph of an expression, as ``Dag.from_polish`` builds it.
-
-    Args:
-        expr: any expression.
-        share: make equal sub-expressions one node.
-
-    Returns:
-        A Dag with the node attribute "label" (tuple of str) and the edge attribute "position" (int64 ``[num_edges]``,
-        0 for the first operand).
-
-    Raises:
-        ExpressionError: not an expression.
-
-    >>> to_dag(("*", ("+", "x", 1), ("+", "x", 1)), share=True).num_nodes
-    4
-    """
-    check(expr)
-    return Dag.from_polish(to_text(expr), share=share)
-
-
-def from_dag(dag: Dag) -> Expr:
-    """The expression of a graph; shared nodes are written out. ``from_dag(to_dag(expr)) == expr``.
-
-    Raises:
-        GraphError: not one expression: no label or position, or more than one node without a user.
-        ExpressionError: a label that the language does not have, a wrong number of operands, or an expression of more
-            than 100,000 nodes when sharing is undone.
-    """
-    try:
-        text = dag.to_polish(max_tokens=2 * MAX_SIZE)
-    except GraphError as error:
-        if "max_tokens" not in str(error):
-            raise
-        raise ExpressionError(f"the graph writes out to more than {MAX_SIZE:,} nodes: keep it shared.") from None
-    return parse(text)

@@ -1,4 +1,4 @@
-"""Asks a trained network fresh expressions; the exact engine judges every answer."""
+"""Evaluates a trained network on new expressions: the exact engine judges every answer."""
 
 import time
 from collections import Counter
@@ -9,7 +9,7 @@ from pathlib import Path
 from dagnn.curriculum import Sample, judge, level_spec, make_sample, to_text
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
-from dagnn.curriculum.evaluation import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
+from dagnn.curriculum.evaluation_record import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import KINDS, kind_of
@@ -189,8 +189,7 @@ def model_of(checkpoint: Checkpoint) -> GraphRewriter:
 def trained_neighbourhoods(
     traced: NeighbourhoodSet, held_out: float, checkpoint: Checkpoint
 ) -> set[NeighbourhoodTokens]:
-    """The neighbourhoods that a network was trained on: those traced but for the share held out, and those of own
-    runs."""
+    """What a network was trained on: the traced neighbourhoods that are not held out, and its mistakes in own runs."""
     trained = {neighbourhood for neighbourhood in traced.neighbourhoods if not is_held_out(neighbourhood, held_out)}
     return trained | {each.neighbourhood for each in mistakes_of(checkpoint.state["data"])}
 

@@ -1,4 +1,4 @@
-"""The expression language: nested tuples in Python, Polish text outside, one graph node per operator or leaf.
+"""The expression language as nested tuples in Python: what is legal, and what every part of `curriculum` asks of one.
 
 An expression is an ``int``, a ``str`` (a symbol, or a decimal such as ``"0.1"``) or a tuple
 ``(operator, operand, ...)``: ``("+", ("*", 2, "x"), 5)`` is the text ``(+ (* 2 x) 5)``.
@@ -16,16 +16,16 @@ An expression is an ``int``, a ``str`` (a symbol, or a decimal such as ``"0.1"``
 ``(approx E)``         the value to 3 significant digits
 =====================  =======================================================================
 
-The symbols ``e`` and ``pi`` are constants. Nothing here knows what an operator means: see ``exact``.
+The symbols ``e`` and ``pi`` are constants. Nothing here knows what an operator means: see ``exact``; text is read in
+``parsing``.
 """
 
-import difflib
 import itertools
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 
 from dagnn.errors import ExpressionError
 
@@ -61,97 +61,15 @@ MAX_SIZE = 100_000
 MAX_DIGITS = 4_000
 MAX_BITS = 13_288  # log2(10 ** 4,000)
 
-# What others call our operators; the nearest spelling of int would be sin.
-_OTHER_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("ln", "Log", "log_e", "loge"), "log"),
-    **dict.fromkeys(("int", "Int", "integral", "Integrate", "antiderivative"), "integrate"),
-    **dict.fromkeys(("diff", "Diff", "D", "d", "derivative", "d/dx"), "derive"),
-    **dict.fromkeys(("\N{MINUS SIGN}", "\N{EN DASH}", "minus", "sub", "neg"), "-"),
-    **dict.fromkeys(("\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}", "\N{DOT OPERATOR}", "times", "mul"), "*"),
-    **dict.fromkeys(("\N{DIVISION SIGN}", "div", "over"), "/"),
-    **dict.fromkeys(("**", "pow", "power"), "^"),
-    **dict.fromkeys(("plus", "add", "sum"), "+"),
-    **dict.fromkeys(("==", "eq"), "="),
-    **dict.fromkeys(("N", "evalf", "numeric"), "approx"),
-}
-
-# Words that stand for no unknown, though they could name one; and what to write.
+# Words that are no symbols, though they could name one; and what to write.
 _NO_SYMBOLS: Mapping[str, str] = {
     "\N{GREEK SMALL LETTER PI}": "pi",
     **dict.fromkeys(("inf", "Inf", "infinity", "Infinity", "oo", "nan", "NaN"), "a number"),
 }
 
-_TOKEN = re.compile(r"[()]|[^\s()]+")
 _INTEGER = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
 _KEYBOARD = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-"})
-
-
-def parse(text: str) -> Expr:
-    """The expression that a Polish text writes.
-
-    Raises:
-        ExpressionError: the text is not one expression; the message names the position (from 0), and says the Polish
-            form of infix text such as ``2*x + 5``.
-
-    >>> parse("(+ (* 2 x) 5)")
-    ('+', ('*', 2, 'x'), 5)
-    """
-    try:
-        return read_polish(text)
-    except ExpressionError as error:
-        polish = _polish_of_infix(text)
-        if polish is None:
-            raise
-        raise ExpressionError(f"{error} Read as infix text it is {polish}: write that.") from None
-
-
-def read_polish(text: str) -> Expr:
-    """As ``parse``, without a word on infix text."""
-    if not isinstance(text, str):
-        raise ExpressionError(f"parse reads text such as '(+ 2 3)', got {type(text).__name__}.")
-    open_lists: list[list[Any]] = []
-    opened_at: list[int] = []
-    result: Expr | None = None
-    size = 0
-    for match in _TOKEN.finditer(text):
-        token, at = match.group(), match.start()
-        if result is not None:
-            raise ExpressionError(f"the expression ends before position {at}, but {shortened(token)} follows: drop it.")
-        # A node is a leaf or an opening parenthesis: the operator behind it names the node, and ")" ends it.
-        if token == "(":
-            size += 1
-            if open_lists and not open_lists[-1]:
-                _refuse_operator(token, at)
-            if len(open_lists) >= MAX_DEPTH:
-                raise ExpressionError(f"nested deeper than {MAX_DEPTH} at position {at}: split the expression.")
-            open_lists.append([])
-            opened_at.append(at)
-            continue
-        if token == ")":
-            if not open_lists:
-                raise ExpressionError(f"')' at position {at} closes nothing: drop it, or open a parenthesis before it.")
-            application = tuple(open_lists.pop())
-            _check_application(application, f" at position {opened_at.pop()}")
-            done: Expr = application
-        elif open_lists and not open_lists[-1]:
-            if token not in ARITY:
-                _refuse_operator(token, at)
-            done = token
-        else:
-            done = leaf_of(token, f" at position {at}")
-            size += 1
-        if size > MAX_SIZE:
-            raise ExpressionError(f"the expression has more than {MAX_SIZE:,} nodes at position {at}: split it.")
-        if open_lists:
-            open_lists[-1].append(done)
-        else:
-            result = done
-    if open_lists:
-        raise ExpressionError(f"the parenthesis at position {opened_at[-1]} is never closed: add ')'.")
-    if result is None:
-        raise ExpressionError("the text is empty: write an expression such as (+ 2 3).")
-    return result
 
 
 def to_text(expr: Expr) -> str:
@@ -231,7 +149,7 @@ def check(expr: Expr) -> None:
                 raise ExpressionError(f"nested deeper than {MAX_DEPTH}: split the expression.")
             if not item or not isinstance(item[0], str) or item[0] not in ARITY:
                 raise ExpressionError(f"a tuple starts with an operator, got {shortened(item[0] if item else '()')}.")
-            _check_application(item, "")
+            check_application(item, "")
             waiting.extend((operand, level + 1) for operand in item[1:])
         elif isinstance(item, str):
             leaf_of(item)
@@ -239,6 +157,35 @@ def check(expr: Expr) -> None:
             raise ExpressionError(f"a leaf is an int or a str, got {type(item).__name__} {shortened(item)}.")
         elif item.bit_length() > MAX_BITS:
             raise ExpressionError(f"a number has more than {MAX_DIGITS:,} digits.")
+
+
+def check_application(expr: tuple[Any, ...], where: str) -> None:
+    """Number of operands, and a symbol where an operator binds one."""
+    if not expr:
+        raise ExpressionError(f"empty parentheses{where}: write an operator and its operands, such as (+ 2 3).")
+    head, given = expr[0], len(expr) - 1
+    fewest, most = ARITY[head]
+    if given < fewest or (most is not None and given > most) or (head == "integrate" and given == 3):
+        raise ExpressionError(f"{head}{where} takes {_operands(head)}, got {given}.")
+    if head in BINDERS:
+        name = expr[BINDERS[head]]
+        if not isinstance(name, str) or is_decimal(name) or name in CONSTANTS:
+            raise ExpressionError(
+                f"{head}{where} needs a symbol as operand {BINDERS[head]}, got {shortened(to_text(name))}: "
+                "any name but the constants e and pi."
+            )
+        if head == "solve" and not (isinstance(expr[1], tuple) and expr[1][0] == "="):
+            raise ExpressionError(
+                f"solve{where} needs an equation (= L R) as operand 1, got {shortened(to_text(expr[1]))}."
+            )
+
+
+def _operands(head: str) -> str:
+    if head == "integrate":
+        return "2 operands (E x) or 4 (E x from to)"
+    fewest, most = ARITY[head]
+    count = f"{fewest} operand{'s' if fewest != 1 else ''}"
+    return count if most == fewest else f"at least {count}"
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
@@ -391,53 +338,6 @@ def from_fraction(value: Fraction) -> Expr:
     if value.denominator == 1:
         return value.numerator
     return ("/", value.numerator, value.denominator)
-
-
-def _check_application(expr: tuple[Any, ...], where: str) -> None:
-    """Number of operands, and a symbol where an operator binds one."""
-    if not expr:
-        raise ExpressionError(f"empty parentheses{where}: write an operator and its operands, such as (+ 2 3).")
-    head, given = expr[0], len(expr) - 1
-    fewest, most = ARITY[head]
-    if given < fewest or (most is not None and given > most) or (head == "integrate" and given == 3):
-        raise ExpressionError(f"{head}{where} takes {_operands(head)}, got {given}.")
-    if head in BINDERS:
-        name = expr[BINDERS[head]]
-        if not isinstance(name, str) or is_decimal(name) or name in CONSTANTS:
-            raise ExpressionError(
-                f"{head}{where} needs a symbol as operand {BINDERS[head]}, got {shortened(to_text(name))}: "
-                "any name but the constants e and pi."
-            )
-        if head == "solve" and not (isinstance(expr[1], tuple) and expr[1][0] == "="):
-            raise ExpressionError(
-                f"solve{where} needs an equation (= L R) as operand 1, got {shortened(to_text(expr[1]))}."
-            )
-
-
-def _operands(head: str) -> str:
-    if head == "integrate":
-        return "2 operands (E x) or 4 (E x from to)"
-    fewest, most = ARITY[head]
-    count = f"{fewest} operand{'s' if fewest != 1 else ''}"
-    return count if most == fewest else f"at least {count}"
-
-
-def _polish_of_infix(text: object) -> str | None:
-    """The Polish form of an infix text; None for what is none, or too long to show."""
-    from dagnn.curriculum.infix import from_infix  # which reads expressions, and so imports this file
-
-    if not isinstance(text, str) or len(text) > 200 or text.isidentifier():
-        return None
-    try:
-        return to_text(from_infix(text))
-    except ExpressionError:
-        return None
-
-
-def _refuse_operator(token: str, at: int) -> NoReturn:
-    close = [_OTHER_NAMES[token]] if token in _OTHER_NAMES else difflib.get_close_matches(token, ARITY, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"the operators are {' '.join(ARITY)}."
-    raise ExpressionError(f"expected an operator at position {at}, got {shortened(token)}: {hint}")
 
 
 def shortened(item: object) -> str:

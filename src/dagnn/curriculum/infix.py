@@ -23,10 +23,8 @@ from dagnn.curriculum.expression import (
     FUNCTIONS,
     MAX_DEPTH,
     Expr,
-    check,
     free_symbols,
     leaf_of,
-    read_polish,
     shortened,
 )
 from dagnn.errors import ExpressionError
@@ -55,8 +53,6 @@ _RUN_ON_CALL = re.compile(rf"({'|'.join((*FUNCTIONS, 'ln'))})(\d*[xyzθ]|\d+|pi|
 _DIFFERENTIAL = re.compile(r"d[^\W\d]")
 # operator -> numbers of arguments
 _CALLS = {**dict.fromkeys((*FUNCTIONS, "approx"), (1,)), "derive": (2,), "integrate": (2, 4), "subst": (3,)}
-# A sign that begins a parenthesis and is set apart: infix text hardly ever has one, Polish text nothing else.
-_POLISH_SIGN = re.compile(r"\(\s*[-−–+*/^]\s")
 # What may stand before a factor without a sign between: 2x, (x+1)(x-1).
 _NUMBER, _CLOSED, _OTHER = "number", "closed", "other"
 
@@ -67,37 +63,14 @@ class _Token(NamedTuple):
     glued: bool  # no space before it
 
 
-def from_infix(text: str) -> Expr:
-    """The expression that an infix text writes; an equation is solved for its one symbol.
+def read_infix(text: str) -> tuple[Expr, bool]:
+    """The expression that an infix text writes, and whether a product in it has no sign.
 
     Raises:
-        ExpressionError: it is no infix text, or one that can be read in two ways; the message says what to write.
-
-    >>> from_infix("2*x + 5 = 13")
-    ('solve', ('=', ('+', ('*', 2, 'x'), 5), 13), 'x')
-    >>> from_infix("d/dx x^2")
-    ('derive', ('^', 'x', 2), 'x')
+        ExpressionError: it is no infix text, or one that can be read in two ways.
     """
-    if not isinstance(text, str):
-        raise ExpressionError(f"from_infix reads text such as '2*x + 5', got {type(text).__name__}.")
     reader = _Reader(text)
-    expr = reader.whole()
-    check(expr)
-    if _is_polish(text, expr) or (reader.has_bare_product and _POLISH_SIGN.search(text)):
-        raise ExpressionError(
-            f"{shortened(text)} looks like Polish text, which means something else: read it with parse, or write "
-            "a * for every product and no space behind '(-'."
-        )
-    return expr
-
-
-def _is_polish(text: str, expr: Expr) -> bool:
-    """Is it Polish text too, with another meaning? ``(- 5 -3)`` is."""
-    try:
-        polish = read_polish(text)
-    except ExpressionError:
-        return False
-    return polish != expr and not (isinstance(polish, tuple) and len(polish) == 2)
+    return reader.whole(), reader.has_bare_product
 
 
 class _Reader:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluation import Evaluation, LevelResult, NeighbourhoodCounts
+from dagnn.curriculum.evaluation_record import Evaluation, LevelResult, NeighbourhoodCounts
 from dagnn.files import replace_file
 from dagnn.training.metrics import read_metrics
 from dagnn.training.run.directory import RunDirectory
@@ -25,7 +25,7 @@ def draw_curves(
     accuracy_of_level: Mapping[int, Sequence[tuple[int, float]]],
     errors: Mapping[str, Mapping[str, int]] | None,
 ) -> bytes:
-    """The four panels as a PNG.
+    """The four plots as a PNG.
 
     Matplotlib's objects with the Agg canvas, never pyplot: that looks for a display, and on a server finds none.
 
@@ -42,11 +42,11 @@ def draw_curves(
     figure = Figure(figsize=(12, 8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, parse_math=False)  # a directory may be called $x
-    panels = figure.subplots(2, 2)
-    _draw_loss(panels[0, 0], steps)
-    _draw_accuracy(panels[0, 1], accuracy_of_level)
-    _draw_lr(panels[1, 0], steps)
-    _draw_errors(panels[1, 1], errors)
+    plots = figure.subplots(2, 2)
+    _draw_loss(plots[0, 0], steps)
+    _draw_accuracy(plots[0, 1], accuracy_of_level)
+    _draw_lr(plots[1, 0], steps)
+    _draw_errors(plots[1, 1], errors)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
@@ -87,8 +87,8 @@ def _draw_lr(axes: Any, steps: Sequence[Mapping[str, Any]]) -> None:
 def _draw_errors(axes: Any, errors: Mapping[str, Mapping[str, int]] | None) -> None:
     axes.set(title="wrong answers by operator and reason")
     if not errors:
-        told = "not evaluated yet" if errors is None else "none"
-        axes.text(0.5, 0.5, told, ha="center", va="center", transform=axes.transAxes)
+        text = "not evaluated yet" if errors is None else "none"
+        axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     axes.set(xlabel="wrong answers")
@@ -129,7 +129,7 @@ def report(run: str | Path, *, picture: str | Path | None = None) -> Report:
     """The report of a run directory, from metrics.jsonl and evaluation.json; the run may still be training.
 
     Without an evaluation.json of its last step, it says "not evaluated yet" and shows the accuracies of the evaluations
-    in metrics.jsonl, made while training. A picture that cannot be made is told in the report and is no error.
+    in metrics.jsonl, made while training. A picture that cannot be made is named in the report and raises no error.
 
     Args:
         run: the run directory.
@@ -190,11 +190,11 @@ def results_table(evaluation: Evaluation) -> list[str]:
     for name, seconds in (("CPU", evaluation.cpu_seconds), ("wall", evaluation.wall_seconds)):
         if seconds is not None:
             cost.append(f"{seconds:,.0f} {name} seconds")
-    told = [] if evaluation.evaluated else [_NOT_YET + (": accuracies of validation, while training" if lines else "")]
+    note = [] if evaluation.evaluated else [_NOT_YET + (": accuracies of validation, while training" if lines else "")]
     if not lines:
         return [_NOT_YET, ", ".join(cost)]
     return [
-        *told,
+        *note,
         *_aligned([head, *lines]),
         *_wrong(evaluation),
         *_neighbourhoods(evaluation.neighbourhoods),

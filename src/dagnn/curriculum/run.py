@@ -1,5 +1,4 @@
-"""The main job: collect the neighbourhoods of all levels, train a GraphRewriter on them, judge it by the exact
-engine."""
+"""The main job: collects the neighbourhoods of all levels, trains a GraphRewriter on them, and evaluates it."""
 
 import functools
 import os
@@ -21,7 +20,7 @@ from dagnn.curriculum.evaluate import (
     opened_run,
     samples_of,
 )
-from dagnn.curriculum.evaluation import Evaluation
+from dagnn.curriculum.evaluation_record import Evaluation
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.algebra import COMMUTATIVE
@@ -72,8 +71,8 @@ def train(
         reschedule: "keep" or "stretch", where a resume changes ``max_steps`` under a cosine.
         note: called with a line about what is being done.
 
-    Several processes, joined by torch.distributed, all call it: they share every batch and every evaluation; the
-    first one traces, writes and judges the result, which all get.
+    Under torch.distributed every process calls it. They share each batch and each evaluation; the first one traces,
+    writes and judges, and all of them get the result.
 
     Raises:
         TrainingInterrupted: by a signal; everything is saved.
@@ -180,7 +179,7 @@ def _first_network(config: CurriculumConfig) -> GraphRewriter:
 
     Raises:
         RunError, CheckpointError: there is no run, or no whole checkpoint of a network with the labels of this version.
-        ConfigError: it is not as ``config.model`` says; the message tells what differs.
+        ConfigError: it is not as ``config.model`` says; the message says what differs.
     """
     checkpoint = opened_run(config.warm_start)[2]
     try:
@@ -193,17 +192,18 @@ def _first_network(config: CurriculumConfig) -> GraphRewriter:
         "blocks": len(network.blocks),
         "slot_width": network.slot_width,
     }
-    # Without graphs it stands for nothing. Slots may be more or fewer, and a head of whole graphs may be new.
+    # Without graphs it has no meaning. Slots may be more or fewer, and a head of whole graphs may be new.
     if network.graphs is not None:
         there["graph_dim"] = network.graph_dim
     different = {name: value for name, value in there.items() if value != getattr(config.model, name)}
     if different:
-        told = ", ".join(
+        differences = ", ".join(
             f"model.{name} is {value} there, {getattr(config.model, name)} here" for name, value in different.items()
         )
         flags = " ".join(f"--model.{name.replace('_', '-')} {value}" for name, value in different.items())
         raise ConfigError(
-            f"warm_start = {config.warm_start}: its network does not fit: {told}. Add {flags}, or leave warm_start out."
+            f"warm_start = {config.warm_start}: its network does not fit: {differences}. "
+            f"Add {flags}, or leave warm_start out."
         )
     return network
 
@@ -215,7 +215,7 @@ def _judged(run: RunDirectory, config: CurriculumConfig) -> Evaluation:
 
 
 def _judged_before(run: RunDirectory, config: CurriculumConfig, step: int) -> Evaluation | None:
-    """The evaluation in the run, where it is of this step and asked as many expressions."""
+    """The evaluation that the run holds, if it is of this step and has as many expressions."""
     try:
         found = Evaluation.read(run.path)
     except RunError:
@@ -272,13 +272,12 @@ def _progress_of(
     step: int,
     processes: Processes,
 ) -> dict[str, Any]:
-    """Part of the open levels' neighbourhoods that are wrong, and the accuracy by level on fresh validation
-    expressions.
+    """Share of the open levels' neighbourhoods that are wrong, and accuracy by level on new validation expressions.
 
     Wrong neighbourhoods are drawn more often from then on: of 82,000, three to seven stayed wrong to the end without
-    that. While too many neighbourhoods are wrong nothing is asked: then there is no accuracy by level, and
-    ``accuracy``, which ranks checkpoints, is 0. Every process looks at all neighbourhoods, which takes little and
-    decides alike, and asks its share of the expressions.
+    that. While too many are wrong no expression is answered: there is no accuracy by level, and ``accuracy``,
+    which ranks checkpoints, is 0. Every process checks all neighbourhoods, which is cheap and gives all of them the
+    same decision, and answers its share of the expressions.
     """
     levels = promotion.active
     wrong_neighbourhoods = loader.wrong_neighbourhoods(model, levels)
@@ -306,11 +305,10 @@ def _progress_of(
 
 
 def _mistakes_of(model: GraphRewriter, config: CurriculumConfig, levels: tuple[int, ...], step: int) -> list[Mistake]:
-    """The neighbourhoods that the network meets in runs of its own and gets wrong, on training expressions not yet
-    traced.
+    """Neighbourhoods that the network gets wrong when it answers training expressions that were not traced.
 
-    Off the right path it meets neighbourhoods that no trace holds. Every process finds the same ones: they all have the
-    same weights.
+    Off the right path it meets neighbourhoods that no trace holds. Every process has the same weights, so all of them
+    find the same ones.
     """
     found: dict[NeighbourhoodTokens, Mistake] = {}
     count = config.curriculum.own_runs

@@ -1,4 +1,4 @@
-"""One expression answered by a network: its steps, how sure it was of each, and where it left the engine's path."""
+"""One expression answered by a network: its steps, its confidence in each, and where it left the engine's path."""
 
 import time
 from collections.abc import Container, Sequence
@@ -209,7 +209,7 @@ def _read(text: str) -> Expr:
 
 
 class Proposer(Protocol):
-    """A network that says how sure it is; `GraphRewriter` is one."""
+    """A network that gives a confidence with each replacement, such as `GraphRewriter`."""
 
     def propose(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> Sequence[Proposal]: ...
 
@@ -235,7 +235,7 @@ def solve_with(
         result, steps = machine.recorded(term, budget=budget, seconds=seconds, max_tokens=_SHOWN_TOKENS)
     spent = time.perf_counter() - start
 
-    def told(number: int) -> SolvedStep:
+    def described(number: int) -> SolvedStep:
         step = steps[number]
         return SolvedStep(number + 1, *_texts(step, names), rewriter.confidence_of[step.neighbourhood])
 
@@ -247,13 +247,13 @@ def solve_with(
         reason=result.stopped.replace("normal form", "answer"),
         seconds=spent,
         steps=result.steps,
-        least_certain=None if least is None else told(least),
+        least_certain=None if least is None else described(least),
         unseen=None
         if trained is None
         else sum(neighbourhood not in trained for neighbourhood in rewriter.confidence_of),
         doubt=doubt,
-        departure=None if departed is None else Departure(told(departed), _engine_text(steps[departed], names)),
-        trace=tuple(told(i) for i in range(len(steps)) if trace and (steps.changed(i) or i == departed)),
+        departure=None if departed is None else Departure(described(departed), _engine_text(steps[departed], names)),
+        trace=tuple(described(i) for i in range(len(steps)) if trace and (steps.changed(i) or i == departed)),
     )
     answer = None if result.tokens is None else from_term(result.tokens, names)
     text = "" if answer is None else to_text(answer)
@@ -304,7 +304,7 @@ def _engine_failure(level: int, expression: Expr, answer: str, seconds: float) -
 
 
 class _Remembering:
-    """A network as a `Rewriter` that keeps how sure it was of every neighbourhood."""
+    """A network as a `Rewriter` that keeps its confidence in every neighbourhood."""
 
     def __init__(self, model: Proposer, trained: Container[NeighbourhoodTokens] | None, *, doubts_digits: bool) -> None:
         self._model, self._trained = model, trained

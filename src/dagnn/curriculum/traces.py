@@ -1,5 +1,4 @@
-"""The training set of the curriculum: every distinct neighbourhood of many traces, its replacement and how often it
-came."""
+"""The training set of the curriculum: every distinct neighbourhood of many traces, with its replacement and counts."""
 
 import signal
 import threading
@@ -23,25 +22,12 @@ from dagnn.rewriting.dataset import NeighbourhoodSet
 from dagnn.rewriting.machine import LabelTokens, RewritingMachine
 from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, encode_replacement
 
-# Kinds of neighbourhoods. A fact of the last two, such as 7 * 8 + 5 or the sine of 0.3, can only be learned by seeing
-# it.
+# Kinds of neighbourhoods. A network must see a fact of the last two, such as 7 * 8 + 5 or the sine of 0.3, to know it.
 SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS = "symbolic", "digits", "digit products", "functions"
 KINDS = (SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS)
 
+# Of the files of rules; every other one is symbolic.
 _KIND_OF_SUBJECT = {"numbers": DIGITS, "rationals": DIGITS, "elementary": CONSTANTS}
-
-
-def kind_of(neighbourhood: NeighbourhoodTokens) -> str:
-    """One of `KINDS`, by the file of the rule that rewrites the neighbourhood.
-
-    Symbolic are algebra, substitution, derivatives, integrals and equations; digits are the steps of rational
-    arithmetic but for the product of two digits with a carry; functions are level 4's, with their constants.
-    """
-    label = SIGNATURE.shown[neighbourhood[0]].kind
-    if label == "times_digit":
-        return PRODUCTS
-    return _KIND_OF_SUBJECT.get(RULES[label].__module__.rpartition(".")[2], SYMBOLIC)
-
 
 # Samples traced before the shared stack is unwound; enough to make the cost of one call small.
 _CHUNK = 500
@@ -74,7 +60,7 @@ def collect_neighbourhoods(
     else:
         # Not fork: the parent may already run PyTorch's threads, which a forked child would wait for forever.
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            with _deaf_to_ctrl_c():
+            with _ignoring_ctrl_c():
                 shares = [
                     pool.submit(_trace_share, samples, seed, preset, number, processes) for number in range(processes)
                 ]
@@ -95,10 +81,24 @@ def collect_neighbourhoods(
     )
 
 
+def kind_of(neighbourhood: NeighbourhoodTokens) -> str:
+    """One of `KINDS`, by the file of the rule that rewrites the neighbourhood.
+
+    Symbolic are algebra, substitution, derivatives, integrals and equations; digits are the steps of rational
+    arithmetic but for the product of two digits with a carry; functions are level 4's, with their constants.
+    """
+    label = SIGNATURE.shown[neighbourhood[0]].kind
+    if label == "times_digit":
+        return PRODUCTS
+    return _KIND_OF_SUBJECT.get(RULES[label].__module__.rpartition(".")[2], SYMBOLIC)
+
+
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes that are started inside leave Ctrl-C, which a terminal sends to all of a group, to this one: it ends
-    them, and each would print a traceback of its own."""
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C: a terminal sends it to all of them, and each would print a traceback.
+
+    The parent gets it too, and ends them.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only there may Python set a handler
         return

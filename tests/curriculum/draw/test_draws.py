@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagnn.curriculum.draw.arithmetic import TOO_LARGE, Draws, Dropped, refuse_large_numbers
-from dagnn.curriculum.expression import parse
+from dagnn.curriculum.parsing import parse
 
 
 @given(st.text(), st.integers(-50, 50), st.integers(0, 100))

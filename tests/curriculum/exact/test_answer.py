@@ -1,7 +1,8 @@
 import pytest
 
 from dagnn.curriculum.exact.answer import answer
-from dagnn.curriculum.expression import parse, to_text
+from dagnn.curriculum.expression import to_text
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagnn.curriculum.exact.precise import decimal_leaf, decimal_of_digits, same_decimal
-from dagnn.curriculum.expression import number_of, parse, to_text
+from dagnn.curriculum.expression import number_of, to_text
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagnn.curriculum.exact.polynomial import rational_roots, solve
-from dagnn.curriculum.expression import from_fraction, parse, to_text
+from dagnn.curriculum.expression import from_fraction, to_text
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 rationals = st.fractions(min_value=-50, max_value=50, max_denominator=12)

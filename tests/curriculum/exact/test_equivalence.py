@@ -4,7 +4,7 @@ from hypothesis import given, settings
 
 from dagnn.curriculum.exact.equivalence import equivalent
 from dagnn.curriculum.exact.simplify import simplify
-from dagnn.curriculum.expression import parse
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagnn.curriculum.exact.evaluate import LimitError, evaluate, exact_root
-from dagnn.curriculum.expression import parse
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 

@@ -4,7 +4,8 @@ from sympy_bridge import same_function, to_sympy
 
 from dagnn.curriculum.exact.integral import antiderivative, definite_integral
 from dagnn.curriculum.exact.simplify import simplify
-from dagnn.curriculum.expression import parse, to_text
+from dagnn.curriculum.expression import to_text
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 SUPPORTED = [

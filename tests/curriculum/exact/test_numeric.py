@@ -4,7 +4,7 @@ import math
 import pytest
 
 from dagnn.curriculum.exact.evaluate import complex_value, is_well_rounded, well_conditioned_value
-from dagnn.curriculum.expression import parse
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagnn.curriculum.exact.precise import approximate, approximate_once, decimal_leaf, enclosure, ends_of
-from dagnn.curriculum.expression import parse, to_text
+from dagnn.curriculum.expression import to_text
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 

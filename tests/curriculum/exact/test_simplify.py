@@ -6,7 +6,8 @@ from hypothesis import given, settings
 
 from dagnn.curriculum.exact.evaluate import complex_value
 from dagnn.curriculum.exact.simplify import collect_terms, simplify
-from dagnn.curriculum.expression import parse, size, to_text
+from dagnn.curriculum.expression import size, to_text
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 

@@ -8,7 +8,8 @@ from rule_terms import rewritten
 
 from dagnn.curriculum.engine import normal_form
 from dagnn.curriculum.exact.evaluate import evaluate
-from dagnn.curriculum.expression import parse, to_text
+from dagnn.curriculum.expression import to_text
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from rule_terms import rewritten
 
 from dagnn.curriculum.engine import normal_form
-from dagnn.curriculum.expression import from_fraction, parse
+from dagnn.curriculum.expression import from_fraction
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.verdict import judge
 
 

@@ -5,9 +5,10 @@ from itertools import product
 import pytest
 
 from dagnn.curriculum.engine import RuleEngine, to_term
-from dagnn.curriculum.expression import ARITY, parse
+from dagnn.curriculum.expression import ARITY
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS
+from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.rules import SIGNATURE, SUBJECTS, apply_rule
 from dagnn.curriculum.rules.elementary import constant_terms
 from dagnn.curriculum.rules.numbers import LABELS, RULES

@@ -39,7 +39,7 @@ def equivalent(a: Expr, b: Expr, *, up_to_constant: bool = False) -> bool:
     point where both are real may differ. Off the real axis a third may differ, because forms such as ``log(a b)`` and
     ``log a + log b`` sit on different branches there.
 
-    Real values that differ are told apart to 1,200 digits, complex ones to 9.
+    Real values are compared to 1,200 digits, complex ones to 9.
 
     Args:
         a, b: expressions of operators and functions.
