@@ -12,7 +12,7 @@ from dagnn.accumulation.window import Window
 from dagnn.errors import AccumulationError, ConfigError
 
 
-class WindowClosure:
+class _WindowClosure:
     """A closure over a whole window, with the same random numbers at every call.
 
     The first evaluation happens before the step (SAM expects its gradient to exist); the first call returns it again
@@ -77,7 +77,7 @@ def step_with_closure(finalizer: Finalizer, run: Callable[[], Window]) -> tuple[
     (optimizer,) = finalizer.optimizers
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     lr = finalizer.lr
-    closure = WindowClosure(parameters, finalizer.max_norm, run)
+    closure = _WindowClosure(parameters, finalizer.max_norm, run)
     window, norm = closure.first
     if window.totals.empty:
         return window, Stepped(float("nan"), lr, "empty")

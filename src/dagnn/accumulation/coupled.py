@@ -36,7 +36,7 @@ class _Call:
     autocast: list[tuple[str, bool, torch.dtype]]
 
 
-class CachedModel:
+class _CachedModel:
     """Replaces the model inside ``loss_fn``: calls run piece by piece, attributes are the model's own.
 
     Sub-modules reached as attributes (``model.text_encoder(tokens)``) are cached as well; other methods run as they
@@ -50,7 +50,7 @@ class CachedModel:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._module, name)
-        return CachedModel(value, self._micro_batch_size, self._calls) if isinstance(value, nn.Module) else value
+        return _CachedModel(value, self._micro_batch_size, self._calls) if isinstance(value, nn.Module) else value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _run_pieces(self._module, args, kwargs, self._micro_batch_size, self._calls)
@@ -64,7 +64,7 @@ def cached_loss(
     Run backward on the loss first, then call the function with a backward that sums into the parameters' gradients.
     """
     calls: list[_Call] = []
-    loss = loss_fn(CachedModel(model, micro_batch_size, calls), batch)
+    loss = loss_fn(_CachedModel(model, micro_batch_size, calls), batch)
 
     def finish(backward: Backward) -> None:
         while calls:

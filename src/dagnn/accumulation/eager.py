@@ -175,7 +175,7 @@ class LastBackwardSums(_HookedSums):
     """Any optimizer, stepped parameter by parameter during the backward pass of the last micro-batch.
 
     Each gradient is freed as soon as it is used. With one micro-batch per window gradients never exist in full; with
-    more, the peak is before the last backward pass, so that little is saved.
+    more, the peak is before the last backward pass, so it saves little.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], optimizers: Sequence[Optimizer]) -> None:

@@ -51,7 +51,7 @@ def count_items(batch: Any, *, advice: str = CANNOT_COUNT) -> int:
         inputs, targets = batch
         if inputs.ndim and targets.ndim and inputs.size(0) == targets.size(0):
             return int(inputs.size(0))
-    counts = possible_counts(batch, outer=True)
+    counts = _possible_counts(batch, outer=True)
     if counts is None:
         raise AccumulationError(
             f"a micro-batch of type {type(batch).__name__} holds nothing with a first dimension, {advice}."
@@ -66,7 +66,7 @@ def count_items(batch: Any, *, advice: str = CANNOT_COUNT) -> int:
     return counts.pop()
 
 
-def possible_counts(batch: Any, *, outer: bool = False) -> set[int] | None:
+def _possible_counts(batch: Any, *, outer: bool = False) -> set[int] | None:
     """Every number of items that ``batch`` may be read as; None where it says nothing about them.
 
     Args:
@@ -78,7 +78,7 @@ def possible_counts(batch: Any, *, outer: bool = False) -> set[int] | None:
         return {int(batch.size(0))} if batch.ndim else None
     if isinstance(batch, np.ndarray):
         return {int(batch.shape[0])} if batch.ndim else None
-    if is_sized(batch) or is_items(batch):
+    if is_sized(batch) or _is_items(batch):
         return {len(batch)}
     if isinstance(batch, (list, tuple)) and not _is_parts(batch, outer):
         if items := _only_items(batch):
@@ -111,7 +111,7 @@ def parts_of(structure: Any) -> Iterable[Any]:
     return ()
 
 
-def is_items(value: Any) -> bool:
+def _is_items(value: Any) -> bool:
     """True for a list or tuple of plain values (strings, numbers, graphs), which is split between its elements."""
     return isinstance(value, (list, tuple)) and not any(is_structure(part) or is_sized(part) for part in value)
 
@@ -126,7 +126,7 @@ def is_list_of_items(value: Any, num_items: int, *, outer: bool, beside_items: b
     Raises:
         AccumulationError: ``value`` may be either.
     """
-    if is_items(value):
+    if _is_items(value):
         return True
     if not isinstance(value, (list, tuple)) or _is_parts(value, outer) or len(value) != num_items:
         return False
@@ -170,7 +170,7 @@ def counter_for(loader: Any) -> Callable[[Any], int]:
 
 def as_parts(batch: Any) -> Any:
     """``batch`` of ``default_collate``, with its lists marked as parts: that function never makes a list of items."""
-    if type(batch) is list and not is_items(batch):
+    if type(batch) is list and not _is_items(batch):
         return Parts(as_parts(part) for part in batch)
     if type(batch) is dict:
         return {key: as_parts(part) for key, part in batch.items()}
@@ -220,7 +220,7 @@ def _agreed(parts: Iterable[Any]) -> set[int] | None:
     """The counts that all of ``parts`` allow; None if none of them says anything."""
     agreed: set[int] | None = None
     for part in parts:
-        counts = possible_counts(part)
+        counts = _possible_counts(part)
         if counts is not None:
             agreed = counts if agreed is None else agreed & counts
     return agreed
@@ -228,8 +228,8 @@ def _agreed(parts: Iterable[Any]) -> set[int] | None:
 
 def _sizes(batch: Any) -> Iterator[int]:
     """Every count in ``batch``, for a message."""
-    if isinstance(batch, (Tensor, np.ndarray, PackedSequence)) or is_sized(batch) or is_items(batch):
-        yield from possible_counts(batch) or ()
+    if isinstance(batch, (Tensor, np.ndarray, PackedSequence)) or is_sized(batch) or _is_items(batch):
+        yield from _possible_counts(batch) or ()
     elif is_structure(batch):
         for part in parts_of(batch):
             yield from _sizes(part)

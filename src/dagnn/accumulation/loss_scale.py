@@ -1,4 +1,4 @@
-"""Losses on their way to backward: checked, times their share of the window and the loss scale."""
+"""What happens to a loss before its backward pass: checks, its share of the window, and the loss scale."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def _called(name: str) -> str:
     return "loss" if name == SINGLE else f"loss {name!r}"
 
 
-def holds_float16(loss: Tensor) -> bool:
+def _holds_float16(loss: Tensor) -> bool:
     """True if the graph of ``loss`` sends a float16 gradient anywhere, as float16 autocast does.
 
     What is float16 between parameters of 32 bits was cast on the way, or is inside a function of the user's own: only
@@ -160,7 +160,7 @@ class LossScale:
 
     @property
     def leftover(self) -> float:
-        """What the sums of this process are still to be multiplied by, before they are joined."""
+        """What the sums of this process must still be multiplied by, before the sum over processes."""
         return self._residual / self._scale
 
     def state(self) -> dict[str, float] | None:
@@ -178,7 +178,7 @@ class LossScale:
                 return True
         if self._low is None:
             # A loss scaler guards what float16 layers send back; without one, only the graph shows that there are any.
-            self._low = self._scale == 1.0 and any(map(holds_float16, losses))
+            self._low = self._scale == 1.0 and any(map(_holds_float16, losses))
         return self._low
 
     def _rescale(self, residual: float) -> None:

@@ -13,12 +13,12 @@ from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
 
 
-def unique_parameters(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+def _unique_parameters(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Each parameter once, in order: tied weights and several optimizers may list one twice."""
     return list({id(parameter): parameter for parameter in parameters}.values())
 
 
-def as_list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     """``value`` itself if it is a list or tuple, else a list of it."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
@@ -34,7 +34,7 @@ def check_optimizers(optimizer: Any) -> list[Optimizer]:
 
 
 def _list_of(value: Any, kind: type[Any], argument: str, wanted: str, noun: str) -> list[Any]:
-    items = as_list(value)
+    items = _as_list(value)
     for item in items:
         if not isinstance(item, kind):
             raise ConfigError(f"{argument} must be {wanted}, or a list of them, got {type(item).__name__}.")
@@ -128,7 +128,7 @@ class OwnedParameters:
     def _look_up(self) -> None:
         if not self._is_current():
             self._listed = self._groups()
-            self._unique = unique_parameters(self._listed)
+            self._unique = _unique_parameters(self._listed)
 
     def _check_stale(self, without_gradient: list[nn.Parameter]) -> None:
         """Parameters without a gradient are unused, or no part of the model any more, which has others instead."""
@@ -164,7 +164,7 @@ def check_schedulers(scheduler: Any, optimizers: Sequence[Optimizer]) -> list[An
     Raises:
         ConfigError: one of them cannot, is given twice, or moves the learning rate of another optimizer.
     """
-    schedulers = [] if scheduler is None else as_list(scheduler)
+    schedulers = [] if scheduler is None else _as_list(scheduler)
     for each in schedulers:
         _check_scheduler(each, optimizers)
     _check_distinct(schedulers, "scheduler", "scheduler")

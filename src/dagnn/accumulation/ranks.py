@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
 
 T = TypeVar("T")
+FsdpSync = Literal["each", "last"]
 
 
 class Ranks(ABC):
@@ -50,6 +51,73 @@ class Ranks(ABC):
         """Give every process the buffers of the first, where the wrapper does so."""
 
 
+def ranks_of(
+    models: Sequence[nn.Module],
+    parameters: Sequence[nn.Parameter],
+    *,
+    process_group: Any = None,
+    fsdp_sync: FsdpSync = "each",
+) -> Ranks:
+    """How the processes that train ``models`` add up their windows.
+
+    Args:
+        models: as the user wrapped them.
+        parameters: those that get gradients.
+        process_group: the processes that hold replicas of a plain module.
+        fsdp_sync: see ``GradientAccumulator``.
+
+    Raises:
+        ConfigError: the models are wrapped in different ways, or in a way that cannot be summed exactly.
+    """
+    if fsdp_sync not in ("each", "last"):
+        raise ConfigError(
+            "fsdp_sync must be 'each' (reduce after every micro-batch, least memory) or 'last' (reduce once per "
+            f"window, least traffic), got {fsdp_sync!r}."
+        )
+    if not dist.is_available() or not dist.is_initialized():
+        return Alone()
+    wrappers = {_wrapper_of(model) for model in models}
+    if "FullyShardedDataParallel" in wrappers:
+        raise ConfigError(
+            f"the model is wrapped in {', '.join(sorted(wrappers))}: FSDP1 cannot be summed exactly. Use fully_shard "
+            "(FSDP2), or DDP."
+        )
+    if len(wrappers) > 1:
+        raise ConfigError(f"the models are wrapped in different ways ({', '.join(sorted(wrappers))}): use one for all.")
+    (wrapper,) = wrappers
+    if wrapper == "FSDPModule":
+        return Sharded(models, parameters, reduce_each=fsdp_sync == "each")
+
+    if wrapper == "DistributedDataParallel":
+        groups = [model.process_group for model in models]
+        if any(group is not groups[0] for group in groups):
+            raise ConfigError(
+                f"the {len(models)} models are wrapped with {len(set(map(id, groups)))} process groups: use one for "
+                "all."
+            )
+        return Replicated(models, groups[0])
+    if process_group is not None:
+        return Replicated(models, process_group)
+    if dist.get_world_size() > 1:
+        warn(
+            f"torch.distributed has {dist.get_world_size()} processes, but the model is not wrapped: gradients are not "
+            "summed over them. Wrap it in DistributedDataParallel, or pass "
+            "process_group=torch.distributed.group.WORLD.",
+            AccumulationWarning,
+        )
+    return Alone()
+
+
+def _wrapper_of(model: nn.Module) -> str:
+    """Name of the class that wraps ``model`` for several processes; "a plain module" if none does."""
+    # By name: importing torch.distributed.fsdp takes long, and most users have no use for it.
+    names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.")}
+    for wrapper in ("FSDPModule", "DistributedDataParallel", "FullyShardedDataParallel"):
+        if wrapper in names:
+            return wrapper
+    return "a plain module"
+
+
 @final
 class Alone(Ranks):
     """One process: nothing to add up."""
@@ -80,7 +148,7 @@ class Alone(Ranks):
         pass
 
 
-BUCKET_BYTES = 25 * 2**20  # DDP's default
+_BUCKET_BYTES = 25 * 2**20  # DDP's default
 _SWITCHES = ("require_backward_grad_sync", "require_forward_param_sync", "static_graph", "find_unused_parameters")
 
 
@@ -137,7 +205,7 @@ class Replicated(Ranks):
                     "processes: use nn.Embedding(sparse=False)."
                 )
             gradients.append(parameter.grad)
-        for bucket in buckets(gradients, BUCKET_BYTES):
+        for bucket in buckets(gradients, _BUCKET_BYTES):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             dist.all_reduce(flat, group=self._group)
             parts = torch.split(flat, [gradient.numel() for gradient in bucket])
@@ -243,73 +311,3 @@ class Sharded(Ranks):
 
     def share_buffers(self) -> None:
         pass
-
-
-FsdpSync = Literal["each", "last"]
-
-
-def ranks_of(
-    models: Sequence[nn.Module],
-    parameters: Sequence[nn.Parameter],
-    *,
-    process_group: Any = None,
-    fsdp_sync: FsdpSync = "each",
-) -> Ranks:
-    """How the processes that train ``models`` add up their windows.
-
-    Args:
-        models: as the user wrapped them.
-        parameters: those that get gradients.
-        process_group: the processes that hold replicas of a plain module.
-        fsdp_sync: see ``GradientAccumulator``.
-
-    Raises:
-        ConfigError: the models are wrapped in different ways, or in a way that cannot be summed exactly.
-    """
-    if fsdp_sync not in ("each", "last"):
-        raise ConfigError(
-            "fsdp_sync must be 'each' (reduce after every micro-batch, least memory) or 'last' (reduce once per "
-            f"window, least traffic), got {fsdp_sync!r}."
-        )
-    if not dist.is_available() or not dist.is_initialized():
-        return Alone()
-    wrappers = {wrapper_of(model) for model in models}
-    if "FullyShardedDataParallel" in wrappers:
-        raise ConfigError(
-            f"the model is wrapped in {', '.join(sorted(wrappers))}: FSDP1 cannot be summed exactly. Use fully_shard "
-            "(FSDP2), or DDP."
-        )
-    if len(wrappers) > 1:
-        raise ConfigError(f"the models are wrapped in different ways ({', '.join(sorted(wrappers))}): use one for all.")
-    (wrapper,) = wrappers
-    if wrapper == "FSDPModule":
-        return Sharded(models, parameters, reduce_each=fsdp_sync == "each")
-
-    if wrapper == "DistributedDataParallel":
-        groups = [model.process_group for model in models]
-        if any(group is not groups[0] for group in groups):
-            raise ConfigError(
-                f"the {len(models)} models are wrapped with {len(set(map(id, groups)))} process groups: use one for "
-                "all."
-            )
-        return Replicated(models, groups[0])
-    if process_group is not None:
-        return Replicated(models, process_group)
-    if dist.get_world_size() > 1:
-        warn(
-            f"torch.distributed has {dist.get_world_size()} processes, but the model is not wrapped: gradients are not "
-            "summed over them. Wrap it in DistributedDataParallel, or pass "
-            "process_group=torch.distributed.group.WORLD.",
-            AccumulationWarning,
-        )
-    return Alone()
-
-
-def wrapper_of(model: nn.Module) -> str:
-    """Name of the class that wraps ``model`` for several processes; "a plain module" if none does."""
-    # By name: importing torch.distributed.fsdp takes long, and most users have no use for it.
-    names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.")}
-    for wrapper in ("FSDPModule", "DistributedDataParallel", "FullyShardedDataParallel"):
-        if wrapper in names:
-            return wrapper
-    return "a plain module"

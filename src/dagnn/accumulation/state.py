@@ -100,7 +100,7 @@ class BatchNorms:
         self._warned = False
         self._handles: list[RemovableHandle] = []
         self._moments: dict[str, list[_Moments]] = {}
-        self._before: dict[str, int] = {}  # moments that were there before the micro-batch at hand
+        self._before: dict[str, int] = {}  # moments that were there before the current micro-batch
         self._recomputing = False
 
     def open_window(self, micro_batches: int) -> None:
@@ -130,7 +130,7 @@ class BatchNorms:
             self._before = {name: len(moments) for name, moments in self._moments.items()}
 
     def drop_micro_batch(self) -> None:
-        """Forget what the micro-batch at hand added."""
+        """Forget what the current micro-batch added."""
         for name, moments in self._moments.items():
             del moments[self._before.get(name, 0) :]
 

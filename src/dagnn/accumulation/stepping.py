@@ -62,7 +62,7 @@ class Finalizer:
         raise_on_nonfinite: bool,
     ) -> None:
         self.optimizers = list(optimizers)
-        self.max_norm = check_max_norm(max_norm)
+        self.max_norm = _check_max_norm(max_norm)
         self._schedulers = check_schedulers(scheduler, optimizers)
         if scaler is not None and not all(hasattr(scaler, name) for name in ("is_enabled", "get_scale", "unscale_")):
             raise ConfigError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}.")
@@ -176,7 +176,7 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def check_max_norm(max_norm: float | None) -> float | None:
+def _check_max_norm(max_norm: float | None) -> float | None:
     """``max_norm`` itself; a positive number, or None for no clipping."""
     if max_norm is None:
         return None

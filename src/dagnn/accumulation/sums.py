@@ -11,87 +11,16 @@ from torch.optim import Optimizer
 
 from dagnn.errors import ConfigError
 
-
-def total_norm(gradients: Sequence[Tensor], sum_over_ranks: Callable[[float], float] | None = None) -> float:
-    """L2 norm over all elements of ``gradients``; inf or nan exactly when an element is.
-
-    Gradients of 16 bits are squared in float32. Should float32 overflow on finite elements, the norm is computed again
-    in float64: a norm of inf would turn every finite gradient into zero when clipped.
-
-    Args:
-        gradients: local tensors of any dtype and device, dense or sparse.
-        sum_over_ranks: adds a number over the processes that each hold a part of the gradients.
-    """
-    dense = [values(gradient) for gradient in gradients]
-    squared = sum(norm * norm for norm in _norms(dense, torch.float32))
-    if not math.isfinite(squared) and all(bool(torch.isfinite(gradient).all()) for gradient in dense):
-        squared = sum(norm * norm for norm in _norms(dense, torch.float64))
-    return math.sqrt(squared if sum_over_ranks is None else sum_over_ranks(squared))
-
-
-def clip_factor(norm: float, max_norm: float) -> float:
-    """What gradients of norm ``norm`` are multiplied by, the same as ``torch.nn.utils.clip_grad_norm_`` does."""
-    return min(1.0, max_norm / (norm + 1e-6))
-
-
-def first_nonfinite(gradients: Sequence[tuple[str, Tensor]]) -> str | None:
-    """Name of the first gradient with an element that is inf or nan."""
-    for name, gradient in gradients:
-        if not bool(torch.isfinite(values(gradient)).all()):
-            return name
-    return None
-
-
-def values(gradient: Tensor) -> Tensor:
-    """The elements of a gradient; of a sparse one those that are stored, duplicates summed."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def local_part(gradient: Tensor) -> Tensor:
-    """This process's part of a gradient that is sharded over processes (a DTensor), else ``gradient``."""
-    # By attribute, not by class: torch.distributed.tensor takes long to import and may be missing.
-    to_local = getattr(gradient, "to_local", None)
-    if to_local is None:
-        return gradient
-    local: Tensor = to_local()
-    return local
-
-
-def _norms(gradients: Sequence[Tensor], at_least: torch.dtype) -> list[float]:
-    """Norms in ``at_least`` or the gradient's own dtype if that is wider, with one transfer per (device, dtype)."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for gradient in gradients:
-        groups.setdefault((gradient.device, gradient.dtype), []).append(gradient.detach())
-    norms: list[float] = []
-    for (_, dtype), members in groups.items():
-        wide = torch.promote_types(dtype, at_least)
-        norms += torch.stack(torch._foreach_norm(members, 2.0, wide)).tolist()
-    return norms
-
-
-# What torch.autograd.backward calls once it has checked its arguments. Those checks take about a fifth of the backward
-# pass of a small model, and here there is nothing to check. It is not public: without it the public way is taken.
-_run_engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
-
-
-def run_backward(losses: Sequence[Tensor], gradients: Sequence[Tensor] | None, *, retain_graph: bool) -> None:
-    """``torch.autograd.backward``; quicker for 0-dimensional ``losses`` with ``gradients`` that fit them."""
-    if gradients is None or _run_engine is None or not all(map(_is_plain_number, losses)):
-        torch.autograd.backward(losses, gradients, retain_graph=retain_graph)
-        return
-    _run_engine(tuple(losses), tuple(gradients), retain_graph, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
-def _is_plain_number(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and not tensor.ndim
+AccumulateDtype = torch.dtype | str | None
+_BITS = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.float64: 64}
 
 
 class Sums(ABC):
-    """The gradients of one window. See ``gradients.py`` for the usual form, ``eager.py`` for those that save memory."""
+    """The gradients of one window. ``GradientSums`` is the usual form; ``eager.py`` has those that save memory."""
 
     parameters: list[nn.Parameter]
     narrow_parameters: bool  # some parameters have 16 bits
-    rescalable: bool  # no sum has 16 bits, so that they may be multiplied by a factor almost without loss
+    rescalable: bool  # no sum has 16 bits, so multiplying them by a factor loses almost nothing
     final: bool  # what backward adds cannot be rescaled any more: weights must be known before
 
     @abstractmethod
@@ -158,10 +87,6 @@ class Sums(ABC):
         """Add what came since ``begin_trial`` if it is finite and ``keep``, else forget it; True if it was added."""
 
 
-AccumulateDtype = torch.dtype | str | None
-_BITS = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.float64: 64}
-
-
 @final
 class GradientSums(Sums):
     """Sums of gradients, kept away from ``.grad`` between the backward calls of a window.
@@ -207,7 +132,7 @@ class GradientSums(Sums):
     def tensors(self) -> list[Tensor]:
         """The sums that exist, as plain local tensors that share memory with them."""
         source = [p.grad for p in self.parameters] if self._exposed else self._held
-        return [local_part(gradient) for gradient in source if gradient is not None]
+        return [_local_part(gradient) for gradient in source if gradient is not None]
 
     def has_sum(self) -> list[bool]:
         return [p.grad is not None for p in self.parameters] if self._exposed else [h is not None for h in self._held]
@@ -215,7 +140,7 @@ class GradientSums(Sums):
     def named(self, names: dict[int, str]) -> list[tuple[str, Tensor]]:
         source = [p.grad for p in self.parameters] if self._exposed else self._held
         return [
-            (names.get(id(p), f"parameter {i}"), local_part(g))
+            (names.get(id(p), f"parameter {i}"), _local_part(g))
             for i, (p, g) in enumerate(zip(self.parameters, source, strict=True))
             if g is not None
         ]
@@ -225,7 +150,7 @@ class GradientSums(Sums):
             return
         sums = self.tensors()
         if self._base is not None:
-            sums += [local_part(gradient) for gradient in self._base if gradient is not None]
+            sums += [_local_part(gradient) for gradient in self._base if gradient is not None]
         dense = [gradient for gradient in sums if not gradient.is_sparse]
         if dense:
             torch._foreach_mul_(dense, factor)
@@ -323,3 +248,77 @@ def check_accumulate_dtype(value: AccumulateDtype) -> None:
             f"accumulate_dtype must be 'auto' (32-bit sums for 16-bit gradients), None (sum in the gradients' own "
             f"dtype), torch.float32 or torch.float64, got {value!r}."
         )
+
+
+# What torch.autograd.backward calls once it has checked its arguments. Those checks take about a fifth of the backward
+# pass of a small model, and here there is nothing to check. It is not public: without it the public way is taken.
+_run_engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
+
+
+def run_backward(losses: Sequence[Tensor], gradients: Sequence[Tensor] | None, *, retain_graph: bool) -> None:
+    """``torch.autograd.backward``; quicker for 0-dimensional ``losses`` with ``gradients`` that fit them."""
+    if gradients is None or _run_engine is None or not all(map(_is_plain_number, losses)):
+        torch.autograd.backward(losses, gradients, retain_graph=retain_graph)
+        return
+    _run_engine(tuple(losses), tuple(gradients), retain_graph, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _is_plain_number(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and not tensor.ndim
+
+
+def total_norm(gradients: Sequence[Tensor], sum_over_ranks: Callable[[float], float] | None = None) -> float:
+    """L2 norm over all elements of ``gradients``; inf or nan exactly when an element is.
+
+    Gradients of 16 bits are squared in float32. Should float32 overflow on finite elements, the norm is computed again
+    in float64: a norm of inf would turn every finite gradient into zero when clipped.
+
+    Args:
+        gradients: local tensors of any dtype and device, dense or sparse.
+        sum_over_ranks: adds a number over the processes that each hold a part of the gradients.
+    """
+    dense = [values(gradient) for gradient in gradients]
+    squared = sum(norm * norm for norm in _norms(dense, torch.float32))
+    if not math.isfinite(squared) and all(bool(torch.isfinite(gradient).all()) for gradient in dense):
+        squared = sum(norm * norm for norm in _norms(dense, torch.float64))
+    return math.sqrt(squared if sum_over_ranks is None else sum_over_ranks(squared))
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """What gradients of norm ``norm`` are multiplied by, the same as ``torch.nn.utils.clip_grad_norm_`` does."""
+    return min(1.0, max_norm / (norm + 1e-6))
+
+
+def first_nonfinite(gradients: Sequence[tuple[str, Tensor]]) -> str | None:
+    """Name of the first gradient with an element that is inf or nan."""
+    for name, gradient in gradients:
+        if not bool(torch.isfinite(values(gradient)).all()):
+            return name
+    return None
+
+
+def values(gradient: Tensor) -> Tensor:
+    """The elements of a gradient; of a sparse one those that are stored, duplicates summed."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _local_part(gradient: Tensor) -> Tensor:
+    """This process's part of a gradient that is sharded over processes (a DTensor), else ``gradient``."""
+    # By attribute, not by class: torch.distributed.tensor takes long to import and may be missing.
+    to_local = getattr(gradient, "to_local", None)
+    if to_local is None:
+        return gradient
+    local: Tensor = to_local()
+    return local
+
+
+def _norms(gradients: Sequence[Tensor], at_least: torch.dtype) -> list[float]:
+    """Norms in ``at_least`` or the gradient's own dtype if that is wider, with one transfer per (device, dtype)."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        groups.setdefault((gradient.device, gradient.dtype), []).append(gradient.detach())
+    norms: list[float] = []
+    for (_, dtype), members in groups.items():
+        wide = torch.promote_types(dtype, at_least)
+        norms += torch.stack(torch._foreach_norm(members, 2.0, wide)).tolist()
+    return norms
