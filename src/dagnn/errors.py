@@ -1,4 +1,4 @@
-"""Every error a user can cause: each says what was given, what was expected and what to do.
+"""Every error a user can cause. Each says what was given, what was expected and what to do.
 
 DagnnError
 ├── GraphError (ValueError)         a graph that cannot be built, or a node that is not in it
@@ -10,7 +10,7 @@ DagnnError
 ├── CheckpointError (ValueError)    a checkpoint that is damaged, foreign or newer than this version
 │   └── StateDictError (RuntimeError) a state dict of a network with other edges; the message names them
 ├── RunError (RuntimeError)         a run directory that cannot be used or written
-└── AccumulationError (RuntimeError) a window used out of order, or weights left undeclared
+└── AccumulationError (RuntimeError) a window used out of order, or unequal weights left undeclared
 
 Two warnings have a class of their own, so that you can filter them: AccumulationWarning and ConstantNodesWarning.
 """
@@ -68,11 +68,11 @@ class AccumulationError(DagnnError, RuntimeError):
 
 
 class ConstantNodesWarning(UserWarning):
-    """Nodes of a network have no edges into them and are no inputs: their values are learned, and depend on no data."""
+    """Nodes of a network have no edges into them and are no inputs: the network learns a constant there."""
 
 
 class AccumulationWarning(UserWarning):
-    """The loop runs, but its result may differ from the full batch, or not be what was meant."""
+    """The loop runs, but its result may differ from that of the full batch, or from what you meant."""
 
 
 _PACKAGE = str(Path(__file__).parent) + os.sep

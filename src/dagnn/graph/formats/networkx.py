@@ -27,7 +27,9 @@ def arguments_from(
     if not hasattr(graph, "is_directed") or not hasattr(graph, "nodes"):
         raise DtypeError(f"from_networkx needs a networkx.DiGraph, got {type(graph).__name__}.")
     if not graph.is_directed():
-        raise GraphError("the NetworkX graph is undirected: give its edges a direction, as a networkx.DiGraph.")
+        raise GraphError(
+            f"the NetworkX graph is undirected, a {type(graph).__name__}: give its edges a direction, as a DiGraph."
+        )
     nodes = tuple(graph.nodes)
     number = {name: i for i, name in enumerate(nodes)}
     edges = [(number[u], number[v]) for u, v in graph.edges()]
