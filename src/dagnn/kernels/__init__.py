@@ -72,7 +72,22 @@ def _is_unset() -> bool:
 
 
 def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
-    """Outputs ``[B, outputs]`` of a network for ``x [B, inputs]``; see `reference.run_network`."""
+    """Outputs ``[B, outputs]`` of a network, by the path that can run it; see `reference.run_network`.
+
+    Args:
+        plan: the network.
+        x: float ``[B, inputs]``.
+        edge_weight: ``[num_edges]``, the dtype of ``x``.
+        bias: ``[num_biases]``, the dtype of ``x``.
+
+    Raises:
+        GraphError: the parameters have other lengths than the plan says.
+
+    >>> edges, inputs, outputs = torch.tensor([[0, 1]]), torch.tensor([0]), torch.tensor([1])
+    >>> plan = plan_network(edges, torch.tensor([0, 1]), inputs, outputs, torch.tensor([False, True]), ["relu"] * 2)
+    >>> run_network(plan, torch.tensor([[2.0]]), torch.tensor([3.0]), torch.tensor([1.0]))
+    tensor([[7.]])
+    """
     if torch.compiler.is_compiling():
         # An exported program outlives this process: it may contain PyTorch's operators only.
         if not torch.compiler.is_exporting() and _becomes_operator(x, edge_weight, bias):
@@ -117,6 +132,19 @@ def run_sweeps(
         features: ``[num_nodes, in_features]``, or with ``rows`` ``[any number, in_features]``.
         rows: int64 ``[num_nodes]``, the row of ``features`` of every node.
         by_level: directions whose cell is called level by level, even if it could be compiled.
+
+    Raises:
+        ConfigError: ``DAGNN_KERNELS`` names no path.
+        GraphError: a cell distinguishes operators, and the graph has none; or the graph was written to.
+
+    >>> class Height:
+    ...     state_sizes = (1,)
+    ...
+    ...     def __call__(self, features, states, target, position):
+    ...         return (reference.segment_max(states[0], target, len(features)) + 1,)
+    >>> from dagnn.graph import Dag
+    >>> run_sweeps(Dag([(0, 1), (1, 2)]), {"up": Height()}, torch.zeros(3, 1))[0].flatten()
+    tensor([1., 2., 3.])
     """
     kernel_path()  # raises for an unknown path, also where no cell could be compiled
     outputs: dict[str, Tensor] = {}

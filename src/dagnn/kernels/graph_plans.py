@@ -78,7 +78,7 @@ def node_operators(graph: Graph, device: torch.device) -> Tensor:
         if given is None:
             raise GraphError(
                 "a cell with weights for every operator needs to know them: give the graph the node attribute "
-                "'operator', int64 [num_nodes]."
+                f"'operator', int64 [num_nodes]. It has {sorted(graph.node_attributes) or 'none'}."
             )
         try:
             operator = torch.as_tensor(given)

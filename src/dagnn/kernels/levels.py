@@ -63,6 +63,9 @@ def plan_levels(edges: Tensor, levels: Tensor, rank: Tensor | None = None) -> Le
         rank: int64 ``[num_nodes]``, order of the nodes inside a level; by default their number.
 
     Cost: O(num_nodes log num_nodes + num_edges log num_edges).
+
+    >>> plan_levels(torch.tensor([[0, 1], [1, 2], [0, 2]]), torch.tensor([0, 1, 2])).feeds
+    ((), ((0, 1),), ((0, 1), (1, 1)))
     """
     num_nodes = len(levels)
     rank = torch.arange(num_nodes, device=levels.device) if rank is None else rank
@@ -106,6 +109,7 @@ def gather_sources(states: Sequence[Tensor], feed: tuple[tuple[int, int], ...], 
     Returns:
         ``[edges, ...]``.
     """
+    # Never from the concatenation of all levels so far: that is quadratic in their number.
     if len(feed) == 1:
         return states[feed[0][0]].index_select(0, rows)
     runs = torch.split(rows, [count for _, count in feed])
@@ -215,6 +219,6 @@ def _activation_groups(names: Sequence[str]) -> ActivationGroups:
     for row, name in enumerate(names):
         rows_of.setdefault(name, []).append(row)
     rows = tuple(torch.tensor(rows, device="cpu") for rows in rows_of.values())
-    if len(rows) < 2:
+    if len(rows) < 2:  # one activation, or no node: the level's own order will do
         return ActivationGroups(tuple(rows_of), rows, None)
     return ActivationGroups(tuple(rows_of), rows, torch.cat(rows).argsort())

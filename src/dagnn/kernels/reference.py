@@ -30,6 +30,7 @@ def segment_max(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
     The gradient goes to the winner; equal winners share it evenly, as in ``torch.amax``.
     """
     index = _column(segment, values).expand_as(values)
+    # include_self=False: the zeros are what empty groups keep, and never compete with negative values.
     empty = values.new_zeros(num_segments, *values.shape[1:])
     return empty.scatter_reduce(0, index, values, "amax", include_self=False)
 
@@ -191,10 +192,11 @@ def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tenso
     Returns:
         ``[B, outputs]``, contiguous.
     """
-    levels, batch = plan.levels, x.shape[0]  # not len(x), which torch.export and torch.jit.trace take for a constant
+    levels, batch = plan.levels, x.shape[0]  # not len(x), which torch.export and torch.jit.trace record as a constant
     weights = torch.split(edge_weight.index_select(0, levels.edge_order).unsqueeze(1), levels.edges_per_level)
     source_rows = torch.split(levels.source_in_level, levels.edges_per_level)
     target_rows = torch.split(levels.target_in_level, levels.edges_per_level)
+    # One zero behind the biases: nodes without a bias read it, and need no branch or mask.
     bias_of_node = torch.cat([bias, bias.new_zeros(1)]).index_select(0, plan.bias_index).unsqueeze(1)
 
     sources = _activate(bias_of_node.index_select(0, plan.sources), plan.activations[0]).expand(-1, batch)
@@ -205,13 +207,14 @@ def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tenso
         summed = biases[level].expand(-1, batch).index_add(0, target_rows[level], messages)
         values.append(_activate(summed, plan.activations[level]))
 
+    # Values are [nodes, B] inside: a level gathers whole rows. Outputs are turned once, at the end.
     outputs = gather_sources(values, plan.output_feed, plan.output_rows)
     return outputs.index_select(0, plan.output_back).t().contiguous()
 
 
 def _activate(x: Tensor, groups: ActivationGroups) -> Tensor:
     """The activations of one level's rows."""
-    if groups.back is None:
+    if groups.back is None:  # one activation for the whole level, in its own order
         return ACTIVATIONS[groups.names[0]](x) if groups.names else x
     parts = [ACTIVATIONS[name](x.index_select(0, rows)) for name, rows in zip(groups.names, groups.rows, strict=True)]
     return torch.cat(parts).index_select(0, groups.back)
@@ -263,7 +266,8 @@ def run_sweep(
     operators = (
         None if operator is None else torch.split(operator.index_select(0, plan.node_order), plan.nodes_per_level)
     )
-    # states[i][level]: the i-th state tensor of the level's nodes.
+    # states[i][level]: the i-th state tensor of the level's nodes. A tensor for each level, since autograd would copy
+    # all nodes for every write into one tensor.
     states: list[list[Tensor]] = [[] for _ in cell.state_sizes]
 
     for level, feed in enumerate(plan.feeds):

@@ -98,6 +98,7 @@ def backward(
     """
     batch, double = grad_y.shape[0], grad_y.dtype == torch.float64
     grad_x = grad_y.new_empty(batch, plan.num_inputs) if needs_x else None
+    # Before the pass, which writes to the same arrays: this fills them with zeros.
     if plan.num_live < plan.num_nodes:
         _prepare_dead(plan, weight, bias, into)
     if plan.is_single(batch):
@@ -126,6 +127,8 @@ def backward(
         num_sums=cut.pieces,
     )
     _set_gradients(frame, saved, weight, bias, into, grad_y, grad_x)
+    # Edges are independent here: how they are divided changes no bit, so it may follow the number of threads. A thread
+    # needs some thousand edges to be worth its start.
     edge_pieces = num_workers(plan.num_sparse // 4096)
     run(functions["gather"], frame, edge_pieces)
     if plan.blocks:
@@ -192,7 +195,7 @@ def _backward_steps(
             _add_product(of_source, plan.matrix(number, weight).t(), delta)
         if positions is None:
             own = plan.matrix(number, into.weight)
-            if into.accumulate:
+            if into.accumulate:  # the product adds in place: no matrix of the gradient's size in between
                 own.addmm_(delta, source.t())
             elif delta.shape[1] == 1:
                 torch.outer(delta[:, 0], source[:, 0], out=own)
@@ -200,6 +203,7 @@ def _backward_steps(
                 torch.mm(delta, source.t(), out=own)
         else:
             own = into.weight[block.first_weight : block.first_weight + block.num_edges]
+            # A block with gaps: the full matrix, of which the edges pick their places.
             found = (delta @ source.t()).view(-1).index_select(0, positions)
             _ = own.add_(found) if into.accumulate else own.copy_(found)
         if into.lr is not None:

@@ -157,5 +157,10 @@ def plan_network(
         outputs: int64, any nodes, output by output.
         has_bias: bool ``[num_nodes]``; the bias vector has one entry per True, in node order.
         activation: name for every node; those of inputs are not used.
+
+    >>> edges, inputs, outputs = torch.tensor([[0, 1]]), torch.tensor([0]), torch.tensor([1])
+    >>> has_bias = torch.tensor([False, True])
+    >>> plan_network(edges, torch.tensor([0, 1]), inputs, outputs, has_bias, ["identity", "relu"]).num_biases
+    1
     """
     return NetworkPlan(edges, levels, inputs, outputs, has_bias, activation)

@@ -58,6 +58,7 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
         "grad_weight", "grad_bias", "accumulate", "takes_step", "lr",
     )  # fmt: skip
     deltas = code.field("deltas")
+    # A readable zero of a vector's size, from which first gradients are added to; see `deliver`.
     nothing = code.variable(code.vector)
     build.store(code.constant(0), nothing)
     zeros = build.ptrtoint(nothing, I64)
@@ -84,6 +85,7 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
 
 def _gathered(code: CodeWriter, values: Value, node: Value, sums: list[Value]) -> Value:
     build = code.build
+    # Four sums side by side: with one, every multiply-add would wait for the one before.
     for number, place in enumerate(sums):
         build.store(bias_of(code, node) if number == 0 else ir.Constant(code.number, 0.0), place)
 
@@ -198,7 +200,7 @@ def _push(
             place = code.at(deltas, source, code.size)
             code.store(code.multiply_add(weight, of_lanes, _vector(code, place)), place, code.size)
             deliver(build.fmul(of_lanes, value), "grad_weight", "weight", edge)
-        build.store(end, done)
+        build.store(end, done)  # what is left, less than a vector, goes through the loop below
     with code.loop(build.load(done), stop) as edge:
         source = code.index_at(code.field("in_sources"), edge)
         weight = code.load(code.at(code.field("weight"), edge, code.size), code.number)

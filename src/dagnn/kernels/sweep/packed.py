@@ -203,10 +203,12 @@ def _product_block(
 ) -> None:
     """Some rows of one pack: two vectors of sums for each, in registers."""
     build, line = code.build, layout.line
+    # With ``adds`` the sums start from what is there: adding afterwards would load and store it a second time.
     sums = _sums(code, len(places))
     for place, pair in zip(places, sums, strict=True):
         for half, total in enumerate(pair):
             build.store(code.load_half(place, half) if adds else code.constant(0), total)
+    # Terms in the order of the packs: a sum has one order, whatever block of rows it is computed in.
     with code.loop(code.i64(0), part["left_packs"]) as pack:
         left = code.at(code.offset(part["left"], part["left_pack"], pack), row, line)
         terms = code.at(right, pack, layout.width * line)

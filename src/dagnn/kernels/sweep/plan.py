@@ -157,11 +157,17 @@ def _check_levels(source: Ints, target: Ints, level: Ints) -> None:
     """Compiled code trusts a plan: through an edge against the levels it would read rows that nobody wrote yet."""
     ends = np.concatenate([source, target])
     is_sound = ends.min(initial=0) >= 0 and ends.max(initial=-1) < len(level) and level.min(initial=0) >= 0
-    if not is_sound or (level[source] >= level[target]).any():
-        raise GraphError(
-            "the edges of the graph do not match its levels: something wrote to its tensors after it was made. Graphs "
-            "never change: make a new one."
-        )
+    wrong = np.flatnonzero(level[source] >= level[target]) if is_sound else ends
+    if is_sound and not len(wrong):
+        return
+    found = f"edges of nodes {ends.min(initial=0)} .. {ends.max(initial=0)} among {len(level)} nodes"
+    if is_sound:
+        u, v = source[wrong[0]], target[wrong[0]]
+        found = f"an edge {u} -> {v} from level {level[u]} to level {level[v]}"
+    raise GraphError(
+        f"the edges of the graph do not go with its levels, got {found}: something wrote to its tensors after it was "
+        "made. Graphs never change: make a new one."
+    )
 
 
 def _blocks_and_classes(key: Ints, classes_of_level: int, most: int) -> tuple[Ints, Ints]:

@@ -51,6 +51,7 @@ def write_weight(module: Value, layout: PackedLayout, name: str, gates: GateRows
             right_base = code.offset(code.field("gates"), row_bytes, gate_rows)
             pack_bytes = code.at(zero, rows, layout.line)
             width = build.add(code.i64(columns), build.mul(slots, code.i64(gates.per_slot)))
+            # Classes have different numbers of slots: a part of the matrix may lie behind what this class has.
             left_last = _least(code, build.add(left_first, code.i64(LEFT_PART)), build.mul(slots, code.field("packs")))
             right_last = _least(
                 code, build.add(right_first, code.i64(RIGHT_PART)), build.mul(width, code.field("packs"))
