@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
+from dagnn.accumulation.coupled import concatenate
 from dagnn.accumulation.items import count_items
-from dagnn.accumulation.partition import PartitionRule, concatenate, partition_windows
+from dagnn.accumulation.partition import PartitionRule, partition_windows
 from dagnn.accumulation.partition import split_batch as split_with_sizes
 from dagnn.errors import AccumulationError, ConfigError
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dagnn.accumulation.items import CANNOT_SPLIT, count_items
-from dagnn.accumulation.partition import concatenate, slice_batch
+from dagnn.accumulation.partition import slice_batch
 from dagnn.accumulation.state import RandomState
 from dagnn.errors import AccumulationError
 
@@ -135,6 +135,25 @@ def _autocast_state() -> list[tuple[str, bool, torch.dtype]]:
         for device in devices
         if torch.is_autocast_enabled(device)
     ]
+
+
+def concatenate(outputs: Sequence[Any]) -> Any:
+    """One output for the whole batch from those of its pieces: tensors, or tuples, lists and dicts of them."""
+    flat = [tree_flatten(output) for output in outputs]
+    groups = zip(*(leaves for leaves, _ in flat), strict=True)
+    return tree_unflatten([_concatenate_leaves(group) for group in groups], flat[0][1])
+
+
+def _concatenate_leaves(leaves: Sequence[Any]) -> Tensor | None:
+    first = leaves[0]
+    if isinstance(first, Tensor):
+        return torch.cat(tuple(leaves))
+    if first is None:
+        return None
+    raise AccumulationError(
+        f"outputs of type {type(first).__name__} cannot be concatenated: return tensors, or tuples, lists and dicts of "
+        "them."
+    )
 
 
 def _check_separable(output: Any, num_items: int) -> None:

@@ -236,22 +236,6 @@ def _slice(
     return dataclasses.replace(batch, **{field.name: piece for field, piece in fields if field.init})
 
 
-def concatenate(parts: list[Any]) -> Any:
-    """One batch from ``parts``, which a model returned: tensors, or tuples, lists and mappings of them."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(parts)
-    if isinstance(first, Mapping):
-        return _rebuild(first, {key: concatenate([part[key] for part in parts]) for key in first})
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(concatenate(list(group)) for group in zip(*parts, strict=True)))
-    if isinstance(first, (list, tuple)):
-        return type(first)(concatenate(list(group)) for group in zip(*parts, strict=True))
-    if first is None:
-        return None
-    raise AccumulationError(f"outputs of type {type(first).__name__} cannot be concatenated: return tensors.")
-
-
 def _rebuild(like: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
     if type(like) is dict:
         return parts
