@@ -59,11 +59,8 @@ def called(monkeypatch):
 
         return call
 
-    for module, names in {"curriculum_run": ["train"], "evaluate": ["evaluate"], "solving": ["solve"]}.items():
-        fake = types.ModuleType(f"dagnn.training.{module}")
-        for name in names:
-            setattr(fake, name, stand_in(name))
-        monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    for module, name in {"run": "train", "evaluate": "evaluate", "solving": "solve"}.items():
+        monkeypatch.setattr(f"dagnn.curriculum.{module}.{name}", stand_in(name))
     return types.SimpleNamespace(calls=calls, results=results)
 
 
@@ -259,7 +256,7 @@ def test_restart_by_torchrun_goes_on_by_itself(called, run, monkeypatch, fails):
 
 
 def test_reschedule_is_passed_on_and_belongs_to_a_resume(called, run, fails):
-    assert "--reschedule keep: it is for a run that goes on" in fails("train", "--reschedule", "keep")
+    assert "--reschedule keep: it applies to a resumed run" in fails("train", "--reschedule", "keep")
     assert "--reschedule keep to stay on that curve" in fails("train", "--resume", run, "--max-steps", "9000")
     assert main(["train", "--resume", run, "--max-steps", "9000", "--reschedule", "keep"]) == 0
     config, _, _, reschedule = trained_with(called)

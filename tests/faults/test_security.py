@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dagnn.cli import main
 from dagnn.errors import CheckpointError, ConfigError, DagnnError
@@ -20,7 +21,7 @@ from dagnn.training.run import checkpoint as module
 from dagnn.training.run import tools as foreign
 from dagnn.training.run.checkpoint import Checkpoint, read_checkpoint, verify_checkpoint, write_checkpoint
 from dagnn.training.run.directory import RunDirectory
-from dagnn.training.run.tools import export_weights, import_weights, read_weights
+from dagnn.training.run.tools import export_weights, import_weights
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dagnn"
 
@@ -69,7 +70,7 @@ def test_weights_of_a_foreign_file_come_in_as_they_are(tmp_path):
     torch.save({"model": model.state_dict(), "epoch": 3}, tmp_path / "a.pt")
     refused(tmp_path / "a.pt", tmp_path, r"'epoch' is a int|'model' is a \w+; perhaps --key model")
     assert import_weights(tmp_path / "a.pt", tmp_path / "a.safetensors", key="model") == 2
-    assert torch.equal(read_weights(tmp_path / "a.safetensors")["weight"], model.weight)
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["weight"], model.weight)
     assert main(["checkpoint", "import", str(tmp_path / "a.pt"), str(tmp_path / "b"), "--key", "model"]) == 0
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
 
@@ -270,7 +271,7 @@ def test_names_in_a_checkpoint_are_neither_paths_nor_escape_codes(tmp_path, caps
     assert "\x1b" not in told and r"\x1b[31mred" in told
     export_weights(run_path, tmp_path / "weights")
     assert sorted(str(each) for each in tmp_path.rglob("*")) == sorted([*before, str(tmp_path / "weights")])
-    assert list(read_weights(tmp_path / "weights")) == [name]
+    assert list(load_file(tmp_path / "weights")) == [name]
 
 
 def test_run_id_of_a_stranger_is_only_text(tmp_path, capsys):

@@ -289,7 +289,7 @@ def test_a_source_that_ends_is_named():
             return next(self.batches)
 
     trainer = Trainer(linear(), mse, Ending(iter(data(4, 4))), config(max_steps=3), show_progress=False)
-    with pytest.raises(RunError, match=r"the loader, Ending, is at its end, .* must begin anew"):
+    with pytest.raises(RunError, match=r"the loader, Ending, is at its end, .* must begin again"):
         trainer.fit()
     assert trainer.step == 2
 

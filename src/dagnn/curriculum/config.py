@@ -5,7 +5,7 @@ from typing import Any
 
 from dagnn.training.config import EarlyStoppingConfig, TrainingConfig
 from dagnn.training.promotion import StagePromotion
-from dagnn.training.settings import at_least, one_of, setting, within
+from dagnn.training.settings import at_least, below_one, one_of, setting, within
 
 NUM_LEVELS = 7
 
@@ -49,10 +49,7 @@ class LevelsConfig:
         **at_least(0),
     )
     held_out_windows: float = setting(
-        0.0,
-        "share of all distinct neighbourhoods that is kept from training, to be asked at the end",
-        allowed="a number from 0 to below 1",
-        accepts=lambda value: 0 <= value < 1,
+        0.0, "share of all distinct neighbourhoods that is kept from training, to be asked at the end", **below_one()
     )
 
     def promotion(self) -> StagePromotion:

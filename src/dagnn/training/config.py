@@ -7,7 +7,7 @@ What a job of ours adds (what it trains on, the network) is in a class derived f
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dagnn.training.settings import Settings, above, at_least, one_of, setting, within
+from dagnn.training.settings import Settings, above, at_least, below_one, one_of, setting, within
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "adagrad")
 SCHEDULES = ("constant", "step", "exponential", "cosine", "warmup", "warmup_cosine", "plateau")
@@ -20,9 +20,7 @@ class OptimizerConfig:
 
     name: str = setting("adamw", "optimizer", **one_of(*OPTIMIZERS))
     lr: float = setting(1e-3, "base learning rate, before the schedule", **above(0.0))
-    momentum: float = setting(
-        0.9, "momentum of sgd and rmsprop", allowed="a number from 0 to below 1", accepts=lambda value: 0 <= value < 1
-    )
+    momentum: float = setting(0.9, "momentum of sgd and rmsprop", **below_one())
     betas: tuple[float, float] = setting(
         (0.9, 0.98),
         "running averages of adam and adamw",
@@ -93,12 +91,7 @@ class TrainingConfig(Settings):
     batch_size: int = setting(512, "examples per optimizer step", **at_least(1))
     micro_batches: int = setting(2, "parts in which an optimizer step is computed", **at_least(1))
     max_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", **at_least(0.0))
-    ema_decay: float = setting(
-        0.999,
-        "moving average of the weights, used by evaluation; 0: none",
-        allowed="a number from 0 to below 1",
-        accepts=lambda value: 0 <= value < 1,
-    )
+    ema_decay: float = setting(0.999, "moving average of the weights, used by evaluation; 0: none", **below_one())
     precision: str = setting(
         "float32",
         "the forward pass of training: as the model is, or in bfloat16 where torch.autocast says so",

@@ -68,6 +68,11 @@ def within(low: float, high: float) -> dict[str, Any]:
     return {"allowed": f"a number from {low} to {high}", "accepts": lambda value: low <= value <= high}
 
 
+def below_one() -> dict[str, Any]:
+    """Keyword arguments of `setting` for numbers ``0 <= value < 1``."""
+    return {"allowed": "a number from 0 to below 1", "accepts": lambda value: 0 <= value < 1}
+
+
 def one_of(*choices: str) -> dict[str, Any]:
     """Keyword arguments of `setting` for a closed list of names."""
     return {"allowed": "one of " + ", ".join(choices), "accepts": lambda value: value in choices}

@@ -273,7 +273,7 @@ class WindowStep:
             except StopIteration as error:
                 raise RunError(
                     f"the loader, {type(self._loader).__name__}, is at its end, but training goes on: next_batch() "
-                    "must begin anew then."
+                    "must begin again then."
                 ) from error
             self._epochs.append((before, getattr(self._loader, "epoch", None) != before))
             yield batch

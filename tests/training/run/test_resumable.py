@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from plain_training import Cycle, config, data, fit_until, linear, mse
+from safetensors.torch import load_file
 from torch import nn
 
 from dagnn.errors import ConfigError, RunError
 from dagnn.training import RunDirectory, Trainer
 from dagnn.training.run.checkpoint import read_checkpoint
 from dagnn.training.run.tensors import flags_of, load_weights
-from dagnn.training.run.tools import export_weights, read_weights
+from dagnn.training.run.tools import export_weights
 
 
 def fresh(seed=0):
@@ -103,7 +104,7 @@ def test_tied_weights_are_exported_averaged_and_resumed(tmp_path):
     with trainer.averaged() as model:
         expected = {name: value.clone() for name, value in model.state_dict().items()}
     export_weights(path, tmp_path / "weights.safetensors")
-    exported = read_weights(tmp_path / "weights.safetensors")
+    exported = load_file(tmp_path / "weights.safetensors")
     used = Tied()
     load_weights(used, read_checkpoint(trainer._store.path_of(8)).tensors)
     assert exported.keys() == expected.keys() == used.state_dict().keys()

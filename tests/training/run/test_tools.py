@@ -4,13 +4,14 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from small_training import begin_or_go_on
 
 from dagnn.cli import main
 from dagnn.errors import CheckpointError, RunError
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.store import CheckpointStore
-from dagnn.training.run.tools import export_weights, list_checkpoints, read_weights, verify, write_weights
+from dagnn.training.run.tools import export_weights, list_checkpoints, verify, write_weights
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +86,10 @@ def test_export_gives_the_averaged_weights_or_those_of_the_last_step(run, tmp_pa
     tensors = store.load(21).tensors
     assert main(["checkpoint", "export", str(run), str(tmp_path / "averaged")]) == 0
     assert capsys.readouterr().out == f"5 tensors in {tmp_path / 'averaged'}\n"
-    for name, tensor in read_weights(tmp_path / "averaged").items():
+    for name, tensor in load_file(tmp_path / "averaged").items():
         assert torch.equal(tensor, tensors["ema"].get(name, tensors["model"][name]))
     export_weights(run / "checkpoints" / "step-00000021", tmp_path / "last", averaged=False)
-    assert all(torch.equal(tensor, tensors["model"][name]) for name, tensor in read_weights(tmp_path / "last").items())
+    assert all(torch.equal(tensor, tensors["model"][name]) for name, tensor in load_file(tmp_path / "last").items())
 
 
 def test_export_never_overwrites_and_leaves_nothing_behind(run, tmp_path):
@@ -103,13 +104,8 @@ def test_export_never_overwrites_and_leaves_nothing_behind(run, tmp_path):
 
 def test_weights_read_from_a_file_and_written_again_are_the_same(tmp_path):
     write_weights(tmp_path / "a", {"w": torch.randn(300)}, {})
-    write_weights(tmp_path / "b", read_weights(tmp_path / "a"), {})
+    write_weights(tmp_path / "b", load_file(tmp_path / "a"), {})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    with pytest.raises(CheckpointError, match="cannot read the weights"):
-        read_weights(tmp_path / "absent")
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    with pytest.raises(CheckpointError, match="symbolic link"):
-        read_weights(tmp_path / "link")
 
 
 def test_subcommands_are_listed_and_a_misspelt_one_gets_a_suggestion(capsys):
