@@ -11,29 +11,27 @@ from dagnn.ged.alignment import AlignmentCost, align
 LEAST = 0.7
 
 
-def random_cost(seed, batch=3, slots=5, terms=2):
+def random_cost(seed, batch=3, size=5, terms=2):
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    hollow = 1 - torch.eye(slots, dtype=torch.float64)
-    exists = (torch.rand(batch, slots, generator=generator) < 0.7).double()
+    hollow = 1 - torch.eye(size, dtype=torch.float64)
+    exists = (torch.rand(batch, size, generator=generator) < 0.7).double()
     return AlignmentCost(
-        node=normal(batch, slots, slots),
-        pair=normal(batch, slots, slots).abs() * hollow,
+        node=normal(batch, size, size),
+        pair=normal(batch, size, size).abs() * hollow,
         weight=exists,
-        slot=normal(batch, terms, slots, slots) * hollow,
-        target=(normal(batch, terms, slots, slots) > 0.5).double()
-        * exists[:, None, :, None]
-        * exists[:, None, None, :],
+        predicted=normal(batch, terms, size, size) * hollow,
+        target=(normal(batch, terms, size, size) > 0.5).double() * exists[:, None, :, None] * exists[:, None, None, :],
     )
 
 
 def relaxed(cost, plan):
     """The objective at any plan, written out."""
     pair = torch.einsum("bij,bx,by,bix,bjy->b", cost.pair, cost.weight, cost.weight, plan, plan)
-    edge = torch.einsum("bkij,bkxy,bix,bjy->b", cost.slot, cost.target, plan, plan)
+    edge = torch.einsum("bkij,bkxy,bix,bjy->b", cost.predicted, cost.target, plan, plan)
     return (cost.node * plan).sum((1, 2)) + pair + edge
 
 
@@ -68,7 +66,7 @@ def test_alignment_is_a_permutation_near_the_optimum(seed):
 
 def test_linear_problem_is_solved_exactly():
     cost = random_cost(3)
-    linear = AlignmentCost(cost.node, cost.pair * 0, cost.weight * 0 + 1, cost.slot * 0, cost.target)
+    linear = AlignmentCost(cost.node, cost.pair * 0, cost.weight * 0 + 1, cost.predicted * 0, cost.target)
     every = torch.stack([linear.of(torch.tensor(p).expand(3, 5)) for p in itertools.permutations(range(5))])
     torch.testing.assert_close(linear.of(align(linear)), every.amin(0))
 

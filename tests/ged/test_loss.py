@@ -12,33 +12,33 @@ from dagnn.graph import Dag, DagBatch
 LABELS = 3
 
 
-def random_targets(seed, batch, slots, *, edge_labels=0, smallest=0):
+def random_targets(seed, batch, size, *, edge_labels=0, smallest=0):
     rng = random.Random(seed)
-    exists = torch.zeros(batch, slots, dtype=torch.bool)
-    adjacency = torch.zeros(batch, slots, slots, dtype=torch.bool)
+    exists = torch.zeros(batch, size, dtype=torch.bool)
+    adjacency = torch.zeros(batch, size, size, dtype=torch.bool)
     for b in range(batch):
-        nodes = rng.randint(smallest, slots)
+        nodes = rng.randint(smallest, size)
         exists[b, :nodes] = True
         for i, j in itertools.combinations(range(nodes), 2):
             adjacency[b, i, j] = rng.random() < 0.5
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(LABELS, (batch, slots), generator=generator) * exists
+    labels = torch.randint(LABELS, (batch, size), generator=generator) * exists
     edge = None
     if edge_labels:
-        edge = torch.randint(edge_labels, (batch, slots, slots), generator=generator) * adjacency
+        edge = torch.randint(edge_labels, (batch, size, size), generator=generator) * adjacency
     return GraphTargets(exists, adjacency, labels, edge)
 
 
-def random_logits(seed, batch, slots, *, edge_labels=0, dtype=torch.float64):
+def random_logits(seed, batch, size, *, edge_labels=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(batch, slots), (batch, slots, LABELS), (batch, slots, slots)]
+    shapes = [(batch, size), (batch, size, LABELS), (batch, size, size)]
     if edge_labels:
-        shapes.append((batch, slots, slots, edge_labels))
+        shapes.append((batch, size, size, edge_labels))
     return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
 
 
 def one_hot_logits(targets, size=50.0):
-    """Logits that predict the targets with certainty, slot i for target node i."""
+    """Logits that predict the targets with certainty, position i for target node i."""
 
     def sign(mask):
         return torch.where(mask, size, -size)
@@ -74,8 +74,8 @@ FORMS = [
 
 @pytest.mark.parametrize("options", FORMS)
 def test_gradient_is_right_in_float64_on_asymmetric_adjacency(options):
-    targets = random_targets(5, batch=2, slots=4, edge_labels=2, smallest=3)
-    logits = [x.requires_grad_() for x in random_logits(6, batch=2, slots=4, edge_labels=2)]
+    targets = random_targets(5, batch=2, size=4, edge_labels=2, smallest=3)
+    logits = [x.requires_grad_() for x in random_logits(6, batch=2, size=4, edge_labels=2)]
 
     def loss(existence, labels, edges, edge_labels):
         return GedLoss(**options, reduction="none")(existence, labels, edges, targets, edge_labels=edge_labels)
@@ -85,7 +85,7 @@ def test_gradient_is_right_in_float64_on_asymmetric_adjacency(options):
 
 @pytest.mark.parametrize("options", FORMS)
 def test_certain_prediction_of_the_target_costs_nothing(options):
-    targets = random_targets(1, batch=8, slots=6)
+    targets = random_targets(1, batch=8, size=6)
     loss = GedLoss(**options, reduction="none")(*one_hot_logits(targets), targets)
     assert (loss >= 0).all()
     torch.testing.assert_close(loss, torch.zeros(8), atol=1e-6, rtol=0)
@@ -93,7 +93,7 @@ def test_certain_prediction_of_the_target_costs_nothing(options):
 
 @pytest.mark.parametrize("options", [{}, {"joint": True}, {"gamma": 0.5}])
 def test_shuffled_certain_prediction_is_aligned_and_costs_nothing(options):
-    targets = random_targets(3, batch=12, slots=7, smallest=3)
+    targets = random_targets(3, batch=12, size=7, smallest=3)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
     loss = GedLoss(**options, reduction="none")(*permute_slots(one_hot_logits(targets), order), targets)
     torch.testing.assert_close(loss, torch.zeros(12), atol=1e-6, rtol=0)
@@ -101,8 +101,8 @@ def test_shuffled_certain_prediction_is_aligned_and_costs_nothing(options):
 
 @pytest.mark.parametrize("options", [{}, {"joint": True}, {"gamma": 0.5}])
 def test_permuting_slots_changes_neither_loss_nor_gradient_norms(options):
-    targets = random_targets(8, batch=6, slots=6, edge_labels=2)
-    logits = random_logits(9, batch=6, slots=6, edge_labels=2)
+    targets = random_targets(8, batch=6, size=6, edge_labels=2)
+    logits = random_logits(9, batch=6, size=6, edge_labels=2)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
     results = []
     for given in (logits, permute_slots(logits, order)):
@@ -116,8 +116,8 @@ def test_permuting_slots_changes_neither_loss_nor_gradient_norms(options):
 def test_joint_form_is_at_least_the_expected_edit_cost_for_every_alignment():
     loss = GedLoss(1, 1, joint=True, normalize=False, alignment="order", reduction="none")
     for seed in range(20):
-        targets = random_targets(seed, batch=50, slots=5, edge_labels=2)
-        logits = [3 * x for x in random_logits(seed, batch=50, slots=5, edge_labels=2)]
+        targets = random_targets(seed, batch=50, size=5, edge_labels=2)
+        logits = [3 * x for x in random_logits(seed, batch=50, size=5, edge_labels=2)]
         identity = torch.arange(5).expand(50, 5)
         expected = expected_edit_cost(*logits[:3], targets, identity, edge_labels=logits[3])
         assert (loss(*logits[:3], targets, edge_labels=logits[3]) >= expected - 1e-9).all()
@@ -139,14 +139,14 @@ def test_masked_form_is_no_bound_when_a_node_with_many_edges_may_be_missing():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_certain_expected_cost_minimised_over_alignments_is_the_edit_distance(oracle, seed):
-    slots = 4
-    both = random_targets(seed, batch=2, slots=slots)
+    size = 4
+    both = random_targets(seed, batch=2, size=size)
     predicted = GraphTargets(both.exists[:1], both.adjacency[:1], both.labels[:1])
     target = GraphTargets(both.exists[1:], both.adjacency[1:], both.labels[1:])
     logits = [x.double() for x in one_hot_logits(predicted)]
     least = min(
         expected_edit_cost(*logits, target, torch.tensor([order])).item()
-        for order in itertools.permutations(range(slots))
+        for order in itertools.permutations(range(size))
     )
 
     def plain(b):
@@ -174,8 +174,8 @@ def test_insertion_and_deletion_are_both_charged():
 
 
 def test_terms_add_up_and_divide_by_the_target_size():
-    targets = random_targets(11, batch=4, slots=5, smallest=2)
-    logits = random_logits(12, batch=4, slots=5)
+    targets = random_targets(11, batch=4, size=5, smallest=2)
+    logits = random_logits(12, batch=4, size=5)
     terms = GedLoss(0.7, 0.3, 0.2, alignment="order").terms(*logits, targets)
     torch.testing.assert_close(terms.loss, 0.7 * terms.node + 0.3 * terms.edge + 0.2 * terms.clique)
     whole = GedLoss(0.7, 0.3, 0.2, alignment="order", normalize=False).terms(*logits, targets)
@@ -184,8 +184,8 @@ def test_terms_add_up_and_divide_by_the_target_size():
 
 
 def test_reductions_agree():
-    targets = random_targets(2, batch=5, slots=4)
-    logits = random_logits(3, batch=5, slots=4)
+    targets = random_targets(2, batch=5, size=4)
+    logits = random_logits(3, batch=5, size=4)
     each = GedLoss(reduction="none")(*logits, targets)
     assert each.shape == (5,)
     torch.testing.assert_close(GedLoss()(*logits, targets), each.mean())
@@ -193,8 +193,8 @@ def test_reductions_agree():
 
 
 def test_graphs_of_a_batch_do_not_influence_each_other():
-    targets = random_targets(2, batch=5, slots=4)
-    logits = random_logits(3, batch=5, slots=4)
+    targets = random_targets(2, batch=5, size=4)
+    logits = random_logits(3, batch=5, size=4)
     together = GedLoss(reduction="none")(*logits, targets)
     for b in range(5):
         one = GraphTargets(targets.exists[b : b + 1], targets.adjacency[b : b + 1], targets.labels[b : b + 1])
@@ -208,7 +208,7 @@ def test_dags_and_batches_and_padded_targets_give_the_same_loss():
         Dag([], 0, node_attributes={"label": ()}),
     ]
     loss = GedLoss(node_vocabulary=["a", "b", "c"])
-    logits = random_logits(4, batch=2, slots=4)
+    logits = random_logits(4, batch=2, size=4)
     padded = GraphTargets.from_dags(dags, 4, node_vocabulary=["a", "b", "c"])
     torch.testing.assert_close(loss(*logits, dags), loss(*logits, padded))
     torch.testing.assert_close(loss(*logits, DagBatch.from_dags(dags)), loss(*logits, padded))
@@ -224,7 +224,7 @@ def test_empty_graphs_cost_what_the_prediction_has_too_much():
 
 
 def test_joint_edge_logit_is_the_logit_of_the_product_and_stable():
-    existence, _, edges = random_logits(5, batch=2, slots=4)
+    existence, _, edges = random_logits(5, batch=2, size=4)
     product = existence.sigmoid()[:, :, None] * existence.sigmoid()[:, None, :] * edges.sigmoid()
     torch.testing.assert_close(joint_edge_logits(existence, edges).sigmoid(), product)
     huge = joint_edge_logits(torch.full((1, 2), 500.0), torch.full((1, 2, 2), 500.0))
@@ -233,8 +233,8 @@ def test_joint_edge_logit_is_the_logit_of_the_product_and_stable():
 
 
 def test_start_and_hysteresis_hold_the_alignment():
-    targets = random_targets(21, batch=6, slots=6, smallest=4)
-    logits = random_logits(22, batch=6, slots=6)
+    targets = random_targets(21, batch=6, size=6, smallest=4)
+    logits = random_logits(22, batch=6, size=6)
     free = GedLoss().terms(*logits, targets)
     again = GedLoss().terms(*logits, targets, start=free.alignment)
     assert (again.loss <= free.loss + 1e-9).all()
@@ -248,8 +248,8 @@ def test_start_and_hysteresis_hold_the_alignment():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("which", range(4))
 def test_logits_that_are_not_finite_fail_loudly(which, value):
-    targets = random_targets(1, batch=2, slots=3, edge_labels=2)
-    logits = random_logits(2, batch=2, slots=3, edge_labels=2)
+    targets = random_targets(1, batch=2, size=3, edge_labels=2)
+    logits = random_logits(2, batch=2, size=3, edge_labels=2)
     logits[which][1] = value
     name = ("existence", "labels", "edges", "edge_labels")[which]
     with pytest.raises(GraphError, match=rf"{name}\[1, 0.*logits must be finite"):
@@ -275,8 +275,8 @@ def test_bad_settings_are_refused(options, text):
 
 
 def test_bad_arguments_say_what_was_expected():
-    targets = random_targets(1, batch=2, slots=3, edge_labels=2)
-    existence, labels, edges, edge_labels = random_logits(2, batch=2, slots=3, edge_labels=2)
+    targets = random_targets(1, batch=2, size=3, edge_labels=2)
+    existence, labels, edges, edge_labels = random_logits(2, batch=2, size=3, edge_labels=2)
     plain = GraphTargets(targets.exists, targets.adjacency)
     with pytest.raises(GraphError, match=r"edges must have the shape \[2, 3, 3\].*got \[2, 3\]"):
         GedLoss()(existence, labels, existence, targets)
@@ -298,8 +298,8 @@ def test_bad_arguments_say_what_was_expected():
 
 
 def test_low_precision_logits_give_a_loss_of_their_dtype():
-    targets = random_targets(1, batch=2, slots=3)
-    logits = random_logits(2, batch=2, slots=3, dtype=torch.bfloat16)
+    targets = random_targets(1, batch=2, size=3)
+    logits = random_logits(2, batch=2, size=3, dtype=torch.bfloat16)
     loss = GedLoss(joint=True, gamma=0.5)(*logits, targets)
     assert loss.dtype == torch.bfloat16
     assert loss.isfinite()

@@ -1,11 +1,11 @@
-"""What only looks like a cost or a limit is refused."""
+"""What only looks like a cost, a limit or a flag is refused."""
 
 import numpy as np
 import pytest
 import torch
 
 from dagnn.errors import ConfigError, DtypeError
-from dagnn.ged import EditCosts, ged_matrix, graph_edit_distance
+from dagnn.ged import EditCosts, GedLoss, clique_counts, ged_bounds, ged_matrix, graph_edit_distance
 from dagnn.graph import Dag
 
 PAIR = [Dag([(0, 1)]), Dag([(0, 1), (1, 2)])]
@@ -44,3 +44,26 @@ def test_several_names_of_a_label():
 def test_progress_that_is_neither_a_flag_nor_a_function(progress):
     with pytest.raises(ConfigError, match="progress is"):
         ged_matrix(PAIR, progress=progress)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: graph_edit_distance(Dag([]), Dag([]), directed="no"), "directed is 'no': write True, False or None"),
+        (lambda: ged_bounds(Dag([]), Dag([]), directed=1), "directed is 1: write True, False or None"),
+        (lambda: ged_bounds(Dag([]), Dag([]), tight="no"), "tight is 'no': write True or False"),
+        (lambda: ged_matrix([], directed="no"), "directed is 'no'"),
+        (lambda: ged_matrix([], workers=2.0), r"workers is 2\.0: it must be a whole number of threads, at least 1"),
+        (lambda: GedLoss(joint="no"), "joint is 'no': write True or False"),
+        (lambda: GedLoss(normalize=None), "normalize is None: write True or False"),
+        (lambda: GedLoss(steps=2.5), r"steps is 2\.5"),
+        (lambda: clique_counts(torch.zeros(1, 2, 2), size=5), "size is 5: it must be 3 or 4"),
+    ],
+)
+def test_a_flag_must_be_a_bool_and_a_count_a_whole_number(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_numbers_of_numpy_are_numbers_of_workers():
+    assert ged_matrix([Dag([(0, 1)])], workers=np.int64(2)).proved.all()

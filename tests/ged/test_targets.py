@@ -44,7 +44,7 @@ def test_permuting_moves_everything_together():
 
 def test_what_does_not_fit_is_named():
     dag = Dag([(0, 1)], node_attributes={"label": ("a", "b")})
-    with pytest.raises(GraphError, match="target 0 has 2 nodes, but there are 1 slots"):
+    with pytest.raises(GraphError, match="target 0 has 2 nodes, but there are 1 positions"):
         GraphTargets.from_dags([dag], 1)
     with pytest.raises(GraphError, match="node 1 of target 0 has the label 'b', which is not in the vocabulary of 1"):
         GraphTargets.from_dags([dag], 2, node_vocabulary=["a"])

@@ -1,4 +1,4 @@
-"""What `dagnn ged` does: compare the Dags of two files, tell the edits in words, and draw them."""
+"""`dagnn ged`: compares the Dags of two files, prints the edits, and draws them."""
 
 import math
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from dagnn.graph import Dag
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare_files` found.
+    """The result of `compare_files`.
 
     Attributes:
         result: bounds, map and edit path.
-        plot: the picture; None when none was asked for.
+        plot: the file of the picture; None without one.
     """
 
     result: GedResult
@@ -49,7 +49,7 @@ class Comparison:
         return "\n".join(lines)
 
     def summary(self) -> dict[str, Any]:
-        """For JSON: ``distance`` is null unless it is proved; nobody in ``node_map`` is null."""
+        """For JSON: ``distance`` is null unless it is proved; in ``node_map`` null means "no node"."""
         found = self.result
         return {
             "distance": found.upper if found.proved else None,
@@ -77,11 +77,11 @@ def compare_files(
     """The graph edit distance of two files that `Dag.to_json` wrote.
 
     Args:
-        plot: where the picture goes; its ending, .svg or .png, says which kind.
+        plot: the file for the picture; it must end in .svg or .png.
         The rest as in `graph_edit_distance`.
 
     Raises:
-        OSError: a file cannot be read or written. What was at ``plot`` before is kept then.
+        OSError: a file cannot be read or written. ``plot`` keeps its old content then.
         GraphError: a file holds no Dag, or the graphs cannot be compared.
         ConfigError: another ending of ``plot``, and as in `graph_edit_distance`.
     """
@@ -98,7 +98,7 @@ def compare_files(
 
 
 def _kind(plot: Path) -> Literal["svg", "png"]:
-    """The kind of a picture; asked before the search, which may take long."""
+    """The kind of a picture; checked before the search, which may take long."""
     match plot.suffix.lower():
         case ".svg":
             return "svg"
@@ -126,7 +126,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A name or label in JSON's terms, which have no tensors, tuples, NaN and infinity."""
+    """A name or label as JSON can hold it: without tensors, tuples, NaN and infinity."""
     if isinstance(value, Tensor | np.ndarray):
         return _plain(value.tolist())
     if isinstance(value, str) or not isinstance(value, Sequence):

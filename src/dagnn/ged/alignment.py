@@ -1,7 +1,7 @@
-"""Which predicted slot stands for which target node: a quadratic assignment, solved approximately.
+"""Which position of a decoder predicts which target node: a quadratic assignment, solved approximately.
 
-Legend: B graphs, M slots (and as many target nodes, spare ones included), K edge terms, i and j slots, a and b
-target nodes, T the alignment as a matrix (``T[i, a] = 1``: slot i stands for target node a).
+Legend: B graphs, M positions (and as many target nodes, spare ones included), K edge terms, i and j positions, a and b
+target nodes, T the alignment as a matrix (``T[i, a] = 1``: position i predicts target node a).
 """
 
 from dataclasses import dataclass
@@ -21,29 +21,29 @@ class AlignmentCost:
     """The cost of an alignment: linear in it for nodes, quadratic for edges.
 
         cost(T) = sum_ia T_ia node_ia
-                + sum_ij,ab T_ia T_jb (pair_ij weight_a weight_b + sum_k slot_kij target_kab)
+                + sum_ij,ab T_ia T_jb (pair_ij weight_a weight_b + sum_k predicted_kij target_kab)
 
     Attributes:
-        node: float ``[B, M, M]``: cost of slot i standing for target node a.
+        node: float ``[B, M, M]``: cost of aligning position i with target node a.
         pair: float ``[B, M, M]``, zero on the diagonal, weighted by ``weight``: float ``[B, M]``. This is the part
-            of the edge cost that does not ask for edges between a and b. Kept apart, it needs products of a matrix
+            of the edge cost that does not depend on edges between a and b. On its own it needs products of a matrix
             and a vector only. It counts ``a = b`` too, which no permutation reaches; relaxed with or without these
             terms, 8 steps ended between 1.5 % lower and 1 % higher (9 settings, M = 4, 8, 20).
-        slot: float ``[B, K, M, M]``, zero on the diagonals; K is 1, or 1 + the number of edge labels.
+        predicted: float ``[B, K, M, M]``, zero on the diagonals; K is 1, or 1 + the number of edge labels.
         target: float ``[B, K, M, M]``. Not symmetric for directed graphs, and need not be.
     """
 
     node: Tensor
     pair: Tensor
     weight: Tensor
-    slot: Tensor
+    predicted: Tensor
     target: Tensor
 
     def of(self, alignment: Tensor) -> Tensor:
         """Cost of a permutation: float ``[B]``.
 
         Args:
-            alignment: int64 ``[B, M]``: the target node of every slot.
+            alignment: int64 ``[B, M]``: the target node of every position.
         """
         rows = alignment[:, :, None].expand_as(self.node)
         columns = rows.transpose(1, 2)
@@ -52,25 +52,25 @@ class AlignmentCost:
         weight = self.weight.gather(1, alignment)
         node = self.node.gather(2, alignment[:, :, None]).sum((1, 2))
         pair = (self.pair * weight[:, :, None] * weight[:, None, :]).sum((1, 2))
-        return node + pair + (self.slot * target).sum((1, 2, 3))
+        return node + pair + (self.predicted * target).sum((1, 2, 3))
 
     def take(self, graphs: Tensor) -> "AlignmentCost":
         """The rows ``graphs`` (int64 ``[b]``) of the batch."""
         return AlignmentCost(
-            self.node[graphs], self.pair[graphs], self.weight[graphs], self.slot[graphs], self.target[graphs]
+            self.node[graphs], self.pair[graphs], self.weight[graphs], self.predicted[graphs], self.target[graphs]
         )
 
     def edge_gradient(self, plan: Tensor) -> Tensor:
         """Derivative of the quadratic part at ``plan``: float ``[B, M, M]``; linear in ``plan``.
 
-        For one term it is ``slot T target' + slot' T target``. The two products differ when the matrices are not
-        symmetric; half of it is a wrong direction for digraphs (the bug of POT's pull request 399).
+        For one term it is ``predicted T target' + predicted' T target``. The two products differ for matrices that
+        are not symmetric; half of it is a wrong direction for digraphs (the bug of POT's pull request 399).
         """
         mass = plan @ self.weight[:, :, None]
         pair = _both_ways(self.pair) @ mass @ self.weight[:, None, :]
         moved = plan[:, None]
-        forward = self.slot @ (moved @ self.target.transpose(2, 3))
-        backward = self.slot.transpose(2, 3) @ (moved @ self.target)
+        forward = self.predicted @ (moved @ self.target.transpose(2, 3))
+        backward = self.predicted.transpose(2, 3) @ (moved @ self.target)
         return pair + (forward + backward).sum(1)
 
 
@@ -79,7 +79,7 @@ def align(cost: AlignmentCost, *, steps: int = 8, start: Tensor | None = None, h
 
     Frank-Wolfe on the relaxed problem from the barycentre (every ``T_ia = 1 / M``): each step solves the linear
     assignment of the gradient and goes the exact best distance towards it. The end point is projected to a
-    permutation, and pairs of slots are swapped as long as that helps. No gradient flows through any of it.
+    permutation, and pairs of positions are swapped as long as that helps. No gradient flows through any of it.
 
     Args:
         cost: finite costs; any device and floating dtype (the work is done on the CPU in float64).
@@ -89,16 +89,14 @@ def align(cost: AlignmentCost, *, steps: int = 8, start: Tensor | None = None, h
             It stops the alignment from flickering between nearly equal ones while a model trains.
 
     Raises:
-        GraphError: a cost is NaN or infinite; the linear assignment would hang or crash on it.
+        GraphError: a cost is NaN or infinite; the linear assignment would hang or crash.
 
     Cost: O(steps * B * K * M^3) time.
     Source: Frank and Wolfe 1956; Vogelstein et al., "Fast approximate quadratic programming for graph matching",
     PLoS ONE 2015.
     """
     parts = [_numbers_of(part) for part in vars(cost).values()]
-    with (
-        ordinary_tensors()
-    ):  # past the transforms of torch.func, to which what is computed on plain numbers would belong too
+    with ordinary_tensors():  # otherwise the transforms of torch.func would own what is computed here, too
         return _searched(AlignmentCost(*(part.to("cpu", torch.float64) for part in parts)), start, hysteresis, steps)
 
 
@@ -110,12 +108,12 @@ def _searched(work: AlignmentCost, start: Tensor | None, hysteresis: float, step
     if work.node.numel() == 0:
         return torch.zeros(work.node.shape[:2], dtype=torch.int64)
 
-    slots = work.node.shape[1]
-    best = _descend(work, torch.full_like(work.node, 1 / slots), steps)
+    size = work.node.shape[1]
+    best = _descend(work, torch.full_like(work.node, 1 / size), steps)
     if start is None:
         return best
     start = start.to("cpu")
-    from_start = _descend(work, torch.nn.functional.one_hot(start, slots).to(work.node.dtype), steps)
+    from_start = _descend(work, torch.nn.functional.one_hot(start, size).to(work.node.dtype), steps)
     best = torch.where((work.of(from_start) < work.of(best))[:, None], from_start, best)
     return torch.where((work.of(best) < work.of(start) - hysteresis)[:, None], best, start)
 
@@ -154,7 +152,7 @@ def _descend(cost: AlignmentCost, plan: Tensor, steps: int) -> Tensor:
 
 
 def _swap(alignment: Tensor, cost: AlignmentCost, swaps: int) -> Tensor:
-    """Swap the two slots that gain most, ``swaps`` times or until no swap gains: int64 ``[B, M]``.
+    """Swap the two positions that gain most, ``swaps`` times or until no swap gains: int64 ``[B, M]``.
 
     With ``a = alignment[i]`` and ``b = alignment[j]``, the swap is the direction ``(e_i - e_j)(e_b - e_a)'``, and the
     exact change of the cost is the slope along it plus the quadratic part of it.
@@ -165,7 +163,7 @@ def _swap(alignment: Tensor, cost: AlignmentCost, swaps: int) -> Tensor:
         current = alignment[moving]
         gradient = active.node + active.edge_gradient(_one_hot(current, active.node))
         columns = current[:, None, :].expand_as(gradient)
-        slope = gradient.gather(2, columns)  # [i, j]: slot i takes the target of slot j
+        slope = gradient.gather(2, columns)  # [i, j]: position i takes the target of position j
         own = slope.diagonal(dim1=1, dim2=2)
         slope = slope + slope.transpose(1, 2) - own[:, :, None] - own[:, None, :]
         weight = active.weight.gather(1, current)
@@ -174,7 +172,7 @@ def _swap(alignment: Tensor, cost: AlignmentCost, swaps: int) -> Tensor:
         target = active.target.gather(2, rows).gather(3, rows.transpose(2, 3))
         loops = target.diagonal(dim1=2, dim2=3)
         bend = bend + (
-            _both_ways(active.slot) * (_both_ways(target) - loops[:, :, :, None] - loops[:, :, None, :])
+            _both_ways(active.predicted) * (_both_ways(target) - loops[:, :, :, None] - loops[:, :, None, :])
         ).sum(1)
         gain, pair = (-slope - bend).flatten(1).max(1)
         better = gain > 1e-9 * (1 + active.node.abs().amax((1, 2)))
@@ -194,8 +192,8 @@ def _both_ways(matrices: Tensor) -> Tensor:
 def _project(plan: Tensor, cost: AlignmentCost) -> Tensor:
     """The permutation closest to ``plan``: int64 ``[B, M]``.
 
-    Target nodes of weight 0 are spare and all alike, so a slot's mass on them counts as one: otherwise a slot
-    that is 60 % spare, spread over three spare nodes, would lose to one that is 40 % a real node.
+    Target nodes of weight 0 are spare and all alike, so the mass of a position on them counts as one. Otherwise
+    60 % spread over three spare nodes would lose to 40 % on one real node.
     """
     spare = (cost.weight == 0)[:, None, :]
     mass = (plan * spare).sum(2, keepdim=True)

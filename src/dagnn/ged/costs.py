@@ -1,4 +1,4 @@
-"""What every edit costs, and costs as integers whose sums compare exactly."""
+"""The cost of every edit, and costs as integers, whose sums compare exactly."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ class EditCosts:
         - an array ``[num_labels, num_labels]``, indexed ``[label in a, label in b]``, its diagonal included;
         - a callable ``(label in a, label in b) -> float``, called for equal labels too.
 
-    A cost is the float that it is given as, and sums of costs are compared exactly, whatever they span: 1e-9 counts
-    beside 1e12. Any finite costs are handled right, metric or not: a substitution dearer than a deletion and an
-    insertion is replaced by these. The distance is a metric only if the costs are one.
+    A cost is exactly the float that it is given as, and sums of costs compare exactly, whatever they span: 1e-9 counts
+    beside 1e12. Costs need not be a metric: a substitution dearer than a deletion and an insertion is replaced by
+    these. The distance is a metric only if the costs are one.
 
     Raises:
-        ConfigError: a cost is no number, negative, NaN or infinite, or an array has the wrong number of dimensions.
+        ConfigError: a cost is no number, negative, NaN or infinite, or an array has the wrong shape.
 
     >>> EditCosts(node_substitution=0.5).node_substitution
     0.5
@@ -68,7 +68,8 @@ class EditCosts:
         value = getattr(self, name)
         if not isinstance(value, float):
             raise ConfigError(
-                f"{name} depends on the label, but the loss takes one number per kind of edit: give {name} a float."
+                f"{name} depends on the label (it is a {type(value).__name__}), but the loss takes one number per kind "
+                f"of edit: give {name} a float."
             )
         return value
 
@@ -76,7 +77,7 @@ class EditCosts:
 def _checked(name: str, value: Any, dimensions: int) -> "float | np.ndarray[Any, Any]":
     """``value`` as a float or a float64 array of ``dimensions`` dimensions, finite and at least 0."""
     try:
-        # A copy: the costs stay what they were when they were checked.
+        # A copy, so that later writes into the user's array do not change checked costs.
         plain = value.detach().cpu() if isinstance(value, Tensor) else value
         if isinstance(plain, Tensor) and not plain.is_complex():
             plain = plain.double().numpy()
@@ -84,7 +85,7 @@ def _checked(name: str, value: Any, dimensions: int) -> "float | np.ndarray[Any,
     except (TypeError, ValueError, RuntimeError):
         array = None
     except OverflowError:
-        raise ConfigError(f"{name} is larger than any float: a cost must be finite and at least 0.") from None
+        raise ConfigError(f"{name} is {value!r}, larger than any float: a cost must be at most 1.8e308.") from None
     if array is None or value is None:
         raise ConfigError(f"{name} must be a number, an array or a callable, got {value!r}.")
     if array.ndim not in (0, dimensions):
@@ -98,14 +99,14 @@ def _checked(name: str, value: Any, dimensions: int) -> "float | np.ndarray[Any,
 
 
 def is_no_number(value: Any) -> bool:
-    """Whether it is text, a time or a complex number, which NumPy and `float` would take for a number."""
+    """Whether it is text, a time or a complex number, which NumPy or `float` would convert to a number."""
     if isinstance(value, Tensor):
         return value.is_complex()
     return isinstance(value, str | bytes | bytearray) or np.asarray(value).dtype.kind in "USMmc"
 
 
 def check_cost(name: str, values: "np.ndarray[Any, Any]") -> None:
-    """Raise ConfigError unless every value is finite and at least 0; the message prints the first bad one."""
+    """Raise ConfigError unless every value is finite and at least 0."""
     bad = ~(np.isfinite(values) & (values >= 0))
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -114,7 +115,7 @@ def check_cost(name: str, values: "np.ndarray[Any, Any]") -> None:
 
 
 def returned_cost(name: str, value: Any, *labels: Any) -> float:
-    """What the callable ``name`` returned for ``labels``, as a float.
+    """``value``, which the callable ``name`` returned for ``labels``, as a float.
 
     Raises:
         ConfigError: it is no number.
@@ -143,23 +144,22 @@ def checked_costs(costs: "EditCosts | None") -> "EditCosts":
 
 
 UNIT_COSTS = EditCosts()
-"""What every comparison takes by default; made once, since checking six costs takes a tenth of a small search."""
-
+"""The default costs; made once, since checking six costs takes a tenth of the time of a small search."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Objects = NDArray[Any]
 
-# Costs of so many units fit whatever the graphs: sums over all pairs of 2,000 nodes, doubled, stay below 2^62.
+# Costs of at most so many units fit any graphs: sums over all pairs of 2,000 nodes, doubled, stay below 2^62.
 LARGEST = 2**32
 
-# Deleting and inserting everything may cost so many units. Bounds are in halves, and prices of an assignment may be
-# twice the largest bound.
+# Deleting and inserting everything may cost at most so many units: bounds are in halves of a unit, and prices of an
+# assignment may be twice the largest bound.
 ROOM = 2**59
 
 
 class Integers(NamedTuple):
-    """Costs in units: ``integer * unit <= cost <= integer * unit * (1 + error)``; costs that cannot matter aside."""
+    """Costs in units: ``integer * unit <= cost <= integer * unit * (1 + error)``; not for costs that cannot matter."""
 
     parts: list[Ints]
     unit: Fraction
@@ -167,14 +167,14 @@ class Integers(NamedTuple):
 
 
 def exact_integers(parts: Sequence[Floats]) -> tuple[list[Objects], int]:
-    """The same numbers as Python's integers, in arrays of objects, and how many of them make 1: a power of two."""
+    """The numbers as Python's integers, in arrays of objects, and how many of these units make 1: a power of two."""
     distinct, index = _distinct(parts)
     integers, ones = _digits(distinct)
     return _spread(parts, integers, index, object), ones
 
 
 def small_integers(parts: Sequence[Floats]) -> Integers | None:
-    """The costs in units, none of them above `LARGEST`; None if no unit divides them so."""
+    """The costs in units, none above `LARGEST`; None if there is no such unit."""
     distinct, index = _distinct(parts)
     if all(value.is_integer() for value in distinct) and (not distinct or distinct[-1] <= LARGEST):  # nearly always
         unit = math.gcd(*map(int, distinct)) or 1
@@ -224,9 +224,9 @@ def wide_integers(
 
 
 def _as_read(values: Sequence[float]) -> Fraction | None:
-    """The largest unit of the numbers as people write them: 0.1 is a tenth, although its bits are not.
+    """The largest common unit of the numbers as people write them: 0.1 is a tenth, although its bits are not.
 
-    None if the digits of one of them go on and on.
+    None if one of them has too many digits.
     """
     found = []
     for value in values:
@@ -247,7 +247,7 @@ def _largest_unit(costs: Sequence[int], units: Sequence[int], ones: int, about: 
 
 
 def _error(costs: Sequence[int], units: Sequence[int], unit: Fraction) -> Fraction:
-    """By which part of what it is read as a cost is larger, at most; 1 where a cost is read as nothing."""
+    """The largest relative excess of a cost over its units; 1 if a cost above 0 has none."""
     errors = [
         cost / (number * unit) - 1 if number else Fraction(cost > 0) for cost, number in zip(costs, units, strict=True)
     ]
@@ -255,7 +255,7 @@ def _error(costs: Sequence[int], units: Sequence[int], unit: Fraction) -> Fracti
 
 
 def _distinct(parts: Sequence[Floats]) -> tuple[list[float], Ints]:
-    """The different numbers in ascending order, and the place of every number among them."""
+    """The distinct numbers in ascending order, and the index of every number among them."""
     distinct, index = np.unique(np.concatenate([part.ravel() for part in parts]), return_inverse=True)
     return distinct.tolist(), index.reshape(-1)
 

@@ -1,4 +1,4 @@
-"""Graph edit distance of two graphs: exact, or between two bounds that are both certain."""
+"""The graph edit distance of two graphs: exact, or between two certain bounds."""
 
 import math
 import operator
@@ -14,7 +14,7 @@ from dagnn.ged.edit_path import Edit, edit_path
 from dagnn.ged.exact.solve import BOUND_STARTS, Outcome, as_float, find
 from dagnn.ged.exact.tables import CostTables, build_tables
 from dagnn.ged.exact.watch import Watch
-from dagnn.ged.labelled import Graph, LabelledGraph, read_pair
+from dagnn.ged.labelled import Graph, LabelledGraph, check_flag, read_pair
 
 DEFAULT_BUDGET = 200_000
 
@@ -25,9 +25,14 @@ class GedResult:
 
     Attributes:
         lower, upper: the bounds; each is the float next to the exact sum of the costs.
-        proved: whether the bounds meet as floats, so that ``upper`` is the distance.
+        proved: whether the bounds are the same float, so that ``upper`` is the distance.
         node_map: pairs (node of a, node of b) of the map of cost ``upper``, with None for "deleted" or "inserted".
         search_nodes: how many nodes of the search tree were bounded; 0 if the root was enough.
+
+    >>> from dagnn.graph import Dag
+    >>> result = graph_edit_distance(Dag([("a", "b")]), Dag([("x", "y"), ("y", "z")]))
+    >>> result.lower, result.upper, result.proved, result.node_map
+    (2.0, 2.0, True, (('a', 'x'), ('b', 'y'), (None, 'z')))
     """
 
     lower: float
@@ -40,9 +45,9 @@ class GedResult:
 
     @cached_property
     def edit_path(self) -> tuple[Edit, ...]:
-        """The edits of ``node_map``, in an order in which they can be carried out; their costs sum to ``upper``.
+        """The edits of ``node_map``, in an order in which they can be carried out.
 
-        To the last bit by `math.fsum`; a plain sum may round on the way.
+        `math.fsum` of their costs is ``upper``; a plain sum may round on the way.
         """
         return self._spell()  # on demand: for small graphs it takes a quarter of the time
 
@@ -58,9 +63,9 @@ class GedResult:
 
     @property
     def normalized(self) -> float:
-        """`distance` as a part of the cost of deleting all of ``a`` and inserting all of ``b``: 0 .. 1.
+        """`distance` divided by the cost of deleting all of ``a`` and inserting all of ``b``: 0 .. 1.
 
-        1 less this is a similarity. It compares pairs of different sizes, and is no metric.
+        One minus this is a similarity, for comparing pairs of different sizes. It is no metric.
         """
         return normalized(self.distance, as_float(self._everything()))
 
@@ -71,7 +76,12 @@ def normalized(distance: float, everything: float) -> float:
 
 
 class GedBounds(NamedTuple):
-    """``lower <= graph edit distance <= upper``."""
+    """``lower <= graph edit distance <= upper``, two floats.
+
+    >>> from dagnn.graph import Dag
+    >>> ged_bounds(Dag([(0, 1)]), Dag([(0, 1)])).upper
+    0.0
+    """
 
     lower: float
     upper: float
@@ -91,37 +101,41 @@ def graph_edit_distance(
 ) -> GedResult:
     """The least cost of edits that turn ``a`` into ``b``: insert, delete or relabel nodes and edges.
 
-    Nodes are deleted with all their edges charged; edges between matched nodes are matched, parallel ones as cheaply
-    as possible; self-loops count as edges. What nodes are called does not count, unless ``node_label="names"``.
+    Deleting a node charges all its edges too. Edges between matched nodes are matched, parallel ones as cheaply as
+    possible; self-loops count as edges. The names of nodes do not count, unless ``node_label="names"``.
 
     Args:
         a, b: Dags, NetworkX graphs (any of its four kinds) or PyG ``Data``, in any mixture.
         costs: unit costs by default.
         budget: most nodes of the search tree; the result depends on it alone, not on the machine. 0: bounds only.
             A million take about 8 s for two unrelated graphs of 16 nodes.
-        seconds: stop after that long, too, with what is known by then; makes the result depend on the machine.
-        upper_bound: distances above it need not be found: the search stops as soon as ``lower`` exceeds it. A distance
-            equal to it is found. Infinity: no bound.
+        seconds: stop after that long too, with the bounds known by then; the result then depends on the machine.
+        upper_bound: the largest distance worth finding: the search stops as soon as ``lower`` exceeds it. None or
+            infinity: any.
         directed: None: as the graphs are. False: ignore directions (a PyG graph then lists each edge both ways).
         node_label, edge_label: the attribute that holds the labels. Graphs that all lack "label" are unlabelled; any
-            other name must be that of an attribute. "names" for nodes: what they are called, unless an attribute has
-            this name. None: compare without labels. Labels may be anything hashable, or arrays; equal means equal
-            content, and NaN equals NaN. PyG ``Data`` keeps nodes and edges in one place: there, one name for both means
-            the nodes.
+            other attribute must exist. "names" for nodes: their names, unless an attribute is called so. None: compare
+            without labels. Labels may be anything hashable, or arrays; equal means equal content, and NaN equals NaN.
+            PyG ``Data`` keeps nodes and edges in one place: there, one name for both means the nodes.
+
+    Returns:
+        Both bounds, and the map and the edits of the upper one.
 
     Raises:
-        GraphError: a directed and an undirected graph, labels on one side only or on some nodes only, a label
+        GraphError: one graph is directed and the other is not, labels on one side only or on some nodes only, a label
             attribute that no graph has, more than 2,000 nodes.
-        ConfigError: a negative budget or bound; costs as in `EditCosts`.
+        ConfigError: a budget, bound or time that is negative or no number, a ``directed`` that is no bool; costs as in
+            `EditCosts`.
         DtypeError: something that is no graph, such as a batch of several, or labels that cannot be compared.
 
     Ctrl-C ends the search within a second.
 
     Cost: on one core, pairs a few edits apart take about 0.5 ms at 10 nodes and 3 ms at 50; unrelated labelled DAGs
-        about 20 ms at 16 nodes, 0.2 s at 20 and 0.6 s at 24. Costs that do not fit 64-bit integers, because they span
-        many orders of magnitude, are compared exactly all the same, in more time. The first call of a process loads
-        compiled code; the first on a machine compiles it, which takes some 10 s.
-    Source: see `dagnn.ged.exact.search`.
+        about 20 ms at 16 nodes, 0.2 s at 20 and 0.6 s at 24. Costs that span too many orders of magnitude for 64-bit
+        integers are compared exactly too, in more time. The first call of a process loads machine code; the first on a
+        machine compiles it, which takes some 10 s.
+    Source: depth-first branch and bound after Abu-Aisheh et al., "An exact graph edit distance algorithm for solving
+        pattern recognition problems", ICPRAM 2015; bounds: see `ged_bounds`.
 
     >>> from dagnn.graph import Dag
     >>> result = graph_edit_distance(Dag([("a", "b"), ("b", "c")]), Dag([("a", "b"), ("a", "c")]))
@@ -152,15 +166,23 @@ def ged_bounds(
     The upper one is the cost of a map by Frank-Wolfe from several starts and local search.
 
     Args:
-        tight: lower bound by a linear program instead of branch match: on unrelated DAGs of 16 nodes, at distance 23,
-            0.7 below instead of 9.4 on average, in 30 ms instead of 2. Left out where the program would be very
-            large (two graphs with more than about 130 edges each).
-        The rest, and errors, as in `graph_edit_distance`.
+        tight: take the lower bound from a linear program instead of branch match: on unrelated DAGs of 16 nodes, at
+            distance 23, it is 0.7 too low instead of 9.4 on average, in 30 ms instead of 2. Ignored where the program
+            would be very large (two graphs with more than about 130 edges each).
+        The rest as in `graph_edit_distance`.
+
+    Raises:
+        ConfigError: a ``tight`` that is no bool; the rest as in `graph_edit_distance`.
+
+    Source: branch match: Blumenthal and Gamper, "Improved lower bounds for graph edit distance", IEEE TKDE 30(3), 2018;
+        linear program: Lerouge et al., "New binary linear programming formulation to compute the graph edit distance",
+        Pattern Recognition 72, 2017.
 
     >>> from dagnn.graph import Dag
     >>> ged_bounds(Dag([(0, 1)]), Dag([(0, 1), (1, 2)]))
     GedBounds(lower=2.0, upper=2.0)
     """
+    check_flag("tight", tight)
     costs = checked_costs(costs)
     left, right = read_pair(a, b, directed=directed, node_label=node_label, edge_label=edge_label)
     tables = build_tables([left, right], costs)
@@ -186,7 +208,7 @@ def _result(a: LabelledGraph, b: LabelledGraph, tables: CostTables, found: Outco
 
 
 class Limits(NamedTuple):
-    """How far a search may go; None for as long, or as far, as it takes."""
+    """The limits of a search; None for no limit."""
 
     budget: int
     seconds: float | None
@@ -199,13 +221,19 @@ def checked_limits(budget: Any, seconds: Any = None, upper_bound: Any = None) ->
     Raises:
         ConfigError: a limit that is no number, negative or NaN.
     """
+    nodes = whole_number("budget", budget, 0, "search nodes")
+    return Limits(nodes, _checked_limit("seconds", seconds), _checked_limit("upper_bound", upper_bound))
+
+
+def whole_number(name: str, value: Any, least: int, unit: str) -> int:
+    """``value`` as an int; ConfigError unless it is a whole number of at least ``least``."""
     try:
-        whole = None if isinstance(budget, bool) else operator.index(budget)
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        whole = None
-    if whole is None or whole < 0:
-        raise ConfigError(f"budget is {budget!r}: it must be a whole number of search nodes, 0 for bounds only.")
-    return Limits(whole, _checked_limit("seconds", seconds), _checked_limit("upper_bound", upper_bound))
+        number = least - 1
+    if number < least:
+        raise ConfigError(f"{name} is {value!r}: it must be a whole number of {unit}, at least {least}.")
+    return number
 
 
 def _checked_limit(name: str, value: Any) -> float | None:

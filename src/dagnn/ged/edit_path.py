@@ -1,4 +1,4 @@
-"""From a node map to the edits that it stands for."""
+"""The edits that a node map prescribes."""
 
 import math
 from collections.abc import Hashable
@@ -26,7 +26,10 @@ class Edit:
         source: the node, or pair of nodes, of ``a``; None for insertions.
         target: the node, or pair of nodes, of ``b``; None for deletions.
         source_label, target_label: their labels, None where there is none.
-        cost: what it costs.
+        cost: a float, at least 0.
+
+    >>> print(Edit("substitute node", source=0, target=1, source_label="x", target_label="y", cost=1.0))
+    substitute node 0 [x] by 1 [y] (1)
     """
 
     kind: Kind
@@ -54,7 +57,7 @@ def edit_path(a: LabelledGraph, b: LabelledGraph, image: list[int | None], costs
 
     Args:
         image: for every node of ``a``, the node of ``b`` that it becomes, or None if it is deleted.
-        costs: the tables that ``a`` and ``b`` were numbered with.
+        costs: the tables built from ``a`` and ``b``.
     """
     return tuple(
         sorted(_node_edits(a, b, image, costs) + _edge_edits(a, b, image, costs), key=lambda edit: _ORDER[edit.kind])
@@ -108,7 +111,7 @@ def _edge_edits(a: LabelledGraph, b: LabelledGraph, image: list[int | None], cos
 
 
 def _bundles(graph: LabelledGraph) -> dict[tuple[int, int], list[Any]]:
-    """Labels of the edges between every pair of nodes that has some."""
+    """The labels of all edges between each pair of nodes that has any."""
     found: dict[tuple[int, int], list[Any]] = {}
     for (u, v), label in zip(graph.edges, graph.edge_labels or (None,) * len(graph.edges), strict=True):
         found.setdefault((u, v) if graph.directed or u <= v else (v, u), []).append(label)
@@ -122,13 +125,13 @@ def _bundle_edits(
     right: list[Any],
     costs: CostTables,
 ) -> list[Edit]:
-    """The cheapest edits between parallel edges; those that cost nothing and change nothing are left out."""
+    """The cheapest edits between parallel edges, without those that cost nothing and change nothing."""
     tables = costs.edges
     s = [costs.edge_ids[label_key(label)] for label in left]
     t = [costs.edge_ids[label_key(label)] for label in right]
     kept: dict[int, int] = {}
     if len(left) == len(right) == 1:
-        # The sign of fsum is exact.
+        # fsum rounds once, so its sign is exact.
         if math.fsum((tables.substitute[s[0], t[0]], -tables.delete[s[0]], -tables.insert[t[0]])) <= 0:
             kept = {0: 0}
     elif left and right:

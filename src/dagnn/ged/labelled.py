@@ -1,4 +1,4 @@
-"""Reading graphs of several libraries into one plain form: numbered nodes, edges, labels."""
+"""Graphs of several libraries in one plain form: numbered nodes, edges, labels."""
 
 import difflib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dagnn.errors import DtypeError, GraphError
+from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.graph import Dag, DagBatch
 
 Graph: TypeAlias = Any
 """A `Dag`, a NetworkX graph (directed or not, multigraphs too), or PyTorch Geometric's ``Data``."""
 
-# The label that graphs need not have, and the one that is what nodes are called.
+# The label that graphs may lack, and the one that means the names of the nodes.
 OPTIONAL, NAMES = "label", "names"
 
-# The search keeps tables of all pairs of nodes; sums of costs over so many pairs stay exact in 64 bits.
+# The search keeps tables of all pairs of nodes, and sums of costs over so many pairs stay exact in 64 bits.
 MAX_NODES = 2_000
 
 
@@ -28,7 +28,7 @@ class LabelledGraph:
     """A graph to compare.
 
     Attributes:
-        names: what the user calls the nodes; node i here is ``names[i]`` there.
+        names: the user's names of the nodes; node i here is ``names[i]`` there.
         edges: pairs of node numbers; parallel edges and self-loops allowed. If not ``directed``, each edge is
             listed once, in either direction.
         node_labels, edge_labels: one label per node or edge, or None for a graph without labels.
@@ -61,7 +61,9 @@ def read_graphs(
     node_label: str | None,
     edge_label: str | None,
 ) -> list[LabelledGraph]:
-    """Graphs that can be compared with each other, in the plain form; ``names`` are for error messages."""
+    """Graphs that can be compared with each other, in the plain form; error messages call them by ``names``."""
+    if directed is not None:
+        check_flag("directed", directed, "True, False or None")
     for option, given in (("node_label", node_label), ("edge_label", edge_label)):
         if not isinstance(given, Hashable):
             raise DtypeError(f"{option} must be the name of one attribute, got {given!r}.")
@@ -74,6 +76,12 @@ def read_graphs(
         _check_there(kind, attribute, read, graphs, names)
     _check_comparable(read, names, node_label, edge_label)
     return read
+
+
+def check_flag(name: str, value: object, allowed: str = "True or False") -> None:
+    """Raise ConfigError unless ``value`` is a bool: any other may mean the opposite of what it says, such as "no"."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name} is {value!r}: write {allowed}.")
 
 
 def _read_graph(
@@ -108,7 +116,7 @@ def _check_there(
     graphs: Sequence[Graph],
     names: Sequence[str],
 ) -> None:
-    """Raise GraphError if a label was named that no graph has, although there is something to label."""
+    """Raise GraphError if no graph has the attribute, although there is something to label."""
     if attribute in (None, OPTIONAL) or any(_labels(graph, kind) is not None for graph in read):
         return
     labelled = [(graph, name) for graph, plain, name in zip(graphs, read, names, strict=True) if _count(plain, kind)]
@@ -140,7 +148,7 @@ def _attributes(graph: Graph, kind: str) -> Iterable[Any]:
 
 
 def _check_size(graph: Graph, name: str) -> None:
-    """Raise GraphError for a graph too large to compare. What is no graph at all is left to others."""
+    """Raise GraphError for a graph too large to compare; passes what is no graph at all."""
     count = getattr(graph, "num_nodes", None) if not hasattr(graph, "number_of_nodes") else graph.number_of_nodes()
     if isinstance(count, int) and count > MAX_NODES:
         raise GraphError(
@@ -209,9 +217,9 @@ def _from_networkx(graph: Any, name: str, node_label: str | None, edge_label: st
 def _from_pyg(
     data: Any, name: str, directed: bool | None, node_label: str | None, edge_label: str | None
 ) -> LabelledGraph:
-    """PyG keeps an undirected edge as two directed ones: with ``directed=False`` they become one again.
+    """A PyG graph. It lists an undirected edge as two directed ones: ``directed=False`` makes them one again.
 
-    It keeps node and edge data in one place, so that one name for both means the labels of the nodes.
+    It keeps node and edge data in one place, so one name for both means the labels of the nodes.
     """
     count = int(data.num_nodes)
     edges = [(int(u), int(v)) for u, v in data.edge_index.t().tolist()]
@@ -256,7 +264,7 @@ def _column(values: Any, count: int, name: str, attribute: str | None) -> tuple[
 def _data(
     rows: list[dict[Any, Any]], items: list[Any], name: str, kind: str, attribute: str | None
 ) -> tuple[Any, ...] | None:
-    """The same from NetworkX's dictionaries: all have the attribute, or none has."""
+    """`_column` from NetworkX's dictionaries: all must have the attribute, or none."""
     if attribute is None:
         return None
     missing = [item for item, data in zip(items, rows, strict=True) if attribute not in data]
@@ -275,7 +283,7 @@ def label_keys(labels: Sequence[Any]) -> Sequence[Hashable]:
 
 
 def label_key(label: Any) -> Hashable:
-    """A hashable value that is equal for equal labels; arrays and lists are compared by content, NaN equals NaN."""
+    """A hashable value, equal for equal labels: arrays and lists are equal by content, and NaN equals NaN."""
     if type(label) in _PLAIN:  # nearly all labels
         return label  # type: ignore[no-any-return]
     if isinstance(label, Tensor):

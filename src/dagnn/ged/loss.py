@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,22 +10,30 @@ from torch.nn.functional import logsigmoid
 
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.ged.alignment import AlignmentCost, align
-from dagnn.ged.cliques import clique_cost
+from dagnn.ged.cliques import check_clique_size, clique_cost, either, off_diagonal
 from dagnn.ged.costs import EditCosts, checked_costs
+from dagnn.ged.distance import whole_number
+from dagnn.ged.labelled import check_flag
 from dagnn.ged.targets import GraphTargets
 from dagnn.graph import Dag
 
 
 @dataclass(frozen=True)
 class GedLossTerms:
-    """What `GedLoss` is made of, graph by graph.
+    """The value of a `GedLoss` and its parts, graph by graph. The floats have the dtype of the logits.
 
     Attributes:
         loss: float ``[B]``: alpha node + beta edge + gamma clique.
         node: float ``[B]``, divided by the number of target nodes if the loss normalises.
         edge: float ``[B]``, divided by the number of target edges if the loss normalises.
         clique: float ``[B]``; zeros when gamma is 0.
-        alignment: int64 ``[B, M]``: the target node of every slot; a ``start`` when the same graphs come again.
+        alignment: int64 ``[B, M]``: the target node of every position; give it as ``start`` when the same graphs come
+            again.
+
+    >>> loss = GedLoss()
+    >>> terms = loss.terms(torch.full((1, 2), 20.0), None, torch.full((1, 2, 2), -20.0), [Dag([], 2)])
+    >>> [round(part.item(), 3) for part in (terms.loss, terms.node, terms.edge)]
+    [0.0, 0.0, 0.0]
     """
 
     loss: Tensor
@@ -40,8 +48,8 @@ class GedLoss(nn.Module):
 
         loss = alpha node + beta edge + gamma clique, at T* = argmin over permutations T of alpha node + beta edge
 
-    With existence logit h_i, label log-probabilities log P_i and edge logit e_ij of slot i, and a target node a
-    with existence m_a, label y_a and edges A_ab:
+    With existence logit h_i, label log-probabilities log P_i and edge logit e_ij of position i, and a target node
+    a with existence m_a, label y_a and edges A_ab:
 
         node = sum_ia T_ia [ m_a (insertion softplus(-h_i) - substitution log P_i(y_a))
                              + (1 - m_a) deletion softplus(h_i) ]
@@ -60,23 +68,23 @@ class GedLoss(nn.Module):
 
     Args:
         alpha, beta, gamma: weights of the three terms, at least 0.
-        alignment: "searched", or "order": slot i stands for target node i, for decoders with an order of their own.
+        alignment: "searched", or "order": position i predicts target node i, for decoders with an order of their own.
         joint: False: edges are charged between target nodes only, as if both ends had been predicted (this form
-            trained best). True: an edge has probability p_i p_j sigmoid(e_ij) and is charged at every pair of slots.
+            trained best). True: an edge has probability p_i p_j sigmoid(e_ij) and every pair of positions is charged.
             With alpha = beta = 1, gamma = 0 and ``normalize=False`` that loss is at least the expected edit cost
             of the sampled graph, hence at least its expected graph edit distance. The other form is not: a missing
             node of degree d costs 1 + d edits and only one -log p.
-        costs: constants only. Raise ``edge_insertion`` when edges are rare.
-        node_vocabulary, edge_vocabulary, node_attribute, edge_attribute: how Dags given as targets are read,
-            see `GraphTargets.from_dags`. Padded targets need none.
-        clique_size: 3 or 4, see `clique_cost`.
+        costs: numbers only; unit costs by default. Raise ``edge_insertion`` when edges are rare.
+        node_vocabulary, edge_vocabulary, node_attribute, edge_attribute: as in `GraphTargets.from_dags`, for Dags given
+            as targets. Padded targets need none.
+        clique_size: 3 or 4, the nodes of a clique.
         normalize: divide node terms by max(1, target nodes) and edge terms by max(1, target edges), graph by graph.
         steps: Frank-Wolfe steps of the alignment.
         hysteresis: keep the alignment given as ``start`` unless another is cheaper by more than this.
         reduction: "mean" over the graphs of the batch, "sum", or "none".
 
     Raises:
-        ConfigError: a weight, name or number out of range, or costs that depend on labels.
+        ConfigError: a weight, name, flag or number out of range, or costs that depend on labels.
 
     >>> loss = GedLoss(node_vocabulary=["a", "b"])
     >>> target = Dag([(0, 1)], node_attributes={"label": ("a", "b")})
@@ -114,10 +122,9 @@ class GedLoss(nn.Module):
             raise ConfigError(f"alignment is {alignment!r}: it must be 'searched' or 'order'.")
         if reduction not in ("mean", "sum", "none"):
             raise ConfigError(f"reduction is {reduction!r}: it must be 'mean', 'sum' or 'none'.")
-        if clique_size not in (3, 4):
-            raise ConfigError(f"clique_size is {clique_size}: it must be 3 or 4.")
-        if steps < 1:
-            raise ConfigError(f"steps is {steps}: the alignment needs at least 1.")
+        check_clique_size("clique_size", clique_size)
+        check_flag("joint", joint)
+        check_flag("normalize", normalize)
         costs = checked_costs(costs)
         self.alpha, self.beta, self.gamma = float(alpha), float(beta), float(gamma)
         self.alignment = alignment
@@ -134,7 +141,7 @@ class GedLoss(nn.Module):
         self.edge_attribute = edge_attribute
         self.clique_size = clique_size
         self.normalize = normalize
-        self.steps = steps
+        self.steps = whole_number("steps", steps, 1, "steps")
         self.hysteresis = float(hysteresis)
         self.reduction = reduction
 
@@ -172,7 +179,7 @@ class GedLoss(nn.Module):
             edges: float ``[B, M, M]``, logits of i -> j; the diagonal is ignored.
             target: a list of B Dags, a DagBatch, or `GraphTargets` (moved to the device of the logits).
             edge_labels: float ``[B, M, M, K]``, logits over the edge vocabulary, or None.
-            start: int64 ``[B, M]``, the alignment found before for these graphs.
+            start: int64 ``[B, M]``, an earlier alignment of these graphs.
 
         Raises:
             GraphError: shapes that do not fit, a logit that is NaN or infinite, or a target that cannot be read.
@@ -184,12 +191,12 @@ class GedLoss(nn.Module):
         edge_label_cost = None if edge_labels is None else -edge_labels.log_softmax(-1)
         if self.joint:
             edges = joint_edge_logits(existence, edges)
+        predicted = _Predicted(existence, label_cost, edges, edge_label_cost)
 
         with torch.no_grad():
-            found = self._align(existence, label_cost, edges, edge_label_cost, target, start)
+            found = self._align(predicted, target, start)
         moved = target.permuted(found)
-        node = self._node_cost(existence, label_cost, moved)
-        edge = self._edge_cost(edges, edge_label_cost, moved)
+        node, edge = self._node_cost(predicted, moved), self._edge_cost(predicted, moved)
         node_scale, edge_scale = self._scales(target)
         node, edge = node / node_scale, edge / edge_scale
         loss = self.alpha * node + self.beta * edge
@@ -221,15 +228,17 @@ class GedLoss(nn.Module):
             return torch.ones_like(target.num_nodes), torch.ones_like(target.num_edges)
         return target.num_nodes.clamp(min=1), target.num_edges.clamp(min=1)
 
-    def _node_cost(self, existence: Tensor, label_cost: Tensor | None, target: GraphTargets) -> Tensor:
+    def _node_cost(self, predicted: "_Predicted", target: GraphTargets) -> Tensor:
         """Node term under the identity alignment: float ``[B]``."""
+        existence, label_cost = predicted.existence, predicted.label_cost
         present = -self.node_insertion * logsigmoid(existence)
         if label_cost is not None:
             present = present + self.node_substitution * _picked(label_cost, target.labels)
         return torch.where(target.exists, present, -self.node_deletion * logsigmoid(-existence)).sum(1)
 
-    def _edge_cost(self, edges: Tensor, edge_label_cost: Tensor | None, target: GraphTargets) -> Tensor:
+    def _edge_cost(self, predicted: "_Predicted", target: GraphTargets) -> Tensor:
         """Edge term under the identity alignment: float ``[B]``."""
+        edges, edge_label_cost = predicted.edges, predicted.edge_label_cost
         present = -self.edge_insertion * logsigmoid(edges)
         if edge_label_cost is not None:
             present = present + self.edge_substitution * _picked(edge_label_cost, target.edge_labels)
@@ -237,80 +246,75 @@ class GedLoss(nn.Module):
         return (cost * self._charged(target)).sum((1, 2))
 
     def _charged(self, target: GraphTargets) -> Tensor:
-        """Pairs of slots whose edge is charged: bool ``[B, M, M]``."""
+        """Pairs of positions whose edge is charged: bool ``[B, M, M]``."""
         if self.joint:
             pairs = torch.ones_like(target.adjacency)
         else:
             pairs = target.exists[:, :, None] & target.exists[:, None, :]
-        return pairs & _off_diagonal(target.adjacency)
+        return pairs & off_diagonal(target.adjacency)
 
-    def _align(
-        self,
-        existence: Tensor,
-        label_cost: Tensor | None,
-        edges: Tensor,
-        edge_label_cost: Tensor | None,
-        target: GraphTargets,
-        start: Tensor | None,
-    ) -> Tensor:
-        batch, slots = existence.shape
+    def _align(self, predicted: "_Predicted", target: GraphTargets, start: Tensor | None) -> Tensor:
+        batch, size = predicted.existence.shape
+        device = predicted.existence.device
         if self.alignment == "order":
-            return torch.arange(slots, device=existence.device).expand(batch, slots)
-        if start is not None and not _are_permutations(start, batch, slots):
-            raise GraphError(f"start must be int64 [{batch}, {slots}] with a permutation in every row, as in terms().")
-        cost = self._alignment_cost(existence, label_cost, edges, edge_label_cost, target)
-        return align(cost, steps=self.steps, start=start, hysteresis=self.hysteresis).to(existence.device)
+            return torch.arange(size, device=device).expand(batch, size)
+        if start is not None and not _are_permutations(start, batch, size):
+            raise GraphError(
+                f"start is {start.dtype} {list(start.shape)}: it must be int64 [{batch}, {size}] with a permutation in "
+                "every row, such as the alignment that terms() returned."
+            )
+        cost = self._alignment_cost(predicted, target)
+        return align(cost, steps=self.steps, start=start, hysteresis=self.hysteresis).to(device)
 
-    def _alignment_cost(
-        self,
-        existence: Tensor,
-        label_cost: Tensor | None,
-        edges: Tensor,
-        edge_label_cost: Tensor | None,
-        target: GraphTargets,
-    ) -> AlignmentCost:
-        """alpha node + beta edge as a function of the alignment; leaves out what is the same for all alignments."""
-        batch, slots = existence.shape
+    def _alignment_cost(self, predicted: "_Predicted", target: GraphTargets) -> AlignmentCost:
+        """alpha node + beta edge as a function of the alignment, without what is the same for all alignments."""
+        existence, label_cost, edges, edge_label_cost = predicted
+        batch, size = existence.shape
         node_scale, edge_scale = self._scales(target)
         exists = target.exists.to(existence.dtype)
         node = (-self.node_insertion * logsigmoid(existence))[:, :, None] * exists[:, None, :]
         node = node + (-self.node_deletion * logsigmoid(-existence))[:, :, None] * (1 - exists)[:, None, :]
         if label_cost is not None and target.labels is not None:
-            wanted = target.labels[:, None, :].expand(batch, slots, slots)
+            wanted = target.labels[:, None, :].expand(batch, size, size)
             node = node + self.node_substitution * label_cost.gather(2, wanted) * exists[:, None, :]
 
-        off_diagonal = _off_diagonal(target.adjacency)
-        absent = -self.edge_deletion * logsigmoid(-edges) * off_diagonal
-        present = -self.edge_insertion * logsigmoid(edges) * off_diagonal
-        slot, wanted_edges = [present - absent], [target.adjacency]
+        charged = off_diagonal(target.adjacency)
+        absent = -self.edge_deletion * logsigmoid(-edges) * charged
+        present = -self.edge_insertion * logsigmoid(edges) * charged
+        edge, wanted_edges = [present - absent], [target.adjacency]
         if edge_label_cost is not None and target.edge_labels is not None:
             for label in range(edge_label_cost.shape[-1]):
-                slot.append(self.edge_substitution * edge_label_cost[..., label] * off_diagonal)
+                edge.append(self.edge_substitution * edge_label_cost[..., label] * charged)
                 wanted_edges.append(target.adjacency & (target.edge_labels == label))
-        # Jointly, an absent edge is charged at every pair of slots, whatever they stand for: a constant.
+        # Jointly, an absent edge is charged at every pair of positions, whatever the alignment: a constant.
         pair = torch.zeros_like(absent) if self.joint else absent
         weight = (self.beta / edge_scale)[:, None, None]
         return AlignmentCost(
             node=node * (self.alpha / node_scale)[:, None, None],
             pair=pair * weight,
             weight=exists,
-            slot=torch.stack(slot, 1) * weight[:, None],
+            predicted=torch.stack(edge, 1) * weight[:, None],
             target=torch.stack(wanted_edges, 1).to(existence.dtype),
         )
+
+
+class _Predicted(NamedTuple):
+    """Logits, and the cost of every label: minus its log-probability."""
+
+    existence: Tensor
+    label_cost: Tensor | None
+    edges: Tensor
+    edge_label_cost: Tensor | None
 
 
 def joint_edge_logits(existence: Tensor, edges: Tensor) -> Tensor:
     """Logit of the probability that nodes i and j and the edge i -> j all exist: float ``[B, M, M]``.
 
-    The odds against "x and y" are ``(1 + a)(1 + b) - 1 = a + b + ab`` with the odds a and b against each: in logs
-    this is stable at any logit, where ``log(1 - p_i p_j q_ij)`` is not.
+    One of them is absent if either of two is, or the third. In logs this is stable at any logit, where
+    ``log(1 - p_i p_j q_ij)`` is not.
     """
-    both = _either_absent(-existence[:, :, None], -existence[:, None, :])
-    return -_either_absent(both, -edges)
-
-
-def _either_absent(a: Tensor, b: Tensor) -> Tensor:
-    return torch.logaddexp(torch.logaddexp(a, b), a + b)
+    absent = either(-existence[:, :, None], -existence[:, None, :])
+    return -either(absent, -edges)
 
 
 def _picked(cost: Tensor, index: Tensor | None) -> Tensor:
@@ -319,25 +323,21 @@ def _picked(cost: Tensor, index: Tensor | None) -> Tensor:
     return cost.gather(-1, index[..., None])[..., 0]
 
 
-def _off_diagonal(like: Tensor) -> Tensor:
-    return ~torch.eye(like.shape[-1], dtype=torch.bool, device=like.device)
-
-
-def _are_permutations(start: Tensor, batch: int, slots: int) -> bool:
-    if start.dtype != torch.int64 or tuple(start.shape) != (batch, slots):
+def _are_permutations(start: Tensor, batch: int, size: int) -> bool:
+    if start.dtype != torch.int64 or tuple(start.shape) != (batch, size):
         return False
-    return bool((start.sort(1).values == torch.arange(slots, device=start.device)).all())
+    return bool((start.sort(1).values == torch.arange(size, device=start.device)).all())
 
 
 def _check_logits(
     existence: Tensor, labels: Tensor | None, edges: Tensor, edge_labels: Tensor | None, target: GraphTargets
 ) -> None:
-    batch, slots = target.exists.shape
+    batch, size = target.exists.shape
     wanted: list[tuple[str, Tensor | None, list[int | str], Tensor | None]] = [
-        ("existence", existence, [batch, slots], None),
-        ("labels", labels, [batch, slots, "L"], target.labels),
-        ("edges", edges, [batch, slots, slots], None),
-        ("edge_labels", edge_labels, [batch, slots, slots, "K"], target.edge_labels),
+        ("existence", existence, [batch, size], None),
+        ("labels", labels, [batch, size, "L"], target.labels),
+        ("edges", edges, [batch, size, size], None),
+        ("edge_labels", edge_labels, [batch, size, size, "K"], target.edge_labels),
     ]
     for name, logits, shape, classes in wanted:
         if logits is None:
@@ -347,8 +347,8 @@ def _check_logits(
         given = list(logits.shape)
         if len(given) != len(shape) or any(want not in (got, "L", "K") for got, want in zip(given, shape, strict=True)):
             raise GraphError(
-                f"{name} must have the shape [{', '.join(map(str, shape))}] to match {batch} targets of {slots} slots, "
-                f"got {given}."
+                f"{name} must have the shape [{', '.join(map(str, shape))}] to match {batch} targets of {size} "
+                f"positions, got {given}."
             )
         if not logits.isfinite().all():
             where = (~logits.isfinite()).nonzero()[0].tolist()

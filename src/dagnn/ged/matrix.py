@@ -15,14 +15,14 @@ from torch import Tensor
 
 from dagnn.errors import ConfigError, DtypeError, GraphError, warn
 from dagnn.ged.costs import EditCosts, checked_costs
-from dagnn.ged.distance import DEFAULT_BUDGET, checked_limits, graph_edit_distance
+from dagnn.ged.distance import DEFAULT_BUDGET, checked_limits, graph_edit_distance, whole_number
 from dagnn.ged.exact.solve import as_float, find
 from dagnn.ged.exact.tables import build_tables
 from dagnn.ged.exact.watch import GLANCE, Watch
 from dagnn.ged.labelled import Graph, read_graphs
 from dagnn.graph import Dag, DagBatch
 
-# Into so many parts for every thread the pairs are split: some take much longer than others.
+# Parts that the pairs are split into, for each thread: many, since some pairs take much longer than others.
 SHARES = 64
 
 
@@ -32,9 +32,14 @@ class GedMatrix:
 
     Attributes:
         lower, upper: float64 ``[n, m]``, ``lower <= distance <= upper``.
-        proved: bool ``[n, m]``, where they meet.
-        search_nodes: int64 ``[n, m]``; 0 where an entry was not searched, or is known from another.
+        proved: bool ``[n, m]``, where they are the same float.
+        search_nodes: int64 ``[n, m]``; 0 where an entry was not searched, or is known from its mirror image.
         everything: float64 ``[n, m]``, the cost of deleting all of i and inserting all of j.
+
+    >>> matrix = ged_matrix([Dag([(0, 1)]), Dag([(0, 1), (1, 2)])])
+    >>> matrix.normalized
+    tensor([[0.0000, 0.2500],
+            [0.2500, 0.0000]], dtype=torch.float64)
     """
 
     lower: Tensor
@@ -55,7 +60,7 @@ class GedMatrix:
 
     @property
     def normalized(self) -> Tensor:
-        """`distance` as a part of ``everything``: float64 ``[n, m]``, 0 .. 1. 1 less this is a similarity."""
+        """`distance` divided by ``everything``: float64 ``[n, m]``, 0 .. 1. One minus this is a similarity."""
         return torch.where(self.everything > 0, self.distance / self.everything, 0.0)
 
 
@@ -75,25 +80,30 @@ def ged_matrix(
     """Distances from all ``graphs`` to all ``other`` graphs, or among ``graphs`` themselves.
 
     Args:
-        graphs: n graphs; other: m graphs, by default the same. All directed or all undirected, all labelled or none.
+        graphs: n graphs, all directed or all undirected, all labelled or none.
+        other: m graphs of the same kind; by default ``graphs``.
         budget: search nodes per pair.
-        seconds: for the whole matrix; what is known of every pair by then comes back. Of pairs that nobody has looked
-            at, that the distance is at most the cost of deleting one graph and inserting the other.
+        seconds: for the whole matrix; returns the bounds known by then. A pair that was not reached has the bounds 0
+            and the cost of deleting one graph and inserting the other.
         workers: threads; by default one for each core that this process may use. The result does not depend on it.
         progress: True shows a bar on stderr; a function is called as ``progress(pairs done, pairs in all)``.
         The rest as in `graph_edit_distance`.
 
     Raises:
-        ConfigError: ``workers`` below 1, and as in `graph_edit_distance`.
-        GraphError, DtypeError: as there.
+        ConfigError: ``workers`` or ``progress`` is none of these; the rest as in `graph_edit_distance`.
+        DtypeError: ``graphs`` or ``other`` is no list of graphs.
+        GraphError: as in `graph_edit_distance`.
 
     Ctrl-C ends it within a second.
 
-    Cost: among the same graphs, and if b -> a costs as much as a -> b, half of the pairs are searched.
+    Cost: without ``other``, and if b -> a costs as much as a -> b, it searches half of the pairs.
+
+    >>> ged_matrix([Dag([(0, 1)]), Dag([(0, 1), (1, 2)])], [Dag([], 2)]).distance
+    tensor([[1.],
+            [3.]], dtype=torch.float64)
     """
     limits = checked_limits(budget, seconds)
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ConfigError(f"workers is {workers!r}: at least 1 thread must do the work.")
+    workers = _cores() if workers is None else whole_number("workers", workers, 1, "threads")
     if not (progress is None or callable(progress) or isinstance(progress, bool)):
         raise ConfigError(f"progress is {progress!r}: give True, False or a function of two numbers.")
     watch = Watch(limits.seconds)
@@ -120,7 +130,6 @@ def ged_matrix(
     lower, upper = np.zeros(shape), everything.copy()
     proved, nodes = upper == 0, np.zeros(shape, dtype=np.int64)
     pairs = [(i, j) for i in range(len(rows)) for j in range(i if mirrored else 0, len(columns))]
-    workers = workers or _cores()
     share = max(1, len(pairs) // (SHARES * workers))
     count = _Count()
 
@@ -164,7 +173,7 @@ def ged_matrix(
 
 
 def _cores() -> int:
-    """How many cores this process may use; all there are where the system does not say."""
+    """How many cores this process may use; all of the machine where the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -195,11 +204,11 @@ class _Count:
 
 
 class _Report:
-    """Tells how far the work is: on a bar, to a function, or not at all."""
+    """Shows progress on a bar, reports it to a function, or does neither."""
 
     def __init__(self, progress: bool | Callable[[int, int], object], total: int) -> None:
         self._total, self._shown = total, -1
-        self._tell = progress if callable(progress) else None
+        self._report = progress if callable(progress) else None
         self._bar: Any = None
         if progress is True:
             from tqdm import tqdm
@@ -209,8 +218,8 @@ class _Report:
     def show(self, done: int) -> None:
         if done == self._shown:
             return
-        if self._tell is not None:
-            self._tell(done, self._total)
+        if self._report is not None:
+            self._report(done, self._total)
         if self._bar is not None:
             self._bar.update(done - max(self._shown, 0))
         self._shown = done
@@ -222,13 +231,16 @@ class _Report:
 
 @dataclass(frozen=True)
 class GedSummary:
-    """What `GedMetric` has seen.
+    """The summary of all pairs that a `GedMetric` has compared.
 
     Attributes:
-        mean_lower, mean_upper: bounds of the mean distance; NaN if there were no pairs.
+        mean_lower, mean_upper: bounds of the mean distance.
         proved: share of pairs whose distance is exact, 0 .. 1.
-        exact_match: share of pairs at distance 0: predictions that are right.
-        pairs: how many.
+        exact_match: share of pairs at distance 0, the right predictions, 0 .. 1.
+        pairs: the number of pairs. Where it is 0, the others are NaN.
+
+    >>> GedMetric().compute().pairs
+    0
     """
 
     mean_lower: float
@@ -244,7 +256,9 @@ class GedMetric:
     Args:
         costs, budget, directed, node_label, edge_label: as in `graph_edit_distance`; ``a`` is the prediction.
 
-    >>> from dagnn.graph import Dag
+    Raises:
+        ConfigError: as in `graph_edit_distance`.
+
     >>> metric = GedMetric()
     >>> metric.update([Dag([(0, 1)]), Dag([], 2)], [Dag([(0, 1)]), Dag([(0, 1)])])
     >>> metric.compute()
@@ -286,10 +300,10 @@ class GedMetric:
             self._sums += torch.tensor([result.lower, result.upper, result.proved, exact, 1.0], dtype=torch.float64)
 
     def merge(self, other: "GedMetric") -> None:
-        """Add everything that ``other`` has seen.
+        """Add all pairs of ``other``.
 
         Raises:
-            ConfigError: the two compare with different options.
+            ConfigError: the two have different options.
         """
         if other._options != self._options:
             raise ConfigError(f"metrics with different options cannot be merged: {self._options} and {other._options}.")

@@ -24,7 +24,7 @@ SHOWN = 16  # letters of a name or label
 
 
 class Style(NamedTuple):
-    """How the parts of one fate look. Dashes and widths tell them apart without colours, too."""
+    """The look of the nodes and edges of one fate. Dashes and widths differ too, for print without colours."""
 
     title: str
     face: str
@@ -33,7 +33,7 @@ class Style(NamedTuple):
     width: float
 
 
-# Colours after Okabe and Ito: apart for colour-blind readers.
+# Colours after Okabe and Ito, which colour-blind readers can distinguish.
 STYLES = {
     "kept": Style("kept", "#eaeff4", "#5b6b7f", "solid", 1.2),
     "substitute": Style("relabelled", "#fde6b3", "#c27a00", "solid", 2.0),
@@ -72,7 +72,7 @@ def draw_edits(
         result: what `graph_edit_distance` found for them.
         titles: of the two graphs.
     """
-    # Imported here: it takes half a second, and only a picture needs it. Never pyplot: that looks for a display.
+    # Imported here, since it takes half a second. Not pyplot, which looks for a display.
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -118,8 +118,8 @@ def _sides(
     number_b = {name: v for v, name in enumerate(b.names)}
     place_a, place_b = [0] * a.num_nodes, [0] * b.num_nodes
     widths = []
-    # None is "nobody" in the node map; a node called None could not be told from it, so order decides: the pairs
-    # of a's nodes come first, in a's order.
+    # In the node map None means "no node", but a node may be called None, so order decides: the pairs of a's nodes come
+    # first, in a's order.
     for place, (u, v) in enumerate(result.node_map):
         letters = 0.0
         if place < a.num_nodes:
@@ -145,7 +145,7 @@ def _sides(
 
 
 def _fates(graph: LabelledGraph, result: GedResult, end: Literal["source", "target"]) -> tuple[list[str], list[str]]:
-    """What becomes of every node and edge; ``end`` tells which side of an edit is this graph."""
+    """The fate of every node and edge; ``end`` is the side of an edit that is in this graph."""
     other = "insert" if end == "source" else "delete"
     fates: dict[str, dict[str, Counter[Hashable]]] = {"node": {}, "edge": {}}
     for edit in result.edit_path:
@@ -278,9 +278,9 @@ def _draw_words(figure: Any, axes: Any, left: _Side, right: _Side, layout: Layou
     handles = []
     for verb, style in STYLES.items():
         nodes, edges = counts[f"{verb} node"], counts[f"{verb} edge"]  # type: ignore[index]
-        told = style.title if verb == "kept" else f"{style.title}: {_number(nodes, 'node')}, {_number(edges, 'edge')}"
+        label = style.title if verb == "kept" else f"{style.title}: {_number(nodes, 'node')}, {_number(edges, 'edge')}"
         line = {"color": style.line, "linestyle": style.dashes, "linewidth": style.width}
-        handles.append(Line2D([], [], marker="s", markerfacecolor=style.face, markersize=9, label=told, **line))
+        handles.append(Line2D([], [], marker="s", markerfacecolor=style.face, markersize=9, label=label, **line))
     columns = 4 if figure.get_size_inches()[0] > 8.5 else 2
     figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, fontsize=9)
 
@@ -326,7 +326,7 @@ def _border(middle: Point, towards: Point, width: float, space: float) -> Point:
 
 
 def _curve(points: Sequence[Point]) -> Any:
-    """A smooth path from the first point to the last, drawn to those between."""
+    """A smooth path from the first point to the last, attracted by those between."""
     from matplotlib.path import Path
 
     if len(points) == 2:

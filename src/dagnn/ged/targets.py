@@ -18,11 +18,15 @@ class GraphTargets:
     """A batch of B target graphs with at most M nodes each.
 
     Attributes:
-        exists: bool ``[B, M]``, true where the slot holds a target node.
-        adjacency: bool ``[B, M, M]``, true where the edge i -> j is wanted; false on the diagonal and at empty slots.
-        labels: int64 ``[B, M]`` or None for graphs without node labels; ignored at empty slots.
+        exists: bool ``[B, M]``, true where the position holds a target node.
+        adjacency: bool ``[B, M, M]``, true where the edge i -> j is wanted; false on the diagonal and at empty
+            positions.
+        labels: int64 ``[B, M]`` or None for graphs without node labels; ignored at empty positions.
         edge_labels: int64 ``[B, M, M]`` or None; ignored where there is no edge.
 
+    >>> targets = GraphTargets.from_dags([Dag([(0, 1)]), Dag([], 1)], 2)
+    >>> targets.exists.tolist(), targets.num_edges.tolist()
+    ([[True, True], [True, False]], [1, 0])
     """
 
     exists: Tensor
@@ -35,7 +39,7 @@ class GraphTargets:
 
         Raises:
             DtypeError: a tensor has another dtype.
-            GraphError: shapes disagree, an edge touches an empty slot, or a node has an edge to itself.
+            GraphError: shapes disagree, an edge touches an empty position, or a node has an edge to itself.
         """
         shape = self.exists.shape
         if len(shape) != 2:
@@ -57,32 +61,32 @@ class GraphTargets:
     def from_dags(
         cls,
         dags: Iterable[Dag],
-        slots: int,
+        num_positions: int,
         *,
         node_vocabulary: Sequence[Hashable] | None = None,
         edge_vocabulary: Sequence[Hashable] | None = None,
         node_attribute: str = "label",
         edge_attribute: str = "label",
     ) -> "GraphTargets":
-        """Pad graphs to ``slots`` nodes; node i of a graph takes slot i.
+        """Pad graphs to ``num_positions`` nodes; node i of a graph takes position i.
 
         Args:
-            dags: a list of Dags or a DagBatch, with at most ``slots`` nodes each.
-            slots: M, the number of nodes that the decoder can predict.
-            node_vocabulary: label -> class: the class of a label is its index here. None: unlabelled nodes.
-            edge_vocabulary: the same for edges. Parallel edges are one edge whose label is the sorted tuple of
+            dags: a list of Dags or a DagBatch, with at most ``num_positions`` nodes each.
+            num_positions: M, the most nodes that the decoder can predict.
+            node_vocabulary: the labels; the class of a label is its index here. None: unlabelled nodes.
+            edge_vocabulary: the same for edges. Parallel edges become one edge whose label is the sorted tuple of
                 their labels; put such tuples in the vocabulary. None: unlabelled edges.
             node_attribute: the node attribute that holds the labels.
             edge_attribute: the edge attribute that holds the labels.
 
         Raises:
-            DtypeError: something that is no Dag.
-            GraphError: a graph has more nodes than slots, lacks the attribute, holds a label that is not in the
-                vocabulary, or has parallel edges that nothing tells apart.
+            DtypeError: a graph is no Dag.
+            GraphError: a graph has more nodes than positions, lacks the attribute, holds a label that is not in the
+                vocabulary, or has parallel edges without an ``edge_vocabulary``.
             ConfigError: a vocabulary lists a label twice.
         """
         graphs = list(dags)
-        shape = (len(graphs), slots, slots)
+        shape = (len(graphs), num_positions, num_positions)
         exists = torch.zeros(shape[:2], dtype=torch.bool)
         adjacency = torch.zeros(shape, dtype=torch.bool)
         labels = edge_labels = None
@@ -95,8 +99,10 @@ class GraphTargets:
             if not isinstance(dag, Dag):
                 raise DtypeError(f"target {b} must be a Dag, got {type(dag).__name__}.")
             n = dag.num_nodes
-            if n > slots:
-                raise GraphError(f"target {b} has {n} nodes, but there are {slots} slots: give the decoder {n}.")
+            if n > num_positions:
+                raise GraphError(
+                    f"target {b} has {n} nodes, but there are {num_positions} positions: give the decoder {n}."
+                )
             exists[b, :n] = True
             adjacency[b, dag.edges[:, 0], dag.edges[:, 1]] = True
             if labels is not None and n:
@@ -116,7 +122,7 @@ class GraphTargets:
         return cls(exists, adjacency, labels, edge_labels)
 
     def permuted(self, alignment: Tensor) -> "GraphTargets":
-        """The same graphs with target node ``alignment[b, i]`` moved to slot i.
+        """The same graphs with target node ``alignment[b, i]`` moved to position i.
 
         Args:
             alignment: int64 ``[B, M]``, a permutation of 0 .. M - 1 in every row.
@@ -218,16 +224,19 @@ def decode(
     edge_attribute: str = "label",
     threshold: float = 0.5,
 ) -> list[Dag]:
-    """The most probable DAG of every graph, its nodes in the order of the slots.
+    """The most probable DAG of every graph, its nodes in the order of the positions.
 
-    A slot is a node, and a pair of nodes an edge, if its probability exceeds ``threshold``. Where such edges form
+    A position is a node, and a pair of nodes an edge, if its probability exceeds ``threshold``. Where such edges form
     cycles, they are added from the most to the least probable, and those that would close a cycle are left out;
-    ties go to the lower slot numbers. An edge on no cycle is never left out.
+    ties go to the lower position. An edge on no cycle is never left out.
 
     Args:
-        existence, labels, edges, edge_labels: logits as in `GedLoss.terms`.
+        existence: float ``[B, M]``, logits.
+        labels: float ``[B, M, L]``, logits over the node vocabulary, or None for unlabelled nodes.
+        edges: float ``[B, M, M]``, logits of i -> j; the diagonal is ignored.
+        edge_labels: float ``[B, M, M, K]``, logits over the edge vocabulary, or None.
         node_vocabulary, edge_vocabulary: label of every class; None leaves the class numbers.
-        node_attribute, edge_attribute: names of the attributes that get the labels.
+        node_attribute, edge_attribute: the attributes to write the labels to.
         threshold: between 0 and 1, exclusive.
 
     Returns:
@@ -239,6 +248,10 @@ def decode(
         GraphError: shapes that do not fit, or NaN logits.
 
     Cost: O(num_nodes * num_edges) time for a graph with cycles.
+
+    >>> edges = torch.tensor([[[0.0, 2.0], [1.0, 0.0]]])  # both directions: only the more probable one is kept
+    >>> decode(torch.tensor([[3.0, 3.0]]), None, edges)[0].edges.tolist()
+    [[0, 1]]
     """
     if not 0 < threshold < 1:
         raise ConfigError(f"threshold is {threshold}: it must be between 0 and 1, exclusive.")
@@ -260,16 +273,16 @@ def decode(
     edge_class = None if edge_labels is None else edge_labels.detach().argmax(-1).cpu()
     dags = []
     for b in range(len(existence)):
-        slots = exists[b].nonzero().flatten()
-        chosen = acyclic_edges(strength[b][slots.numpy()[:, None], slots.numpy()], cut)
+        nodes = exists[b].nonzero().flatten()
+        chosen = acyclic_edges(strength[b][nodes.numpy()[:, None], nodes.numpy()], cut)
         node_attributes: dict[str, Any] = {}
         edge_attributes: dict[str, Any] = {}
         if node_class is not None:
-            node_attributes[node_attribute] = _named(node_class[b, slots], node_vocabulary)
+            node_attributes[node_attribute] = _named(node_class[b, nodes], node_vocabulary)
         if edge_class is not None:
-            ends = slots[chosen]
+            ends = nodes[chosen]
             edge_attributes[edge_attribute] = _named(edge_class[b, ends[:, 0], ends[:, 1]], edge_vocabulary)
-        dags.append(Dag(chosen, len(slots), node_attributes=node_attributes, edge_attributes=edge_attributes))
+        dags.append(Dag(chosen, len(nodes), node_attributes=node_attributes, edge_attributes=edge_attributes))
     return dags
 
 
@@ -278,12 +291,12 @@ def acyclic_edges(strength: "np.ndarray[Any, Any]", cut: float) -> "np.ndarray[A
 
     Args:
         strength: float64 ``[n, n]``, strength of i -> j; the diagonal is ignored.
-        cut: an edge must be stronger than this.
+        cut: keep only edges stronger than this.
     """
     count = len(strength)
     candidates = np.argwhere((strength > cut) & ~np.eye(count, dtype=bool))
     order = np.argsort(-strength[candidates[:, 0], candidates[:, 1]], kind="stable")
-    # One integer a node as a set of bits: the nodes that it reaches, itself included.
+    # One integer per node: the set of nodes that it reaches, itself included, a bit each.
     reach = [1 << node for node in range(count)]
     kept = []
     for source, target in candidates[order].tolist():

@@ -1,4 +1,4 @@
-"""Edit distance of ordered trees: another distance than that of graphs, of which it bounds nothing."""
+"""Edit distance of ordered trees: another distance than that of graphs; neither bounds the other."""
 
 from fractions import Fraction
 from typing import Any
@@ -7,23 +7,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.ged.costs import ROOM, EditCosts, checked_costs, exact_integers
+from dagnn.ged.costs import ROOM, EditCosts, Ints, checked_costs, exact_integers
 from dagnn.ged.exact.solve import as_float
 from dagnn.ged.exact.tables import build_tables
 from dagnn.ged.labelled import label_key, read_graphs
 from dagnn.graph import Dag
 from dagnn.graph.cached import jitted
 
-Ints = NDArray[np.int64]
-
-# Cells of the tables of forests between two looks at the keyboard: some tenths of a second.
+# Cells that `_sweep` fills in one call, some tenths of a second. Between calls Python handles Ctrl-C.
 SLICE = 30_000_000
 
 
 def tree_edit_distance(a: Dag, b: Dag, costs: EditCosts | None = None, *, node_label: str | None = "label") -> float:
     """The least cost of node edits that turn the ordered tree ``a`` into ``b``.
 
-    A deleted node hands its operands on to the node above it, in its place; an inserted node takes some neighbouring
+    The operands of a deleted node take its place at the node above it; an inserted node takes some neighbouring
     operands of a node as its own. Edges cost nothing and the order of operands counts, so this is not the graph edit
     distance: either may be the larger.
 
@@ -34,15 +32,18 @@ def tree_edit_distance(a: Dag, b: Dag, costs: EditCosts | None = None, *, node_l
         costs: unit costs by default; the costs of edges are not used.
         node_label: the node attribute that holds the labels, as in `graph_edit_distance`.
 
+    Returns:
+        The float next to the exact sum of the costs.
+
     Raises:
-        DtypeError: something that is no Dag.
+        DtypeError: ``a`` or ``b`` is no Dag.
         GraphError: a Dag that is no tree or whose operands have no order; labels on one side only; more than 2,000
             nodes.
         ConfigError: costs as in `EditCosts`.
 
     Cost: O(n^2 depth^2) time at worst: 2 ms for two random trees of 100 nodes, 6 s for two of 1,000.
-        Where costs do not fit 64-bit integers, because they span many orders of magnitude, the same is done in Python,
-        some 300 times as slowly. Ctrl-C ends either.
+        Costs that span too many orders of magnitude for 64-bit integers are added in Python, some 300 times as slowly.
+        Ctrl-C ends either.
     Source: Zhang and Shasha, "Simple fast algorithms for the editing distance between trees and related problems",
         SIAM J. Comput. 18(6), 1989.
 
@@ -61,12 +62,12 @@ def tree_edit_distance(a: Dag, b: Dag, costs: EditCosts | None = None, *, node_l
         _Tree(dag, name, [tables.node_ids[label_key(x)] for x in graph.node_labels or (None,) * graph.num_nodes])
         for (name, dag), graph in zip(trees.items(), read, strict=True)
     )
-    # Own code: of two libraries, apted 1.0.3 was wrong on 25 of 2,500 random pairs with costs by label, and zss 1.2.0
-    # adds in floats and took 300 times as long.
+    # Not a library: apted 1.0.3 was wrong on 25 of 2,500 random pairs with costs by label, and zss 1.2.0 adds in floats
+    # and took 300 times as long.
     (update, remove, insert), ones = exact_integers(list(tables.nodes))
     removed, inserted = remove[left.labels], insert[right.labels]
     total = int(removed.sum() + inserted.sum())
-    # What costs more than removing and inserting everything is never done.
+    # A change that costs more than removing and inserting everything is never made.
     change = np.minimum(update[left.labels][:, right.labels], total + 1)
     if 4 * total < ROOM:
         removed, inserted, change = (part.astype(np.int64) for part in (removed, inserted, change))
@@ -74,7 +75,7 @@ def tree_edit_distance(a: Dag, b: Dag, costs: EditCosts | None = None, *, node_l
 
 
 def _distance(a: "_Tree", b: "_Tree", remove: NDArray[Any], insert: NDArray[Any], change: NDArray[Any]) -> int:
-    """The distance, from costs by node in integers of 64 bits or, in arrays of objects, of any size."""
+    """The distance, from costs by node: int64, or Python's integers in arrays of objects."""
     if not len(remove) or not len(insert):
         return int(remove.sum() + insert.sum())
     exact = remove.dtype == object
@@ -115,13 +116,10 @@ def _sweep(
     place: int,
     cells: int,
 ) -> int:
-    """Fill ``trees`` for pairs of keyroots from number ``place`` on, until about ``cells`` are filled.
+    """Fill ``trees`` for pairs of keyroots from number ``place`` on, about ``cells`` cells; returns the next pair.
 
-    Nodes count in postorder. ``trees[i, j]`` is the distance of the trees below i and j, ``forests`` scratch: the
-    distance of the forests from the leftmost leaves of a pair of keyroots up to i and j.
-
-    Returns:
-        the pair to go on with.
+    Nodes count in postorder. ``trees[i, j]`` is the distance of the trees below i and j. ``forests`` is scratch memory:
+    the distance of the forests from the leftmost leaves of a pair of keyroots up to i and j.
     """
     count = len(other_keyroots)
     while place < len(keyroots) * count and cells > 0:
@@ -151,7 +149,7 @@ class _Tree:
     """A Dag as an ordered tree, its nodes in postorder.
 
     Attributes:
-        labels: int64 ``[n]``: the number of every label.
+        labels: int64 ``[n]``: the number of every node's label.
         leftmost: int64 ``[n]``: the first leaf below every node.
         keyroots: int64: for every leaf, the highest node whose first leaf it is; in ascending order.
     """
@@ -164,7 +162,7 @@ class _Tree:
 
 
 def _postorder(dag: Dag, name: str) -> tuple[list[int], list[int]]:
-    """The nodes in postorder, and for every place there the place of the first leaf below."""
+    """The nodes in postorder, and for each of them the first leaf below it, as an index into that order."""
     fan_out = dag.out_degree.tolist()
     shared = next((node for node, count in enumerate(fan_out) if count > 1), None)
     if shared is not None:
@@ -186,7 +184,7 @@ def _postorder(dag: Dag, name: str) -> tuple[list[int], list[int]]:
     for source, target in dag.edges.tolist():  # a Dag keeps its edges by target and position
         operands[target].append(source)
 
-    # From the root with the last operand first, and turned round: a stack, for deep trees.
+    # Preorder with the last operand first, reversed. A stack, since recursion fails on deep trees.
     order, stack = [], [roots[0]]
     while stack:
         order.append(stack.pop())

@@ -9,7 +9,11 @@ import networkx as nx
 import pytest
 
 from dagnn.ged import EditCosts, ged_bounds, ged_matrix, graph_edit_distance, tree_edit_distance
+from dagnn.ged.exact.bounds import new_search
+from dagnn.ged.exact.problem import NO_PRICES, new_problem
+from dagnn.ged.exact.tables import build_tables
 from dagnn.ged.exact.watch import Watch
+from dagnn.ged.labelled import read_pair
 from dagnn.graph import Dag
 
 ENDLESS = 10**15
@@ -61,6 +65,19 @@ BY_LABEL = EditCosts(edge_substitution=lambda x, y: abs(x - y) / 8, edge_deletio
 def test_ctrl_c_ends_a_search(work):
     graph_edit_distance(*SMALL[:2], budget=1)  # compiled code is loaded
     assert interrupted(work)
+
+
+def test_ctrl_c_while_a_search_is_set_up_raises():
+    """numba crashed the process when Ctrl-C came while it made the arrays that a jitted function returns."""
+    graphs = read_pair(*LARGE, directed=None, node_label="label", edge_label="label")
+    tables = build_tables(graphs, EditCosts())
+
+    def set_up_endlessly():
+        while True:
+            new_search(new_problem(tables.tables, *tables.graphs), NO_PRICES, 1 << 40, Watch().stop)
+
+    for _ in range(3):
+        assert interrupted(set_up_endlessly)
 
 
 @pytest.mark.fault("graph_edit_distance", 3)
@@ -153,13 +170,13 @@ def endless(tmp_path):
 
 @pytest.mark.fault("graph_edit_distance", 3)
 def test_ctrl_c_ends_a_process_of_its_own(endless):
-    assert interrupted(lambda: Watch().run_apart(endless, b""))
+    assert interrupted(lambda: Watch().run_script(endless, b""))
 
 
 @pytest.mark.fault("graph_edit_distance", 4)
 def test_a_process_of_its_own_ends_at_the_deadline_and_may_fail(endless, tmp_path):
-    assert Watch(0.1).run_apart(endless, b"") is None
-    assert Watch().run_apart(tmp_path / "missing.py", b"") is None
+    assert Watch(0.1).run_script(endless, b"") is None
+    assert Watch().run_script(tmp_path / "missing.py", b"") is None
 
 
 @pytest.mark.fault("graph_edit_distance", 3)
@@ -168,7 +185,7 @@ def test_bounds_by_a_process_of_its_own_are_the_same(monkeypatch):
     expected = ged_bounds(*pair, tight=True)
     calls = []
     monkeypatch.setattr("dagnn.ged.exact.relaxations.LIGHT", 0)
-    run = Watch.run_apart
-    monkeypatch.setattr(Watch, "run_apart", lambda *given: calls.append(given) or run(*given))
+    run = Watch.run_script
+    monkeypatch.setattr(Watch, "run_script", lambda *given: calls.append(given) or run(*given))
     assert ged_bounds(*pair, tight=True) == expected
     assert len(calls) == 1

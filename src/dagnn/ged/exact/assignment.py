@@ -5,34 +5,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dagnn.ged.costs import Ints
 from dagnn.graph.cached import jitted
-
-Ints = NDArray[np.int64]
 
 INFINITE = 1 << 62
 LEAST = 1 << 61
 
-# Rows of a room, int64 [6, size + 1]. Matrix rows and columns count from 1 there; 0 is nobody.
-# Prices: cost[i, j] - row_price[i + 1] - column_price[j + 1] is at least 0, and forcing row i to column j costs at
-# least that much more than the optimum. Columns that stay free have price 0.
+# Rows of a room, int64 [6, size + 1], the scratch memory of one assignment. Rows and columns of the matrix count from 1
+# there; 0 means none. Prices: cost[i, j] - row_price[i + 1] - column_price[j + 1] is at least 0, and forcing row i to
+# column j costs at least that much more than the optimum. Columns that stay free have price 0.
 ROW_PRICE, COLUMN_PRICE, ROW_OF, PREVIOUS, SLACK, SEEN = range(6)
 
 
 def new_room(size: int) -> Ints:
-    """Room for an assignment of up to ``size`` rows and columns."""
+    """The room of an assignment of up to ``size`` rows and columns."""
     return np.zeros((6, size + 1), dtype=np.int64)
 
 
 @jitted
-def assign(cost: Ints, rows: int, columns: int, room: Ints, stop: Ints) -> int:
-    """The least cost of giving every row a column of its own; prices and assignment stay in ``room``.
+def assign(cost: Ints, rows: int, columns: int, room: Ints, stop: Ints, infinite: int = INFINITE) -> int:
+    """The least cost of giving every row a column of its own; leaves prices and assignment in ``room``.
 
     Args:
         cost: int64, at least ``[rows, columns]``; any sign.
         rows: at most ``columns``.
         room: int64 ``[6, at least columns + 1]``.
-        stop: int64 ``[1]``; once another thread has written 1 there, a lower bound of the cost comes back soon, and
+        stop: int64 ``[1]``; soon after another thread has written 1 there, it returns a lower bound of the cost, and
             some rows have no column. The prices are valid all the same.
+        infinite: more than any sum of costs.
 
     Source: Jonker and Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment
     problems", Computing 38, 1987 (the augmentation; without the initial heuristics). O(rows^2 columns).
@@ -49,12 +49,12 @@ def assign(cost: Ints, rows: int, columns: int, room: Ints, stop: Ints) -> int:
         row_of[0] = row
         column = 0
         for j in range(columns + 1):
-            slack[j] = INFINITE
+            slack[j] = infinite
             seen[j] = 0
         while True:
             seen[column] = 1
             current = row_of[column]
-            least = INFINITE
+            least = infinite
             following = 0
             for j in range(1, columns + 1):
                 if seen[j] == 0:
@@ -98,7 +98,7 @@ def _price_the_rest(cost: Ints, first: int, rows: int, columns: int, row_price: 
     for j in range(1, columns + 1):
         total += column_price[j]
         about += column_price[j]
-    # Half an assignment may take the dearest column many times, and leave 64 bits: less than this says no more.
+    # The rows without a column may all want the dearest one, and the sum may leave 64 bits: -LEAST is a bound then.
     return total if about > -LEAST else -LEAST
 
 
@@ -107,35 +107,8 @@ def assign_exactly(cost: "NDArray[Any]") -> list[tuple[int, int]]:
     rows, columns = cost.shape
     if rows > columns:
         return [(row, column) for column, row in assign_exactly(cost.T)]
-    row_price, column_price, row_of = [0] * (rows + 1), [0] * (columns + 1), [0] * (columns + 1)
-    for row in range(1, rows + 1):
-        row_of[0], column = row, 0
-        slack: list[int | None] = [None] * (columns + 1)
-        previous, seen = [0] * (columns + 1), [False] * (columns + 1)
-        while True:
-            seen[column] = True
-            current, least, following = row_of[column], None, 0
-            for j in range(1, columns + 1):
-                if seen[j]:
-                    continue
-                reduced = cost[current - 1, j - 1] - row_price[current] - column_price[j]
-                known = slack[j]
-                if known is None or reduced < known:
-                    slack[j], previous[j], known = reduced, column, reduced
-                if least is None or known < least:
-                    least, following = known, j
-            assert least is not None, "a row always finds a column: there are enough of them"
-            for j in range(columns + 1):
-                known = slack[j]
-                if seen[j]:
-                    row_price[row_of[j]] += least
-                    column_price[j] -= least
-                elif known is not None:
-                    slack[j] = known - least
-            column = following
-            if row_of[column] == 0:
-                break
-        while column != 0:
-            row_of[column] = row_of[previous[column]]
-            column = previous[column]
-    return [(row_of[j] - 1, j - 1) for j in range(1, columns + 1) if row_of[j]]
+    room = np.zeros((6, columns + 1), dtype=object)
+    infinite = 1 + 8 * (rows + 1) * int(np.abs(cost).max(initial=0))  # prices are sums of at most so many costs
+    in_python = getattr(assign, "py_func", assign)
+    in_python(cost, rows, columns, room, np.zeros(1, dtype=np.int64), infinite)
+    return [(row - 1, column) for column, row in enumerate(room[ROW_OF, 1:].tolist()) if row]

@@ -1,22 +1,20 @@
-"""Where a search is, one level down or up, and what the completions of a map cost at least."""
+"""The state of a search, its moves down and up the tree, and a lower bound of all completions of a partial map."""
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dagnn.ged.exact.assignment import INFINITE, assign
+from dagnn.ged.costs import Ints
+from dagnn.ged.exact.assignment import INFINITE, assign, new_room
 from dagnn.ged.exact.problem import DELETED, DELETIONS_PAY, UNIFORM, Prices, Problem
 from dagnn.graph.cached import jitted
 
-Ints = NDArray[np.int64]
-
-# Places of `Search.numbers`: depth; 1 if the node at that depth is still to be bounded; cost of the best map so far;
-# costs above LIMIT need not be found; nodes bounded; bound of the node to be entered, and of the root; parts of a unit;
-# 1 if whole maps are judged by the caller, who sets UPPER.
+# Indices into `Search.numbers`: the depth; 1 if the node at that depth is still to be bounded; the cost of the best map
+# so far; the largest distance worth finding; how many nodes were bounded; the bound of the node to be entered, and of
+# the root; parts of a unit; 1 if the caller judges whole maps and sets UPPER.
 DEPTH, ENTERING, UPPER, LIMIT, NODES, HERE, ROOT, PARTS, JUDGED = range(9)
 # Rows of `Search.left`, int64 [5, n1]: image of the best map; nodes in the order in which they are mapped; image now;
-# cost of deleting all anchored edges of u, and all open ones.
+# cost of deleting all anchored edges of u (their other end is mapped already), and all open ones (the rest).
 BEST, ORDER, IMAGE, ANCHORED_DELETE, OPEN_DELETE = range(5)
 # Rows of `Search.right`, int64 [3, n2]: 1 if nobody is mapped to v; cost of inserting anchored and open edges of v.
 FREE, ANCHORED_INSERT, OPEN_INSERT = range(3)
@@ -25,10 +23,10 @@ COST, NEXT_CHILD, NUM_CHILDREN = range(3)
 
 
 class Search(NamedTuple):
-    """Where the search stands; it can stop after any node and go on later. Few arrays: each costs compile time.
+    """The whole state of a search, which can stop after any node and go on later. Few arrays: each costs compile time.
 
     Attributes:
-        numbers, left, right, depths: see above.
+        numbers, left, right, depths: int64; the constants above name their entries and rows.
         child, child_bound: int64 ``[n1 + 1, n2 + 1]``: images to try at every depth, most promising first; n2 deletes.
         anchored: int64 ``[n1, n2]``: what u -> v costs on anchored edges, in units, or in parts with prices.
         left_count, right_count: int64 ``[n, 2, labels]``: open edges by direction and label, if costs are uniform.
@@ -52,37 +50,43 @@ class Search(NamedTuple):
     stop: Ints
 
 
-@jitted
+# Allocates in Python: numba makes the arrays that a jitted function returns by calls of Python, and crashes the process
+# if Ctrl-C comes during such a call.
 def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Search:
-    """A search that has not begun; distances above ``limit`` need not be found."""
-    pairs_left, pairs_right, pair, directions = problem.left, problem.right, problem.pair, problem.directions
+    """A search that has not begun; it need not find distances above ``limit``."""
     n1, n2 = problem.node.shape
-    labels = directions.max() + 1 if problem.constants[UNIFORM] == 1 else 1
-    numbers = np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0], 0])
-    left, right = np.full((5, n1), DELETED), np.ones((3, n2), np.int64)
-    left[ANCHORED_DELETE : OPEN_DELETE + 1] = 0
-    right[ANCHORED_INSERT : OPEN_INSERT + 1] = 0
-    for u in range(n1):
-        for w in range(n1):
-            left[OPEN_DELETE, u] += pair[pairs_left[u, w], 0]
-    for v in range(n2):
-        for x in range(n2):
-            right[OPEN_INSERT, v] += pair[0, pairs_right[v, x]]
+    labels = int(problem.directions.max()) + 1 if problem.constants[UNIFORM] == 1 else 1
+    left, right = np.zeros((5, n1), np.int64), np.zeros((3, n2), np.int64)
+    _open_all(problem, left, right)
     return Search(
-        numbers,
-        left,
-        right,
-        np.zeros((3, n1 + 1), np.int64),
-        np.zeros((n1 + 1, n2 + 1), np.int64),
-        np.zeros((n1 + 1, n2 + 1), np.int64),
-        np.zeros((n1, n2), np.int64),
-        np.zeros((n1, 2, labels), np.int64),
-        np.zeros((n2, 2, labels), np.int64),
-        np.zeros((n1, n2), np.int64),
-        np.zeros((n1, n2), np.int64),
-        np.zeros((6, n2 + 1), np.int64),
-        stop,
+        numbers=np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0], 0]),
+        left=left,
+        right=right,
+        depths=np.zeros((3, n1 + 1), np.int64),
+        child=np.zeros((n1 + 1, n2 + 1), np.int64),
+        child_bound=np.zeros((n1 + 1, n2 + 1), np.int64),
+        anchored=np.zeros((n1, n2), np.int64),
+        left_count=np.zeros((n1, 2, labels), np.int64),
+        right_count=np.zeros((n2, 2, labels), np.int64),
+        full=np.zeros((n1, n2), np.int64),
+        capped=np.zeros((n1, n2), np.int64),
+        room=new_room(n2),
+        stop=stop,
     )
+
+
+@jitted
+def _open_all(problem: Problem, left: Ints, right: Ints) -> None:
+    """Fill rows of `Search.left` and `Search.right`: nobody is mapped, and all edges are open."""
+    pairs_left, pairs_right, pair = problem.left, problem.right, problem.pair
+    left[:ANCHORED_DELETE] = DELETED
+    right[FREE] = 1
+    for u in range(len(pairs_left)):
+        for w in range(len(pairs_left)):
+            left[OPEN_DELETE, u] += pair[pairs_left[u, w], 0]
+    for v in range(len(pairs_right)):
+        for x in range(len(pairs_right)):
+            right[OPEN_INSERT, v] += pair[0, pairs_right[v, x]]
 
 
 @jitted
@@ -115,7 +119,7 @@ def move(problem: Problem, prices: Prices, search: Search, u: int, v: int, sign:
 
 @jitted
 def _anchor(problem: Problem, search: Search, u: int, v: int, sign: np.int64) -> None:
-    """The edges to u and v become anchored (sign 1), or open again (sign -1)."""
+    """Anchor the edges to u and v (sign 1), or open them again (sign -1)."""
     left, right, pair, directions = problem.left, problem.right, problem.pair, problem.directions
     order, free, anchored = search.left[ORDER], search.right[FREE], search.anchored
     uniform = problem.constants[UNIFORM] == 1
@@ -145,7 +149,7 @@ def _anchor(problem: Problem, search: Search, u: int, v: int, sign: np.int64) ->
 
 @jitted
 def _anchor_prices(problem: Problem, prices: Prices, search: Search, u: int, v: int, sign: np.int64) -> None:
-    """What the prices leave on the edges to u and v is charged (sign 1), or no longer charged (sign -1)."""
+    """Charge what the prices leave on the edges to u and v (sign 1), or take that back (sign -1)."""
     left, right, pair, left_price, right_price = problem.left, problem.right, problem.pair, prices.left, prices.right
     order, free, anchored, parts = search.left[ORDER], search.right[FREE], search.anchored, prices.constants[0]
     n1, n2 = anchored.shape
@@ -167,7 +171,7 @@ def _anchor_prices(problem: Problem, prices: Prices, search: Search, u: int, v: 
 def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
     """Lower bound of all completions of the current map; leaves the assignment in ``search``.
 
-    A weaker one, quickly, once ``search.stop`` is set.
+    Once ``search.stop`` is set it returns a weaker bound, quickly.
     """
     if len(prices.node) > 0:
         return _linear_bound(problem, prices, search)
@@ -189,10 +193,11 @@ def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
         skip = stop[0] != 0
         for i in range(depth, n1):
             u = order[i]
-            # The star: the least cost of turning the open edges of u into those of v. Both ends together pay twice.
+            # The star: the least cost of turning the open edges of u into those of v. Bounds count halves of a unit:
+            # each edge is in the stars of both of its ends, so each star pays half of it.
             star = 0
             if skip:
-                star = 0  # still a bound
+                pass  # 0 is still a bound
             elif uniform == 1:
                 for direction in range(2):
                     a, b, kept = 0, 0, 0
@@ -217,7 +222,7 @@ def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
 
 @jitted
 def _linear_bound(problem: Problem, prices: Prices, search: Search) -> int:
-    """`_bound` by prices. A node that is deleted costs 0 here: its deletion is in the constant part."""
+    """`bound_completions` by prices. Deleting a node costs 0 here: the constant part has it already."""
     node, order, free, anchored = prices.node, search.left[ORDER], search.right[FREE], search.anchored
     full, capped = search.full, search.capped
     highest = 0 if problem.constants[DELETIONS_PAY] == 1 else INFINITE

@@ -1,8 +1,8 @@
-"""Linear programs by HiGHS; also a script, for a process of its own that can be ended at any time.
+"""Linear programs by HiGHS, as a function and as a script.
 
-HiGHS cannot be interrupted through SciPy, and a program that ends while a thread of it is still at work is aborted: it
-would have to wait for HiGHS, minutes after Ctrl-C. The script imports nothing of dagnn, which would take longer than
-most programs.
+SciPy cannot interrupt HiGHS, and a process cannot end while HiGHS runs in one of its threads: after Ctrl-C it would
+wait for minutes. So a large program runs in a child process, which the parent can kill at any time. This file is the
+child's script. It imports nothing of dagnn: that would take longer than most programs.
 """
 
 import sys
@@ -26,13 +26,13 @@ def marginals(
     equations: Ints,
     seconds: float | None = None,
 ) -> Floats:
-    """What one more of its bound changes at every row: float64 ``[rows]``, ``[0]`` if the solver gives up.
+    """The change of the optimum per unit of each row's bound: float64 ``[rows]``, ``[0]`` if the solver gives up.
 
     Args:
-        cost: float64 ``[columns]``, of variables that are at least 0; the sum is minimised.
+        cost: float64 ``[columns]``, to be minimised; the variables are at least 0.
         value, row, column: the entries of the matrix.
-        bound: float64 ``[rows]``; a row is at most its bound, the last rows equal theirs.
-        equations: int64 ``[1]``: how many do.
+        bound: float64 ``[rows]``; a row is at most its bound, and the last rows equal theirs.
+        equations: int64 ``[1]``, the number of those last rows.
         seconds: the solver gives up after that long, more or less.
     """
     matrix = csr_array((value, (row, column)), shape=(len(bound), len(cost)))

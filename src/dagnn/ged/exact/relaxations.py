@@ -7,40 +7,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, vstack
 
+from dagnn.ged.costs import Floats, Ints
 from dagnn.ged.exact import highs
 from dagnn.ged.exact.assignment import ROW_OF, assign
 from dagnn.ged.exact.problem import ALL_EDGES, DELETIONS_PAY, Prices, Problem, improve
 from dagnn.ged.exact.watch import Watch
 from dagnn.graph.cached import jitted
 
-Ints = NDArray[np.int64]
-
-# Prices are multiples of 1 / FINEST unit, or coarser if the unit itself is tiny.
+# Prices are multiples of 1 / FINEST unit, or coarser where costs are so many units that prices would exceed LARGEST.
 FINEST = 1 << 14
 LARGEST = 1 << 34
 
-# Most variables. Measured: 700 take 0.03 s, 2,200 take 0.1 s, 6,700 (50 nodes, 65 edges each) 0.5 s, 16,700 5 s;
-# 19,217 of two random digraphs of 60 nodes took 48 s.
+# Most variables of a program. Measured: 700 take 0.03 s, 2,200 take 0.1 s, 6,700 (50 nodes, 65 edges each) 0.5 s,
+# 16,700 5 s; 19,217 of two random digraphs of 60 nodes took 48 s.
 MOST = 20_000
 
-# Variables of a program that takes a quarter of a second, less than a process takes to start.
+# A program of so many variables takes a quarter of a second, less than a process takes to start.
 LIGHT = 4_000
 
-
-def count_variables(problem: Problem) -> int:
-    """How large the linear program of `linear_prices` is."""
-    types = len(problem.pair)
-    counts = [np.bincount(pairs[pairs > 0], minlength=types) for pairs in (problem.left, problem.right)]
-    return problem.node.size + int(counts[0] @ (_savings(problem.pair) < 0) @ counts[1]) // 2
+# Frank-Wolfe: steps from each start, and the largest integer that a gradient is rounded to for `assign`, which only
+# chooses a direction.
+STEPS = 30
+RESOLUTION = 1 << 24
 
 
 def linear_prices(problem: Problem, watch: Watch) -> Prices | None:
-    """Prices by the linear program; None if it is too large, has no edges, or is not solved by the time."""
+    """Prices by a linear program; None if it is too large, has no edges, or is not solved before ``watch`` is over.
+
+    Its variables say which node, and which edge, is mapped to which; an edge may follow only the maps of its ends.
+    """
     node, delete, insert, left, right, pair = problem[:6]
     n1, n2 = node.shape
-    if not n1 * n2 < count_variables(problem) <= MOST:
+    if not n1 * n2 < _count_variables(problem) <= MOST:
         return None
     u, w = np.nonzero(left)  # ordered pairs: every edge from both of its ends
     v, x = np.nonzero(right)
@@ -55,7 +55,7 @@ def linear_prices(problem: Problem, watch: Watch) -> Prices | None:
     back_e, back_f = _reverse(u, w), _reverse(v, x)
     rows = [e * n2 + v[f], back_e[e] * n2 + x[f]]
     rows += [len(u) * n2 + f * n1 + u[e], len(u) * n2 + back_f[f] * n1 + w[e]]
-    # x of every row, for all rows whether used or not.
+    # The node variable of every row, used or not.
     needs = np.concatenate([(u[:, None] * n2 + np.arange(n2)).ravel(), (np.arange(n1) * n2 + v[:, None]).ravel()])
     used, number = np.unique(np.concatenate(rows), return_inverse=True)
     inner = coo_array(
@@ -69,7 +69,7 @@ def linear_prices(problem: Problem, watch: Watch) -> Prices | None:
     by_left = coo_array((ones, (np.repeat(np.arange(n1), n2), np.arange(n1 * n2))), shape=(n1, len(cost)))
     by_right = coo_array((ones, (np.tile(np.arange(n2), n1), np.arange(n1 * n2))), shape=(n2, len(cost)))
     everyone_maps = problem.constants[DELETIONS_PAY] == 0  # the last n1 rows are equations then
-    matrix = _stacked([inner, by_right, by_left])
+    matrix = vstack([inner, by_right, by_left], format="coo")
     marginals = _marginals(
         {
             "cost": cost,
@@ -86,7 +86,7 @@ def linear_prices(problem: Problem, watch: Watch) -> Prices | None:
 
     scale = max(1, min(FINEST, LARGEST // largest))
     dual = np.maximum(-marginals[: len(used)], 0) * largest * scale
-    # A price above all that an edge can save is of no use, and sums of such prices might leave 64 bits.
+    # A price above what an edge can save at most is useless, and sums of such prices might leave 64 bits.
     most = -scale * _savings(pair)
     useful = np.concatenate([most.max(1)[left[u, w]].repeat(n2), most.max(0)[right[v, x]].repeat(n1)])[used]
     price = np.zeros(len(needs), dtype=np.int64)
@@ -94,19 +94,26 @@ def linear_prices(problem: Problem, watch: Watch) -> Prices | None:
     return _valid(problem, price[: len(u) * n2], price[len(u) * n2 :], scale)
 
 
-def _marginals(program: dict[str, NDArray[Any]], watch: Watch) -> NDArray[np.float64] | None:
-    """Those of the rows of the program, arguments of `highs.marginals`; None without a solution by the time."""
-    # A frozen application is its own interpreter: to start that would start the application once more.
+def _count_variables(problem: Problem) -> int:
+    """How large the linear program of `linear_prices` is."""
+    types = len(problem.pair)
+    counts = [np.bincount(pairs[pairs > 0], minlength=types) for pairs in (problem.left, problem.right)]
+    return problem.node.size + int(counts[0] @ (_savings(problem.pair) < 0) @ counts[1]) // 2
+
+
+def _marginals(program: dict[str, NDArray[Any]], watch: Watch) -> Floats | None:
+    """`highs.marginals` of the arguments ``program``; None if there is no solution before ``watch`` is over."""
+    # In a frozen application sys.executable is the application itself: a child process would start it once more.
     if len(program["cost"]) <= LIGHT or not sys.executable or hasattr(sys, "frozen"):
         found = highs.marginals(**program, seconds=watch.seconds_left)
     else:
-        written = watch.run_apart(Path(highs.__file__), save(program))
+        written = watch.run_script(Path(highs.__file__), save(program))
         found = np.zeros(0) if written is None else load(written)["marginals"]
     return found if len(found) else None
 
 
 def _valid(problem: Problem, from_left: Ints, from_right: Ints, scale: int) -> Prices:
-    """Prices by node instead of by row, raised where a pair would be left with a negative cost."""
+    """The prices by node instead of by row, raised wherever a pair would be left with a negative cost."""
     node, delete, insert, left, right, pair = problem[:6]
     n1, n2 = node.shape
     u, w = np.nonzero(left)
@@ -120,7 +127,7 @@ def _valid(problem: Problem, from_left: Ints, from_right: Ints, scale: int) -> P
     rest = rest + left_price[u[i], w[i], v[j]] + left_price[w[i], u[i], x[j]]
     rest = rest + right_price[v[j], x[j], u[i]] + right_price[x[j], v[j], w[i]]
     short = np.maximum(-rest, 0)
-    # The end that is cheapest to name: u -> v, at the edge towards w.
+    # Any of the four prices of a pair may rise; this one is that of u -> v at the edge to w.
     np.maximum.at(left_price, (u[i], w[i], v[j]), left_price[u[i], w[i], v[j]] + short)
 
     edges = sum(int(pair[left[a, b], 0]) for a, b in zip(u.tolist(), w.tolist(), strict=True) if a < b)
@@ -139,41 +146,20 @@ def _savings(pair: Ints) -> Ints:
 
 
 def _reverse(source: Ints, target: Ints) -> Ints:
-    """Place of (target, source) for every (source, target), of pairs in the order of ``np.nonzero``."""
-    place = {pair: i for i, pair in enumerate(zip(source.tolist(), target.tolist(), strict=True))}
-    return np.array([place[t, s] for s, t in zip(source.tolist(), target.tolist(), strict=True)], dtype=np.int64)
-
-
-def _stacked(blocks: list[coo_array]) -> coo_array:
-    offsets = np.cumsum([0, *(block.shape[0] for block in blocks)])
-    return coo_array(
-        (
-            np.concatenate([block.data for block in blocks]),
-            (
-                np.concatenate([block.coords[0] + offset for block, offset in zip(blocks, offsets, strict=False)]),
-                np.concatenate([block.coords[1] for block in blocks]),
-            ),
-        ),
-        shape=(int(offsets[-1]), blocks[0].shape[1]),
-    )
-
-
-Floats = NDArray[np.float64]
-
-STEPS = 30
-RESOLUTION = 1 << 24  # gradients become integers for `assign`; they only choose a direction
+    """Index of (target, source) for every (source, target), of pairs in the order of ``np.nonzero``."""
+    return np.lexsort((source, target))
 
 
 @jitted
 def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int, room: Ints, stop: Ints) -> int:
-    """Improve ``best`` (int64 ``[n1]``, of cost ``upper``) in place; returns its cost.
+    """Improve the map ``best`` (int64 ``[n1]``, of cost ``upper``) in place by Frank-Wolfe; returns its cost.
 
-    Start 0 is the barycentre. The others are halfway from it to random maps, the same ones in every run.
+    Start 0 is the barycentre. The others are halfway from it to random maps, the same in every run.
 
     Args:
         first, last: which starts to try, the last one excluded.
         room: int64 ``[6, n2 + 1]``, scratch.
-        stop: int64 ``[1]``; it returns soon once 1 is written there.
+        stop: int64 ``[1]``; it returns soon after another thread has written 1 there.
     """
     n1, n2 = problem.node.shape
     plan = np.empty((n1, n2))
@@ -184,7 +170,7 @@ def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int
         for i in range(n2):
             order[i] = i
         for i in range(n2 - 1, 0, -1):
-            # Park and Miller's generator: any would do, but this is the same on every machine.
+            # Park and Miller's generator, written out: it gives the same numbers on every machine.
             state = state * 48271 % 2147483647
             j = state % (i + 1)
             order[i], order[j] = order[j], order[i]
@@ -194,7 +180,7 @@ def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int
             if start > 0:
                 plan[u, order[u]] += 0.5
         _frank_wolfe(problem, plan, image, room, stop)
-        if stop[0] != 0:  # the map may be half an assignment
+        if stop[0] != 0:  # some nodes of the map may have no image yet
             break
         cost = improve(problem, image, stop)
         if cost < upper:
@@ -206,7 +192,7 @@ def search_upper(problem: Problem, best: Ints, upper: int, first: int, last: int
 
 @jitted
 def _frank_wolfe(problem: Problem, plan: Floats, image: Ints, room: Ints, stop: Ints) -> None:
-    """Descend from ``plan``, which is overwritten, and write the map that it is rounded to into ``image``."""
+    """Descend from ``plan``, in place, round it to a map, and write that into ``image``."""
     node, delete, insert, left, right, pair = problem[:6]
     n1, n2 = plan.shape
     gradient, edges, corner_edges = np.empty((n1, n2)), np.zeros((n1, n2)), np.zeros((n1, n2))
@@ -270,7 +256,7 @@ def _edge_gradient(
     gradient: Floats,
     stop: Ints,
 ) -> None:
-    """For every u -> v, what it saves on edges: against deleting and inserting them all, averaged over ``plan``."""
+    """Write what every u -> v saves on edges, against deleting and inserting them all, averaged over ``plan``."""
     n1, n2 = plan.shape
     for u in range(n1):
         if stop[0] != 0:

@@ -1,15 +1,15 @@
 """Depth-first branch and bound over node maps.
 
 A search node is a map of the first ``depth`` nodes of the left graph. Its bound is an assignment of the remaining
-nodes (see `bounds`), and the dual prices of that assignment bound all children at once. Bounds are in parts of a unit,
-so that they are integers: halves for branch match.
+nodes (see `bounds`), and the dual prices of that assignment bound all children at once. Bounds are integers, in parts
+of a unit: halves for branch match.
 
-Legend as in `problem` and `search_state`.
+Legend as in `problem`.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import COLUMN_PRICE, ROW_OF, ROW_PRICE
 from dagnn.ged.exact.bounds import (
     ANCHORED_DELETE,
@@ -38,21 +38,19 @@ from dagnn.ged.exact.problem import DELETIONS_PAY, UNIFORM, Prices, Problem, imp
 from dagnn.ged.exact.relaxations import search_upper
 from dagnn.graph.cached import jitted
 
-Ints = NDArray[np.int64]
-
 
 @jitted
 def advance(problem: Problem, prices: Prices, search: Search, starts: int, budget: int) -> bool:
-    """Search until done or until ``budget`` nodes have been bounded in all; returns whether it is done.
+    """Search until done, or until ``budget`` nodes were bounded in all calls together; returns whether it is done.
 
-    It also returns when ``search.stop`` is set, and, if maps are judged by the caller, at every whole map.
+    It also returns when ``search.stop`` is set and, if the caller judges maps, at every whole map.
 
     Args:
         starts: most starting points of Frank-Wolfe at the root; fewer if the bounds meet.
     """
     numbers, order, image = search.numbers, search.left[ORDER], search.left[IMAGE]
     depths, child, child_bound = search.depths, search.child, search.child_bound
-    # As plain literals, they would have `move` compiled once for each.
+    # For plain literals numba would compile `move` once each.
     down, up = np.int64(1), np.int64(-1)
     if numbers[HERE] < 0:  # nothing is bounded yet
         _begin(problem, prices, search, starts)
@@ -100,14 +98,14 @@ def proved_lower(search: Search, done: bool) -> int:
 
 @jitted
 def _cut(numbers: Ints) -> int:
-    """Nodes with a larger bound cannot lead to a better map that matters."""
+    """The largest bound of a node that may still lead to a better map."""
     cut: int = min(numbers[UPPER] - 1, numbers[LIMIT]) * numbers[PARTS]
     return cut
 
 
 @jitted
 def _begin(problem: Problem, prices: Prices, search: Search, starts: int) -> None:
-    """Bound the distance at the root, from both sides; a map that is there already, with its cost, is kept."""
+    """Bound the distance from both sides at the root; keeps a map that ``search`` already has, with its cost."""
     numbers, best = search.numbers, search.left[BEST]
     _map_order(problem.left, search.left[ORDER])
     if problem.constants[UNIFORM] == 1:
@@ -119,7 +117,7 @@ def _begin(problem: Problem, prices: Prices, search: Search, starts: int) -> Non
         numbers[UPPER] = map_cost(problem, best)
     numbers[ROOT] = numbers[HERE] = max(0, bound_completions(problem, prices, search))
     _offer(problem, search)
-    # One start, then all of them: near pairs are done after the first.
+    # One start, then the others: pairs a few edits apart are done after the first.
     for first, last in ((-1, 0), (0, 1), (1, starts)):
         if numbers[ROOT] > _cut(numbers) or not fresh or search.stop[0] != 0:
             return
@@ -131,7 +129,7 @@ def _begin(problem: Problem, prices: Prices, search: Search, starts: int) -> Non
 
 @jitted
 def _map_order(pairs: Ints, order: Ints) -> None:
-    """Always the node with most edges to the nodes before it; among those, the one with most edges."""
+    """Write the order of the nodes: next comes the one with most edges to those before it, then with most edges."""
     n = len(pairs)
     ordered, known, degree = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
     for u in range(n):
@@ -166,7 +164,7 @@ def _enter(problem: Problem, prices: Prices, search: Search) -> None:
     n1, n2 = problem.node.shape
     search.depths[NEXT_CHILD, depth] = 0
     search.depths[NUM_CHILDREN, depth] = 0
-    # What bounded this node as a child still does, so that bounds never fall on the way down.
+    # The bound that this node had as a child still holds: with it, bounds never fall on the way down.
     bound, known = bound_completions(problem, prices, search), numbers[HERE]
     _offer(problem, search)
     cut = _cut(numbers)
@@ -180,7 +178,7 @@ def _enter(problem: Problem, prices: Prices, search: Search) -> None:
             continue
         reduced = full[0, column] - price - column_price[column + 1]
         column += 1
-        # Of nodes that can be exchanged, only the first free one need be tried.
+        # Of nodes that can be exchanged, try the first free one only.
         if twin[v] < 0 or free[twin[v]] == 0:
             count = _insert_child(child, bounds, count, v, max(known, bound + reduced), cut)
     if problem.constants[DELETIONS_PAY] == 1:
@@ -193,7 +191,7 @@ def _enter(problem: Problem, prices: Prices, search: Search) -> None:
 
 @jitted
 def _insert_child(child: Ints, bounds: Ints, count: int, v: int, bound: int, cut: int) -> int:
-    """Add a child in the order of bounds, unless it cannot matter; returns the number of children."""
+    """Insert a child in the order of bounds, unless its bound exceeds ``cut``; returns the number of children."""
     if bound > cut:
         return count
     place = count

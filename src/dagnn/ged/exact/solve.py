@@ -1,4 +1,5 @@
-"""One pair of graphs from tables to bounds: by search in 64-bit integers, and exactly where costs do not fit them."""
+"""The distance of one pair of graphs, from tables of costs: by search in 64-bit integers, or exactly where costs do not
+fit them."""
 
 import math
 import sys
@@ -17,32 +18,33 @@ from dagnn.ged.exact.search import advance, proved_lower
 from dagnn.ged.exact.tables import CostTables
 from dagnn.ged.exact.watch import Watch
 
-# Starting points of Frank-Wolfe at the root. Graphs of up to SMALL nodes are searched faster than they are relaxed.
-# Bounds alone get more: on unrelated DAGs of 16 nodes, 16 are 0.4 edits too high on average, 8 are 0.6.
+# Starting points of Frank-Wolfe at the root: none for graphs of up to SMALL nodes, where search alone is faster. Bounds
+# without a search get more: on unrelated DAGs of 16 nodes, 16 starts end 0.4 edits too high on average, 8 end 0.6.
 STARTS, BOUND_STARTS = 8, 16
 SMALL = 8
 
-# Search nodes by branch match before the linear program is worth its time (30 ms at 16 nodes).
+# Search nodes to bound by branch match before the linear program is worth its time (30 ms at 16 nodes).
 PATIENCE = 2_000
 
-# Seconds between two looks at the clock and the keyboard, and how many steps of assignments they are to begin with.
+# Seconds of one jitted call, after which Python looks at the clock and handles Ctrl-C; and how many steps of
+# assignments the first call may take.
 SLICE_SECONDS, SLICE_STEPS = 0.05, 10_000_000
 
-# Steps of one assignment and one gradient above which even the root may take long (a third of a second, measured):
-# then the search runs in a thread of its own.
+# With more steps than this in one assignment and one gradient, the root alone may take long (a third of a second,
+# measured): then the search runs in a thread of its own.
 HEAVY = 1_000_000
 
-# Bounds closer than this part of them are equal as far as a float can tell: its rounding twice.
+# Bounds whose relative difference is at most this are equal as floats: twice the rounding of one.
 LAST_BIT = Fraction(1, 2**52) + Fraction(1, 2**60)
 
 LARGEST_FLOAT = sys.float_info.max
 
-# Search nodes for finding the best among maps that a float cannot tell apart. Small graphs only.
+# Search nodes for choosing among maps whose costs are the same float. Small graphs only.
 TIES = 1_000
 
 
 class Outcome(NamedTuple):
-    """What is known about a distance; ``image`` is that of every node of the first graph, None if it is deleted."""
+    """Bounds of a distance as floats, and the map of the upper one: the image of every node of a, or None."""
 
     lower: float
     upper: float
@@ -75,9 +77,9 @@ def find(
 
     Args:
         watch: when to stop.
-        budget: search nodes.
-        bound: distances above it need not be found.
-        starts: starting points of Frank-Wolfe.
+        budget: most search nodes.
+        bound: the largest distance worth finding; None for any.
+        starts: starting points of Frank-Wolfe; by default `STARTS`, or 0 for small graphs.
         linear: use the linear program even if ``budget`` is 0.
     """
     if starts is None:
@@ -100,7 +102,7 @@ class _Options(NamedTuple):
 
 
 def _find_exactly(tables: CostTables, i: int, j: int, options: _Options) -> Outcome:
-    """The distance where the integers of ``tables`` only approach the costs, from below."""
+    """The distance where the integers of ``tables`` are a little less than the costs."""
     close = tables.error <= LAST_BIT
     pair, place = tables, (i, j)
     found = solve(tables, i, j, options if close else options._replace(budget=0, linear=False))
@@ -129,9 +131,10 @@ def _find_exactly(tables: CostTables, i: int, j: int, options: _Options) -> Outc
 
 
 def _finer(tables: CostTables, i: int, j: int, best: "_Best", options: "_Options") -> CostTables:
-    """Tables for this pair that tell maps apart as finely as 64 bits can.
+    """Tables for this pair, in the finest units that 64 bits allow.
 
-    What costs more than the best map known is never done; without it the rest gets finer units, and a better map.
+    An edit that costs more than the best known map is in no better one. Without such edits the others get finer units,
+    which find a better map, and so on.
     """
     while True:
         before = best.cost
@@ -159,10 +162,10 @@ class _Best:
 def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | None = None) -> Solution:
     """The distance from graph i to graph j in units of ``tables``; runs without the GIL most of the time.
 
-    After the first `PATIENCE` search nodes, the linear program takes over; at once if ``options.linear``.
+    The linear program takes over after `PATIENCE` search nodes, or at once if ``options.linear``.
 
     Args:
-        judge: offer it every whole map that may be better than its best, in place of comparing them in units.
+        judge: compares whole maps by their true cost, in place of the search, which compares them in units.
     """
     a, b = tables.graphs[i], tables.graphs[j]
     swapped = len(a.kind) > len(b.kind)
@@ -171,7 +174,7 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
     prices = NO_PRICES
     limit = INFINITE >> 2
     if options.bound is not None:
-        # Rounding aside: three tenths are within a bound of 0.3.
+        # A little more than the bound: three times 0.1 must be within a bound of 0.3.
         limit = min(limit, int(Fraction(options.bound) * (1 + Fraction(1, 10**12)) / Fraction(tables.unit)))
     search = new_search(problem, prices, limit, watch.stop)
 
@@ -211,10 +214,10 @@ def _advance(
     watch: Watch,
     judged: Callable[[Search], None] | None,
 ) -> bool:
-    """`advance` until it is done, the budget is used up or the watch says so, in slices that are short."""
+    """Call `advance` in short slices until it is done, the budget used up or the watch over; returns whether done."""
     n1, n2 = problem.node.shape
     heavy, slice_ = (n1 * n2) ** 2 > HEAVY, 1 + SLICE_STEPS // (1 + n1 * n1 * n2)
-    if heavy:  # unless there are few edges
+    if heavy:  # count more closely: few edges make light work of many nodes
         heavy = n1 * n1 * n2 + np.count_nonzero(problem.left) * np.count_nonzero(problem.right) > HEAVY
     while True:
         begin = time.perf_counter()
@@ -239,8 +242,8 @@ def _search_again(problem: Problem, prices: Prices, search: Search) -> Search:
     """A search from the root by ``prices``, with the best map and the count of nodes of ``search``."""
     again = new_search(problem, prices, int(search.numbers[LIMIT]), search.stop)
     again.left[BEST] = search.left[BEST]
-    for place in (UPPER, NODES, JUDGED):
-        again.numbers[place] = search.numbers[place]
+    for index in (UPPER, NODES, JUDGED):
+        again.numbers[index] = search.numbers[index]
     return again
 
 

@@ -1,6 +1,6 @@
 """Labels as numbers and costs as integer tables, shared by all graphs that are compared with each other.
 
-Integers make the search exact: there is no rounding to mistake for a difference, and a bound of 3.5 units proves 4.
+Integers make the search exact: no difference is rounding, and a bound of 3.5 units proves 4.
 """
 
 from collections.abc import Hashable, Sequence
@@ -17,6 +17,7 @@ from dagnn.errors import GraphError
 from dagnn.ged.costs import (
     EditCosts,
     Integers,
+    Ints,
     check_cost,
     exact_integers,
     returned_cost,
@@ -26,9 +27,7 @@ from dagnn.ged.costs import (
 from dagnn.ged.exact.assignment import assign_exactly
 from dagnn.ged.labelled import LabelledGraph, label_keys
 
-Ints = NDArray[np.int64]
-
-# Tables with more labels, kinds or pair types than this are not kept for the next pair.
+# Tables of at most so many labels, kinds and pair types are cached for the next pair.
 SMALL = 64
 
 
@@ -36,9 +35,9 @@ class GraphArrays(NamedTuple):
     """A graph in the numbers of `CostTables`.
 
     Attributes:
-        kind: int64 ``[n]``: node kind, which is a label together with its self-loops.
-        pairs: int64 ``[n, n]``: pair type of (u, w), which is all edges u -> w together with all edges w -> u;
-            0 for none and on the diagonal.
+        kind: int64 ``[n]``: node kind; a kind is a label and a bundle of self-loops.
+        pairs: int64 ``[n, n]``: pair type of (u, w); a type is all edges u -> w and all edges w -> u. 0 where there are
+            none, and on the diagonal.
     """
 
     kind: Ints
@@ -51,9 +50,9 @@ class Tables(NamedTuple):
     Attributes:
         substitute: int64 ``[kinds, kinds]``, not capped: it may exceed a deletion and an insertion.
         delete, insert: int64 ``[kinds]``.
-        pair: int64 ``[types, types]``; never exceeds deletion plus insertion, since edges can always be replaced.
+        pair: int64 ``[types, types]``; at most deletion plus insertion, since edges can always be replaced.
         directions: int64 ``[2, types]``: bundle of edges u -> w, and w -> u; 0 is none. Undirected: only the first.
-        uniform: int64 ``[4]``: 1 if edge costs do not depend on labels, and then substitution, deletion, insertion.
+        uniform: int64 ``[4]``: 1 if edge costs do not depend on labels; then substitution, deletion and insertion.
     """
 
     substitute: Ints
@@ -78,17 +77,17 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True)
 class CostTables:
-    """Everything that depends on costs and labels.
+    """Costs as integers, and the graphs in their numbers.
 
     Attributes:
         tables: the integer tables.
         reversed: the same for b -> a.
-        unit: what 1 in the tables costs.
-        error: a cost is more than its units by this part at most, and never less. 0: exact.
+        unit: the cost of 1 in the tables.
+        error: a cost is at least its units and exceeds them by at most this part of them. 0: exact.
         graphs: the graphs given, in the same order.
         nodes, edges: costs by label, as given.
         node_ids, edge_ids: label key -> number.
-        numbers: what the numbers of bundles, kinds and pair types stand for.
+        numbers: the bundles, kinds and pair types, by number.
         true: the exact costs.
     """
 
@@ -113,19 +112,19 @@ class CostTables:
         )
 
     def true_cost(self, i: int, j: int, image: Sequence[int | None]) -> Fraction:
-        """What it costs to turn graph i into graph j by the map ``image``, exactly."""
+        """The exact cost of turning graph i into graph j by the map ``image``."""
         true, ones = self.true.tables
         return Fraction(_cost_of_map(true, self.graphs[i], self.graphs[j], image), ones)
 
     def true_everything(self, i: int | None, j: int | None) -> Fraction:
-        """What it costs to delete graph i and to insert graph j, exactly; None: no graph."""
+        """The exact cost of deleting graph i and inserting graph j; None: no graph."""
         true, ones = self.true.tables
         deletion = 0 if i is None else _sum_of(true.delete, true.pair[:, 0], self.graphs[i])
         insertion = 0 if j is None else _sum_of(true.insert, true.pair[0], self.graphs[j])
         return Fraction(deletion + insertion, ones)
 
     def within(self, i: int, j: int, cap: Fraction) -> "CostTables":
-        """Finer tables for turning graph i into graph j alone; they need not tell maps apart that cost over ``cap``."""
+        """Finer tables for turning graph i into graph j alone, right for maps that cost at most ``cap``."""
         graphs = (self.graphs[i], self.graphs[j])
         parts = [*self.nodes, *self.edges]
         found = wide_integers(parts, cap, partial(_everything, numbers=self.numbers, graphs=graphs))
@@ -181,7 +180,7 @@ def build_tables(graphs: Sequence[LabelledGraph], costs: EditCosts) -> CostTable
 
 
 class _Numbering(NamedTuple):
-    """What the numbers of bundles, kinds and pair types stand for."""
+    """Bundles of edge labels, kinds (label, loops) and pair types (bundle there, bundle back), each by its number."""
 
     bundles: tuple[tuple[int, ...], ...]
     kinds: tuple[tuple[int, int], ...]
@@ -189,7 +188,7 @@ class _Numbering(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """The parts of `CostTables` that depend on the graphs by their numbering alone. Nobody writes into them."""
+    """The parts of `CostTables` that depend on costs and numbering only. They are shared: never write into them."""
 
     tables: Tables
     reversed: Tables
@@ -201,14 +200,14 @@ class _Made(NamedTuple):
 
 
 class _TrueTables:
-    """Exact tables, made when they are first wanted."""
+    """The exact tables, made at their first use."""
 
     def __init__(self, parts: Sequence[NDArray[np.float64]], numbers: _Numbering) -> None:
         self._parts, self._numbers = parts, numbers
 
     @cached_property
     def tables(self) -> tuple[Tables, int]:
-        """In Python's integers, and how many of them make 1."""
+        """Tables of Python's integers, and how many of them make 1."""
         parts, ones = exact_integers(self._parts)
         return _tables_of(parts, self._numbers), ones
 
@@ -217,9 +216,9 @@ class _TrueTables:
 def _constant_tables(
     constants: tuple[float, ...], num_node_labels: int, num_edge_labels: int, numbers: _Numbering
 ) -> _Made | None:
-    """`_made_of` where labels are only equal or not, and costs fit whatever the graphs; None if they do not.
+    """`_made_of` for costs that are numbers; None where they fit 64 bits for some graphs only.
 
-    Kept: making them takes as long as searching a small pair.
+    Cached, since making them takes as long as searching a small pair.
     """
     costs = EditCosts(**dict(zip(_NAMES, constants, strict=True)))
     parts = [*_label_costs("node", range(num_node_labels), costs), *_label_costs("edge", range(num_edge_labels), costs)]
@@ -232,16 +231,17 @@ _NAMES = tuple(field.name for field in fields(EditCosts))
 
 def _made_of(parts: Sequence[NDArray[np.float64]], found: Integers, numbers: _Numbering) -> _Made:
     tables = _tables_of(found.parts, numbers)
-    # A whole number stays one: arithmetic with fractions takes 10 times as long.
+    # An int where it can be one: arithmetic with fractions takes 10 times as long.
     whole = int(found.unit) if found.unit.denominator == 1 else found.unit
     nodes, edges = LabelCosts(*parts[:3]), LabelCosts(*parts[3:])
     return _Made(tables, tables.reversed(), whole, found.error, nodes, edges, _TrueTables(parts, numbers))
 
 
 def _everything(parts: Sequence[NDArray[Any]], *, numbers: _Numbering, graphs: Sequence[GraphArrays]) -> int:
-    """At least what the dearest of ``graphs`` costs to delete, plus what the dearest costs to insert.
+    """An upper bound of what any map between two of ``graphs`` costs.
 
-    A map that matches all nodes may cost more: what it has to pay above that is added.
+    Deleting the dearest graph and inserting the dearest; and, since a map that matches all nodes may cost more, what
+    substitutions may cost above that.
     """
     tables = _tables_of(parts, numbers)
     deleted = max((_sum_of(tables.delete, tables.pair[:, 0], graph) for graph in graphs), default=0)
@@ -266,7 +266,7 @@ def _cost_of_map(true: Tables, a: GraphArrays, b: GraphArrays, image: Sequence[i
     us, ws = np.nonzero(np.triu(a.pairs))
     for p, v, x in zip(a.pairs[us, ws].tolist(), target[us].tolist(), target[ws].tolist(), strict=True):
         cost += true.pair[p, 0] if v < 0 or x < 0 else true.pair[p, b.pairs[v, x]] - true.pair[0, b.pairs[v, x]]
-    # Where a has no edge, an edge of b between images stays inserted.
+    # An edge of b between two images is charged as inserted above, and stays so where a has no edge.
     return int(cost)
 
 
@@ -313,7 +313,7 @@ def _index(label: Any, name: str, size: int) -> int:
 
 
 class _Found(NamedTuple):
-    """Bundles, kinds and pair types, each with its number, in the order in which they are first seen."""
+    """Bundles, kinds and pair types, each with its number, in order of appearance."""
 
     bundles: dict[tuple[int, ...], int]
     kinds: dict[tuple[int, int], int]
@@ -321,7 +321,7 @@ class _Found(NamedTuple):
 
 
 def _arrays(graph: LabelledGraph, node_numbers: list[int], edge_numbers: list[int], found: _Found) -> GraphArrays:
-    """``graph``, whose labels have these numbers; what it has for the first time is added to ``found``."""
+    """The arrays of ``graph``, whose labels have these numbers; adds its new bundles, kinds and types to ``found``."""
     bundles, kinds, types = found
     ends = graph.edges if graph.directed else [(u, v) if u <= v else (v, u) for u, v in graph.edges]
     if len(set(ends)) == len(ends):  # no parallel edges
@@ -350,7 +350,7 @@ def _arrays(graph: LabelledGraph, node_numbers: list[int], edge_numbers: list[in
 
 
 def _tables_of(parts: Sequence[NDArray[Any]], numbers: _Numbering) -> Tables:
-    """Tables of costs by label, which are int64, or Python's integers in arrays of objects."""
+    """The tables for costs by label, which are int64, or Python's integers in arrays of objects."""
     nodes, edges = LabelCosts(*parts[:3]), LabelCosts(*parts[3:])
     bundle = _bundle_costs(numbers.bundles, edges)
     label, loops = np.array(numbers.kinds, dtype=np.int64).reshape(-1, 2).T

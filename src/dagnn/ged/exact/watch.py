@@ -1,4 +1,4 @@
-"""Ending compiled work in time: at a deadline, or when the user breaks off."""
+"""Stopping jitted functions and child processes: at a deadline, or after Ctrl-C."""
 
 import os
 import subprocess
@@ -16,20 +16,19 @@ from numpy.typing import NDArray
 
 Result = TypeVar("Result")
 
-# Seconds between two looks. Python delivers Ctrl-C only between two of its own steps, and on some systems not while it
-# waits for a lock.
+# Seconds between two looks at the clock. Waits are this short because Python handles Ctrl-C only between two steps of
+# its own, and on some systems not while it waits for a lock.
 GLANCE = 0.05
 
 
 class Watch:
-    """A flag that compiled work looks at, and who raises it.
+    """A deadline, and the flag that jitted functions poll.
+
+    Args:
+        seconds: the time until the deadline; None for none.
 
     Attributes:
         stop: int64 ``[1]``; 1 once the work must end.
-        seconds_left: None without a deadline.
-
-    Args:
-        seconds: the deadline, from now; None for none.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -38,6 +37,7 @@ class Watch:
 
     @property
     def seconds_left(self) -> float | None:
+        """None without a deadline."""
         return None if self._deadline is None else self._deadline - time.monotonic()
 
     def over(self) -> bool:
@@ -47,7 +47,7 @@ class Watch:
         return bool(self.stop[0])
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """``work()``, which looks at ``stop``, in another thread, so that this one can raise it."""
+        """``work()``, run in another thread; this one waits, and raises the flag at the deadline or after Ctrl-C."""
         try:
             outcome = _start(work)
             while not outcome.done.wait(GLANCE):
@@ -57,10 +57,10 @@ class Watch:
             raise
         return outcome.result()
 
-    def run_apart(self, script: Path, given: bytes) -> bytes | None:
-        """What ``script`` writes when it reads ``given``; None if it fails, or if the time is over first.
+    def run_script(self, script: Path, given: bytes) -> bytes | None:
+        """What ``script`` writes to stdout when it reads ``given`` from stdin; None if it fails or takes too long.
 
-        It runs in a process of its own, which is ended with this work.
+        It runs in a child process, which is killed at the deadline and after Ctrl-C.
         """
         with TemporaryFile() as read, TemporaryFile() as written:
             read.write(given)
@@ -71,7 +71,7 @@ class Watch:
                 stdout=written,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                start_new_session=True,  # Ctrl-C is for this process, which may go on
+                start_new_session=True,  # Ctrl-C reaches this process only: it decides what ends
             )
             try:
                 while child.poll() is None and not self.over():
@@ -85,7 +85,7 @@ class Watch:
 
 
 class _Outcome(Generic[Result]):
-    """What comes of work in another thread."""
+    """The result, or the error, of work in another thread."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self.done = threading.Event()
