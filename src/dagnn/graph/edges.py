@@ -11,7 +11,7 @@ from torch import Tensor
 from dagnn.errors import CycleError, DtypeError, GraphError
 from dagnn.graph.attributes import Attributes
 
-NameOf: TypeAlias = Callable[[int], object]
+_NameOf: TypeAlias = Callable[[int], object]
 
 
 class Csr(NamedTuple):
@@ -65,7 +65,7 @@ def canonical_order(
     target: NDArray[np.int64],
     num_nodes: int,
     edge_attributes: Attributes,
-    name_of: NameOf,
+    name_of: _NameOf,
 ) -> NDArray[np.int64] | None:
     """Indices that sort the edges by (target, source), or by (target, position); None if they are sorted already.
 
@@ -85,7 +85,7 @@ def canonical_order(
 
     places = position.numpy()
     if places.size and places.min() < 0:
-        edge = first_true(places < 0)
+        edge = _first_true(places < 0)
         raise GraphError(f"edge {edge} has the position {places[edge]}: the first operand has position 0.")
     order, repeats = _order(target, places, int(places.max(initial=0)) + 1)
     if repeats is not None:
@@ -113,7 +113,7 @@ def _order(
         order = stable_order(key, int(key.max()) + 1)
         alike = np.diff(key[order]) == 0
     if alike.any():
-        at = first_true(alike)
+        at = _first_true(alike)
         first, second = sorted(order[at : at + 2].tolist())
         return order, (first, second)
     return order, None
@@ -150,13 +150,13 @@ def check_edges(edges: Tensor | NDArray[np.int64], num_nodes: int | None, *, nam
         return
     lowest, highest = int(edges.min()), int(edges.max())
     if lowest < 0:
-        bad = first_true((edges < 0).any(1))
+        bad = _first_true((edges < 0).any(1))
         raise GraphError(
             f"edge {bad} is {_arrow(edges, bad)}, but nodes are numbered from 0: number them 0, 1, 2, ... or give "
             "the edges as pairs of names."
         )
     if num_nodes is not None and highest >= num_nodes:
-        bad = first_true((edges >= num_nodes).any(1))
+        bad = _first_true((edges >= num_nodes).any(1))
         allowed = f"allows nodes 0 .. {num_nodes - 1}" if num_nodes else "allows none"
         advice = f"raise num_nodes to {highest + 1}, or drop the edge."
         if named:
@@ -193,17 +193,17 @@ def check_is_int64(argument: str, values: Tensor | NDArray[np.int64]) -> None:
     raise DtypeError(f"{argument} must be int64, got {dtype}{nan}: number the nodes and convert with {advice}.")
 
 
-def check_no_self_loop(source: NDArray[np.int64], target: NDArray[np.int64], name_of: NameOf = str) -> None:
+def check_no_self_loop(source: NDArray[np.int64], target: NDArray[np.int64], name_of: _NameOf = str) -> None:
     """CycleError for the first edge that ends where it starts."""
     loops = source == target
     if loops.any():
-        edge = first_true(loops)
+        edge = _first_true(loops)
         name = name_of(int(source[edge]))
         raise CycleError(f"the edges form a cycle: {name} -> {name} (edge {edge}). A DAG has none: remove this edge.")
 
 
 def cycle_message(
-    source: NDArray[np.int64], target: NDArray[np.int64], levels: NDArray[np.int64], name_of: NameOf = str
+    source: NDArray[np.int64], target: NDArray[np.int64], levels: NDArray[np.int64], name_of: _NameOf = str
 ) -> str:
     """One cycle, in the user's names: ``the edges form a cycle: b -> d -> b. ...``.
 
@@ -229,7 +229,7 @@ def cycle_message(
     return f"the edges form a cycle: {' -> '.join(names)}. A DAG has none: remove one of these edges."
 
 
-def first_true(mask: Any) -> int:
+def _first_true(mask: Any) -> int:
     """Index of the first True of a bool tensor or array ``[count]``; there must be one."""
     return int(np.flatnonzero(mask)[0])
 

@@ -201,7 +201,7 @@ class NodeNames:
     @cached_property
     def has_numbers(self) -> bool:
         """Is one of the names a number?"""
-        return has_number(self.names or ())
+        return _has_number(self.names or ())
 
     @property
     def table(self) -> dict[Hashable, int]:
@@ -239,7 +239,7 @@ def checked_names(names: Any, argument: str = "names") -> tuple[Hashable, ...]:
     return result
 
 
-def has_number(names: tuple[Hashable, ...]) -> bool:
+def _has_number(names: tuple[Hashable, ...]) -> bool:
     """Is one of the names, all in their one form, a number?"""
     return not {int, float}.isdisjoint(map(type, names))
 
@@ -263,7 +263,7 @@ def read_edges(
             edges = edges.to_numpy().tolist()
         _check_whole("edges", edges)
     is_array = isinstance(edges, np.ndarray)
-    if is_tensor or (is_array and not _holds_names(edges, have_numbers=has_number(names or ()))):
+    if is_tensor or (is_array and not _holds_names(edges, have_numbers=_has_number(names or ()))):
         rows, known = edges, names
     else:
         rows, known = _read_pairs(edges, names)
@@ -297,7 +297,7 @@ def _read_pairs(
     types = set(map(type, flat))
     if any(issubclass(t, Tensor) for t in types):
         raise DtypeError("edges must be a tensor or a list of pairs, got a list of tensors: join it with torch.stack.")
-    by_number = names is not None and has_number(names)
+    by_number = names is not None and _has_number(names)
     if not by_number and any(issubclass(t, float | bool | np.floating | np.bool_) for t in types):
         bad = next(i for i, end in enumerate(flat) if isinstance(end, float | bool | np.floating | np.bool_))
         raise DtypeError(

@@ -16,7 +16,7 @@ from dagnn.graph.names import canonical_names
 if TYPE_CHECKING:
     import networkx
 
-NO_NODES = "none"
+_NO_NODES = "none"
 """The value of ``graph.graph["inputs"]`` (or outputs) of a Dag without any."""
 
 
@@ -76,7 +76,7 @@ def to_networkx(dag: Content) -> "networkx.DiGraph[Any]":
         for ends, mark, chosen in (("inputs", "input", dag.inputs), ("outputs", "output", dag.outputs)):
             while mark in dag.node_attributes:
                 mark += "_"
-            graph.graph[ends] = mark if len(chosen) else NO_NODES
+            graph.graph[ends] = mark if len(chosen) else _NO_NODES
             for place, node in enumerate(chosen.tolist()):
                 graph.nodes[names[node]][mark] = place
     return graph
@@ -88,7 +88,7 @@ def _ends(graph: "networkx.DiGraph[Any]", ends: str) -> Iterable[Hashable] | Non
     if not isinstance(listed, str):
         return listed  # type: ignore[no-any-return]
     place_of = {name: plain(data[listed]) for name, data in graph.nodes(data=True) if listed in data}
-    if not place_of and listed != NO_NODES:
+    if not place_of and listed != _NO_NODES:
         raise GraphError(
             f"graph[{ends!r}] is {listed!r}, but no node has such data: give a list of nodes there, or drop it."
         )
