@@ -3,8 +3,8 @@
 import contextlib
 
 import torch
-from accumulation.check.corpus.projects import K, TwoHeads, arguments, loss_fn, share_of, simple, two_head_batch
-from accumulation.check.corpus.registry import ends, loop, windows_of
+from accumulation.check.corpus.projects import TwoHeads, simple, two_head_batch
+from accumulation.check.corpus.registry import K, arguments, ends, loop, loss_fn, share_of, windows_of
 from torch import nn
 from torch.nn import functional as F
 

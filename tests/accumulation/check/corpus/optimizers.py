@@ -1,32 +1,14 @@
 """What loops do around a step: optimizers of their own, closures, schedules, clipping."""
 
 import torch
-from accumulation.check.corpus.registry import ends, items_around, loop, windows_of
+from accumulation.check.corpus.registry import K, arguments, ends, items_around, loop, loss_fn, windows_of
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
-K = 4
-
-
-def network():
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def batch(items=24):
-    return torch.randn(items, 6), torch.randint(0, 3, (items,))
-
-
-def loss_fn(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
-
 
 def weighted(model, micro_batches, i):
     return loss_fn(model, micro_batches[i]) * len(micro_batches[i][0]) / items_around(micro_batches, i, K)
-
-
-def arguments(train_step, **options):
-    return {"train_step": train_step, "model": network(), "batch": batch(), "loss_fn": loss_fn} | options
 
 
 @loop(

@@ -5,6 +5,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 
 class Case(NamedTuple):
@@ -46,3 +48,27 @@ def ends(i: int, total: int, k: int) -> bool:
 def items_around(micro_batches: list, i: int, k: int) -> int:
     """Items of the window that micro-batch i belongs to."""
     return sum(len(b[0]) for b in micro_batches[i - i % k : i - i % k + k])
+
+
+# What most loops train: a classifier of 24 items, in windows of 4 micro-batches.
+K = 4
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batch(items=24):
+    return torch.randn(items, 6), torch.randint(0, 3, (items,))
+
+
+def loss_fn(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def share_of(micro_batches, i):
+    return len(micro_batches[i][0]) / items_around(micro_batches, i, K)
+
+
+def arguments(train_step, **options):
+    return {"train_step": train_step, "model": network(), "batch": batch(), "loss_fn": loss_fn} | options

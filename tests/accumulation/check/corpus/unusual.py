@@ -4,33 +4,11 @@ import contextlib
 import random
 
 import torch
-from accumulation.check.corpus.registry import ends, items_around, loop, windows_of
+from accumulation.check.corpus.registry import K, arguments, ends, loop, loss_fn, share_of, windows_of
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
-
-K = 4
-
-
-def network():
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def batch(items=24):
-    return torch.randn(items, 6), torch.randint(0, 3, (items,))
-
-
-def loss_fn(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
-def share_of(micro_batches, i):
-    return len(micro_batches[i][0]) / items_around(micro_batches, i, K)
-
-
-def arguments(train_step, **options):
-    return {"train_step": train_step, "model": network(), "batch": batch(), "loss_fn": loss_fn} | options
 
 
 def simple(compute, after=None, **options):
