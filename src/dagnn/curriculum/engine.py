@@ -163,6 +163,9 @@ def from_dag(dag: Dag) -> Expr:
         GraphError: not one expression: no label or position, or more than one node without a user.
         ExpressionError: a label that the language does not have, a wrong number of operands, or an expression of more
             than 100,000 nodes when sharing is undone.
+
+    >>> from_dag(to_dag(("+", "x", 1)))
+    ('+', 'x', 1)
     """
     try:
         text = dag.to_polish(max_tokens=2 * MAX_SIZE)

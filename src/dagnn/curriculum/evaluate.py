@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dagnn.curriculum import Sample, judge, level_spec, make_sample, to_text
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
 from dagnn.curriculum.evaluation_record import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
-from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened
+from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened, to_text
+from dagnn.curriculum.generator import Sample, make_sample
+from dagnn.curriculum.levels import level_spec
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import KINDS, kind_of
+from dagnn.curriculum.verdict import judge
 from dagnn.errors import CheckpointError, ConfigError
 from dagnn.rewriting import GraphRewriter
 from dagnn.rewriting.dataset import Cost, NeighbourhoodSet, is_held_out, mistakes_of, read_neighbourhoods

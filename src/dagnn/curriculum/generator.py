@@ -44,6 +44,7 @@ class Sample:
     """One verified input and its answer.
 
     ``input`` is as the level reads it: on level 4 without the ``(approx ...)`` that its level implies.
+    `make_sample`, `stream` and `dataset` return such samples.
     """
 
     id: str
@@ -55,7 +56,13 @@ class Sample:
 
 @dataclass(slots=True)
 class GenerationStats:
-    """What became of the draws; hand one to several calls to add them up."""
+    """How many draws were kept, and why the others were dropped; one object may count several calls.
+
+    >>> stats = GenerationStats()
+    >>> samples = dataset(1, 5, stats=stats)
+    >>> stats.kept, stats.attempted >= 5
+    (5, True)
+    """
 
     attempted: int = 0
     kept: int = 0
@@ -143,7 +150,11 @@ def stream(
     start: int = 0,
     stats: GenerationStats | None = None,
 ) -> Iterator[Sample]:
-    """Samples ``start``, ``start + 1``, ... without end. Arguments and errors as ``make_sample``."""
+    """Samples ``start``, ``start + 1``, ... without end. Arguments and errors as `make_sample`.
+
+    >>> next(stream(1, seed=0)).input
+    ('-', 22, 53)
+    """
     level_spec(level)
     preset_of(preset)
     check_split(split)
@@ -174,7 +185,10 @@ def dataset(
             list has ``size`` different inputs and its indices gaps.
 
     Raises:
-        ConfigError: as ``make_sample``; a negative size; or a level with fewer distinct inputs than asked for.
+        ConfigError: as ``make_sample``; a negative size; or a level with fewer distinct inputs than `size`.
+
+    >>> [sample.input for sample in dataset(1, 3)]
+    [('-', 22, 53), ('*', -51, -9), ('/', 96, 87)]
     """
     _check_whole("size", size)
     counted = GenerationStats() if stats is None else stats
@@ -191,7 +205,7 @@ def dataset(
             if repeats_in_a_row == 1_000:
                 raise ConfigError(
                     f"level {level} has about {len(samples)} distinct {split} inputs at preset={preset!r}, "
-                    f"depth={depth}, digits={digits}, fewer than size={size}: ask for fewer."
+                    f"depth={depth}, digits={digits}, fewer than size={size}: choose a smaller one."
                 )
             continue
         repeats_in_a_row = 0

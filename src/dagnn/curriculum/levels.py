@@ -1,4 +1,4 @@
-"""The seven levels: what each asks, from the sum of two numbers to equations."""
+"""The seven levels, from the sum of two numbers to equations: what is drawn on each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +31,8 @@ class LevelSpec:
     ``numeric`` marks level 4: its input ``(sin 0)`` is read as ``(approx (sin 0))``.
     ``has_depth`` says whether the depth of its expressions can be set: training at 3, testing at 5.
     ``has_digits`` says whether the length of its whole numbers can be set: training at 2, testing at 4.
+
+    `level_spec` returns it; `LEVELS` has all of them.
     """
 
     number: int
@@ -132,7 +134,10 @@ def level_spec(level: int) -> LevelSpec:
     """The level with this number.
 
     Raises:
-        ConfigError: there is no such level; the message lists those there are.
+        ConfigError: there is no such level; the message lists the levels.
+
+    >>> level_spec(5).name, level_spec(5).example_answer
+    ('derivatives', '(* 2 x)')
     """
     spec = LEVELS.get(level) if isinstance(level, int) and not isinstance(level, bool) else None
     if spec is None:
@@ -141,7 +146,7 @@ def level_spec(level: int) -> LevelSpec:
 
 
 def level_of(expr: Expr) -> int:
-    """The lowest level that asks such an expression, by its operators: 4 for functions, 5 for a derivative ...
+    """The lowest level that has such an expression, by its operators: 4 for functions, 5 for a derivative ...
 
     >>> level_of(("derive", ("^", "x", 2), "x")), level_of(("sin", 0)), level_of(("+", 2, 3))
     (5, 4, 1)

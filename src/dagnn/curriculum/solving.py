@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from dagnn.curriculum import from_infix, judge, level_of, level_spec, parse, to_text
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
 from dagnn.curriculum.evaluate import STEP_BUDGET, engine_replacement, model_of, opened_run, trained_neighbourhoods
 from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.evaluate import is_well_rounded, place, well_conditioned_value
-from dagnn.curriculum.expression import Expr, to_binary, walk
+from dagnn.curriculum.expression import Expr, to_binary, to_text, walk
+from dagnn.curriculum.levels import level_of, level_spec
+from dagnn.curriculum.parsing import from_infix, parse
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.verdict import is_worked_out
+from dagnn.curriculum.verdict import is_worked_out, judge
 from dagnn.errors import ConfigError, ExpressionError
 from dagnn.rewriting import (
     LEAVE,

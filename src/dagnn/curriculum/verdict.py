@@ -24,7 +24,11 @@ _PLAIN_OPERATORS = frozenset(("+", "-", "*", "/", "^", *FUNCTIONS))
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an answer is right, and in words why."""
+    """Whether an answer is right, and why; `judge` returns it.
+
+    >>> Verdict(False, "6, not 5").right
+    False
+    """
 
     right: bool
     reason: str

@@ -1,5 +1,4 @@
-"""Term graphs that are rewritten neighbourhood by neighbourhood: what a step may see, what it may answer, and the
-machine."""
+"""Term graphs, rewritten one neighbourhood at a time: what a step may see, what it may return, and the machine."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

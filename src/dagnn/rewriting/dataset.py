@@ -167,7 +167,7 @@ class NeighbourhoodLoader:
         )
 
     def learn_from(self, mistakes: Iterable[Mistake]) -> int:
-        """Draws these neighbourhoods more often from now on, those too that are new; returns how many are new.
+        """Draws these neighbourhoods more often from now on; returns how many of them are new to the set.
 
         A neighbourhood that is held out stays so. A mistake made again counts again.
         """
@@ -232,7 +232,7 @@ class NeighbourhoodLoader:
             self._weights = np.append(self._weights, np.zeros(len(new)))
         self._weights = self._weights.copy()
         for each in mistakes:
-            # Half as much again and that of nine sights more: a rare neighbourhood is seen soon, a frequent one not too
+            # Half as much again, plus the weight of nine occurrences: a rare one is drawn soon, a frequent one not too
             # often.
             item = self._item_of[each.neighbourhood]
             self._weights[item] = 1.5 * self._weights[item] + 3 * self._weights_of(self._stage_of_item[item])

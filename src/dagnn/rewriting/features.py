@@ -1,4 +1,4 @@
-"""What a network reads of a neighbourhood and its replacement: numbers for sets of nodes, or graphs."""
+"""How a network reads a neighbourhood and its replacement: as numbers of features, or as graphs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -26,14 +26,22 @@ ROOT_ADDRESS = 0
 class NeighbourhoodFeatures:
     """Turns neighbourhoods into sets of features, and replacements into classes and back.
 
-    A feature says "at address a stands label s" or "at address a stands the node first seen at address b".
-    Only features that occur in `known` get a row of their own; any other is dropped, so a neighbourhood may be asked
-    that holds something never seen in training.
+    A feature says "label s is at address a" or "the node first seen at address b is at address a, too".
+    Only features in `known` get a row of their own. Any other is dropped, so a network may read a neighbourhood that
+    holds something it never saw in training.
 
     Attributes:
         num_rows: feature rows, row 0 being the padding.
         num_classes: 1 (leave it) + labels + addresses: what a slot of the replacement may hold.
         max_features: features a neighbourhood may have; a longer neighbourhood is cut.
+
+    >>> from dagnn.rewriting import Label
+    >>> signature = Signature((Label("zero", 0), Label("next", 1), Label("plus", 2, neighbourhood_depth=1)))
+    >>> features = NeighbourhoodFeatures.from_neighbourhoods(signature, [(2, 1, 3, 0)])
+    >>> features.encode([(2, 1, 3, 0)])[0, :6], features.num_rows
+    (tensor([1, 2, 4, 3, 0, 0]), 5)
+    >>> features.decode((2, 1, 3, 0), [2, 1])  # (next zero)
+    (1, 0)
     """
 
     def __init__(self, signature: Signature, known: Iterable[int] = (), *, max_features: int = 48) -> None:

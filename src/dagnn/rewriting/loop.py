@@ -1,7 +1,7 @@
 """The compiled rewriting loop: innermost-first, one neighbourhood at a time, until nothing is left to rewrite.
 
 The loop knows no rule. It looks every neighbourhood up in a memo of replacements and stops where one is missing, so
-whoever knows the rules, an exact engine or a network, is asked once per distinct neighbourhood.
+the rewriter, an exact engine or a network, is queried once per distinct neighbourhood.
 Legend: `t`, `u`, `v` are node numbers, `w` is a neighbourhood number.
 """
 

@@ -1,4 +1,4 @@
-"""Rewrites term graphs to normal form, asking a `Rewriter` once for every distinct neighbourhood."""
+"""Rewrites term graphs to normal form; queries a `Rewriter` once for every distinct neighbourhood."""
 
 import math
 import time
@@ -21,7 +21,7 @@ _STEPS_AT_ONCE = 20_000
 
 
 class Rewriter(Protocol):
-    """Whoever knows what replaces a neighbourhood: an exact engine or a trained network."""
+    """Whatever knows the replacements: an exact engine, a `RuleRewriter` or a trained `GraphRewriter`."""
 
     def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> Sequence[ReplacementTokens]:
         """One replacement for each neighbourhood; the empty tuple leaves it as it is."""
@@ -45,7 +45,13 @@ class Rewritten:
 
 @dataclass(frozen=True)
 class Step:
-    """One rewrite step: what the neighbourhood was, and the sub-terms before and after (preorder label ids)."""
+    """One rewrite step.
+
+    Attributes:
+        neighbourhood: what the step saw, as tokens.
+        replacement: what it put there, as tokens.
+        before, after: the sub-term that was rewritten and the one in its place, as preorder label ids.
+    """
 
     neighbourhood: NeighbourhoodTokens
     replacement: ReplacementTokens
@@ -81,20 +87,29 @@ class _Limits:
         return self.seconds is not None and time.monotonic() >= self.deadline
 
     @property
-    def told_time(self) -> str:
+    def time_message(self) -> str:
         return f"no normal form within {self.seconds} seconds"
 
 
 class RewritingMachine:
-    """A term graph with the memo of everything that was ever asked about it.
+    """Rewrites terms of a signature to normal form, innermost first, and keeps every replacement in a memo.
 
     Args:
         signature: labels, arities and neighbourhood depths.
-        rewriter: answers the neighbourhoods that the memo does not hold.
-        eager: ask at once for each missing neighbourhood (right for a rewriter that answers one as fast as many);
-            otherwise all terms go on as far as they can and are asked for together.
+        rewriter: gives the replacements that the memo does not hold.
+        eager: query the rewriter at once for each missing neighbourhood (right where one costs no more than its share
+            of many); otherwise all terms advance as far as they can, and one query has all that they wait for.
         max_nodes: the graph is emptied between calls once it holds more nodes (the memo stays), and a term that
             needs four times as many is given up; a node takes about 40 bytes.
+
+    >>> from dagnn.rewriting import Label, encode_replacement, read_neighbourhood
+    >>> signature = Signature((Label("zero", 0), Label("next", 1), Label("plus", 2, neighbourhood_depth=1)))
+    >>> def rule(tokens):
+    ...     a, b = read_neighbourhood(tokens, signature).children
+    ...     return encode_replacement(b if a.kind == "zero" else ("next", ("plus", a[0], b)), signature)
+    >>> machine = RewritingMachine(signature, RuleRewriter(rule), eager=True)
+    >>> machine.run([[2, 1, 1, 0, 1, 0]])  # (plus (next (next zero)) (next zero))
+    [Rewritten(tokens=[1, 1, 1, 0], steps=3, stopped='')]
     """
 
     def __init__(
@@ -126,8 +141,14 @@ class RewritingMachine:
         Args:
             terms: preorder label ids.
             budget: rewrite steps for each term.
-            rounds: how often the rewriter may be asked when not eager.
+            rounds: the most queries of the rewriter when not eager.
             seconds: for all terms together; those that are not done by then are given up.
+
+        Returns:
+            One result a term, in their order; `Rewritten.stopped` says why a term has no normal form.
+
+        Raises:
+            GraphError: a term is not one tree of the signature's labels, or a replacement is no tree.
         """
         if self._store.size[0] > self._max_nodes:
             self.clear_graph()
@@ -146,7 +167,7 @@ class RewritingMachine:
         return [job.result for job in jobs if job.result is not None]
 
     def absorb(self, terms: Sequence[LabelTokens], *, budget: int = 200_000) -> int:
-        """Rewrites all terms for the sake of the neighbourhoods on their way; returns the steps taken.
+        """Rewrites all terms only to count their neighbourhoods; returns the steps taken.
 
         The terms share one stack and their normal forms are not written out, which saves most of what `run` costs for
         a short term.
@@ -228,7 +249,7 @@ class RewritingMachine:
         return tuple(self._memo.tokens[first:last].tolist())
 
     def replacement(self, number: int) -> ReplacementTokens | None:
-        """What replaces it; None when nobody has been asked yet."""
+        """What replaces it; None before the rewriter was queried for it."""
         first, last = self._memo.start[number], self._memo.stop[number]
         return None if first == loop.UNKNOWN else tuple(self._memo.replacement[first:last].tolist())
 
@@ -265,7 +286,7 @@ class RewritingMachine:
     def _advance(self, job: _Job, limits: _Limits, log: loop.Log) -> None:
         """Runs one job until it is done, or, when not eager, until it waits for a replacement."""
         if limits.out_of_time:
-            job.result = Rewritten(None, job.steps, limits.told_time)
+            job.result = Rewritten(None, job.steps, limits.time_message)
             return
         self._load(job)
         while True:
@@ -298,7 +319,7 @@ class RewritingMachine:
                 if status == loop.OUT_OF_STEPS:
                     why = f"no normal form within {limits.budget} steps"
                     if job.steps < limits.budget:
-                        why = limits.told_time
+                        why = limits.time_message
                 job.result = Rewritten(None, job.steps, why)
                 return
 
@@ -323,7 +344,7 @@ class RewritingMachine:
         )
 
     def _learn(self, numbers: list[int]) -> None:
-        """Asks the rewriter for the neighbourhoods with these numbers and stores what it says."""
+        """Queries the rewriter for the neighbourhoods with these numbers and stores the replacements."""
         unknown = [w for w in numbers if self._memo.start[w] == loop.UNKNOWN]
         for w, tokens in zip(unknown, self._rewriter.rewrite([self.neighbourhood(w) for w in unknown]), strict=True):
             if tokens:
@@ -341,7 +362,10 @@ class RewritingMachine:
 
 
 class Steps(Sequence[Step]):
-    """The steps of `RewritingMachine.recorded`, written out when they are asked for: until the graph is cleared."""
+    """The steps of `RewritingMachine.recorded`; each is written out on access, which needs the machine's graph.
+
+    They are valid until the graph is cleared: by `clear_graph`, `trace`, `recorded`, or a `run` on a full graph.
+    """
 
     def __init__(self, machine: RewritingMachine, log: loop.Log, max_tokens: int) -> None:
         self._machine = machine
@@ -375,7 +399,11 @@ class Steps(Sequence[Step]):
 
 
 class RuleRewriter:
-    """A `Rewriter` from a function of one neighbourhood."""
+    """A `Rewriter` from a function of one neighbourhood.
+
+    >>> RuleRewriter(lambda neighbourhood: ()).rewrite([(2, 1, 3, 0)])  # leaves everything as it is
+    [()]
+    """
 
     def __init__(self, rule: Callable[[NeighbourhoodTokens], ReplacementTokens]) -> None:
         self._rule = rule

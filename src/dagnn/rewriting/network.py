@@ -1,5 +1,4 @@
-"""GraphRewriter: a network that learns one step of a graph-rewriting system, a neighbourhood in, its replacement
-out."""
+"""GraphRewriter: a network that learns the steps of a rewriting system: a neighbourhood in, its replacement out."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,7 +60,14 @@ class GraphRewriter(LearnableModule):
     Raises:
         ConfigError: a size is below 1.
 
-    Shapes: forward takes int64 ``[batch, n]`` from `encode` and returns logits ``[batch, num_slots, num_classes]``.
+    Shapes: forward takes int64 ``[batch, n]`` from `encode` and returns logits ``[batch, num_slots, num_classes]`` of
+    the parameters' dtype.
+
+    >>> from dagnn.rewriting import Label
+    >>> signature = Signature((Label("zero", 0), Label("next", 1), Label("plus", 2, neighbourhood_depth=1)))
+    >>> net = GraphRewriter.from_neighbourhoods(signature, [(2, 1, 3, 0)], width=8, blocks=1, num_slots=4)
+    >>> net(net.encode([(2, 1, 3, 0)])).shape == (1, 4, net.features.num_classes)
+    True
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A rewriting system: its signature (labels and arities), what one step sees, and what it answers."""
+"""A rewriting system: its signature (labels and arities), what one step sees, and what it returns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ import numpy as np
 from dagnn.errors import GraphError
 
 MAX_ARITY = 4
-# A neighbourhood of depth 2 has 1 + 4 + 16 nodes within sight and 64 hidden ones: what the compiled loop's buffers
-# hold.
+# A neighbourhood of depth 2 has 1 + 4 + 16 nodes within sight and 64 hidden ones: the compiled loop's buffers hold
+# no more.
 MAX_NEIGHBOURHOOD_DEPTH = 2
 
 
@@ -23,6 +23,9 @@ class Label:
         arity: number of children, 0 .. 4.
         neighbourhood_depth: how many levels below a node of this label a rewrite step may look, 0 .. 2,
             or None for a constructor, which is never rewritten.
+
+    >>> Label("plus", 2, neighbourhood_depth=1)
+    Label(name='plus', arity=2, neighbourhood_depth=1)
     """
 
     name: str
@@ -39,14 +42,18 @@ class Signature:
         opaque: labels whose children a neighbourhood hides (they stay copyable), unless the node is
             the one being rewritten. Numbers are opaque: a rule about sums need not see digits.
         tags: a bottom-up tree automaton that summarises what an opaque node hides: maps
-            (label, tag of the first child) to a tag. ``"*"`` stands for any other tag. A node without an
-            entry has the empty tag. Example: with ``{("end", ""): "0", ("positive", "0"): "0"}``
+            (label, tag of the first child) to a tag. ``"*"`` matches any other tag. A node without an
+            entry has the empty tag. With ``{("end", ""): "0", ("positive", "0"): "0"}``
             the number zero is shown as ``positive:0``.
         tagged: labels that are shown together with their tag, as ``label:tag``.
 
     Raises:
         GraphError: a name is used twice or cannot be shown, an arity or a neighbourhood depth is out of range, or a tag
             names an unknown label.
+
+    >>> signature = Signature((Label("zero", 0), Label("next", 1), Label("plus", 2, neighbourhood_depth=1)))
+    >>> signature.id_of
+    {'zero': 0, 'next': 1, 'plus': 2}
     """
 
     labels: tuple[Label, ...]
@@ -189,8 +196,8 @@ LEAVE: ReplacementTokens = ()
 class Neighbourhood:
     """One node of a neighbourhood, with what may be seen below it.
 
-    The same node is the same object wherever it is reached, so `a is b` asks whether two children
-    are one shared sub-graph.
+    The same node is the same object wherever it is reached, so ``a is b`` is true where two children
+    are one shared sub-graph. `read_neighbourhood` has an example.
 
     Attributes:
         label: as shown: a label, ``label:tag`` or ``?`` for a node whose label is out of sight.
@@ -217,17 +224,31 @@ class Neighbourhood:
 
     @property
     def tag(self) -> str:
-        """What the label hides, in a word: ``"3"`` for ``positive:3``; empty without a tag."""
+        """The part of the label behind the colon: ``"3"`` for ``positive:3``; empty without a tag."""
         return self.label.partition(":")[2]
 
 
-# What a rule answers: a node of its neighbourhood (copied by pointer), a label without children, or
+# What a rule returns: a node of its neighbourhood (copied by pointer), a label without children, or
 # `(label, child, ...)`. `Any` because mypy has no recursive alias across modules yet.
 Replacement: TypeAlias = Neighbourhood | str | tuple[Any, ...]
 
 
 def read_neighbourhood(tokens: Sequence[int], signature: Signature) -> Neighbourhood:
-    """The neighbourhood that the tokens encode, as a graph of `Neighbourhood` nodes; the result is its root."""
+    """The neighbourhood that the tokens encode, as a graph of `Neighbourhood` nodes: its root.
+
+    Args:
+        tokens: ids of `Signature.shown`; an id of at least ``len(signature.shown)`` repeats a node, see
+            `NeighbourhoodTokens`.
+        signature: that of the machine that wrote them.
+
+    Raises:
+        GraphError: the first token is a constructor, which no rule rewrites.
+
+    >>> signature = Signature((Label("zero", 0), Label("next", 1), Label("plus", 2, neighbourhood_depth=1)))
+    >>> root = read_neighbourhood((2, 1, 3, 0), signature)
+    >>> root, root[0].kind, root[0][0].label
+    ((plus (next ?) zero), 'next', '?')
+    """
     shown, hidden = signature.shown, signature.hidden
     depth_limit = shown[tokens[0]].neighbourhood_depth
     if depth_limit is None:
@@ -260,7 +281,12 @@ def read_neighbourhood(tokens: Sequence[int], signature: Signature) -> Neighbour
 
 
 def neighbourhood_nodes(root: Neighbourhood) -> list[Neighbourhood]:
-    """The distinct nodes of a neighbourhood by `index`."""
+    """The distinct nodes of a neighbourhood, at the position of their `index`.
+
+    >>> signature = Signature((Label("zero", 0), Label("next", 1), Label("plus", 2, neighbourhood_depth=1)))
+    >>> neighbourhood_nodes(read_neighbourhood((2, 1, 3, 0), signature))
+    [(plus (next ?) zero), (next ?), ?, zero]
+    """
     found: dict[int, Neighbourhood] = {}
     stack = [root]
     while stack:
@@ -272,10 +298,19 @@ def neighbourhood_nodes(root: Neighbourhood) -> list[Neighbourhood]:
 
 
 def encode_replacement(replacement: Replacement | None, signature: Signature) -> ReplacementTokens:
-    """A rule's answer as tokens; None becomes `LEAVE`.
+    """What a rule returned, as tokens; None becomes `LEAVE`.
+
+    Args:
+        replacement: a node of the neighbourhood, a label, or a tuple ``(label, child, ...)`` of such.
+        signature: gives the ids of the labels.
 
     Raises:
         GraphError: a label is unknown, or has another number of children than its arity.
+
+    >>> signature = Signature((Label("zero", 0), Label("next", 1), Label("plus", 2, neighbourhood_depth=1)))
+    >>> a, b = read_neighbourhood((2, 1, 3, 0), signature).children
+    >>> encode_replacement(("next", ("plus", a[0], b)), signature)
+    (1, 2, 5, 6)
     """
     if replacement is None:
         return LEAVE

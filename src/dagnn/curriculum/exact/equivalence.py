@@ -1,4 +1,4 @@
-"""Are two expressions the same function? Exactly where they are rational, else by their values at points.
+"""Are two expressions the same function? Decided exactly for rational ones, else by values at points.
 
 At real points interval arithmetic proves that a difference is not 0; what it cannot tell from 0 with 512 bits (4,096 at
 the first two) counts as 0. Complex points, where log and sqrt of negative numbers have values too, are looked at in
@@ -48,6 +48,9 @@ def equivalent(a: Expr, b: Expr, *, up_to_constant: bool = False) -> bool:
 
     Raises:
         ExpressionError: an operator without a numeric value, such as ``solve``.
+
+    >>> equivalent(("*", 2, "x"), ("+", "x", "x")), equivalent("x", ("+", "x", 1))
+    (True, False)
     """
     a, b = to_binary(a), to_binary(b)
     difference = _difference(a, b)

@@ -76,7 +76,11 @@ def decimal_of_digits(mantissa: int, exponent: int) -> int | str:
 
 
 def same_decimal(given: Expr, expected: Expr) -> bool:
-    """Are both numbers, and equal? ``"2.50"`` equals ``"2.5"``; a fraction or a symbol equals nothing."""
+    """Are both numbers, and equal? ``"2.50"`` equals ``"2.5"``; a fraction or a symbol equals nothing.
+
+    >>> same_decimal("2.50", "2.5"), same_decimal(2, "2.0"), same_decimal(("/", 5, 2), "2.5")
+    (True, True, False)
+    """
     return (
         _is_plain_number(given)
         and _is_plain_number(expected)
