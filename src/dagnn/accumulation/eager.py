@@ -81,6 +81,12 @@ class _HookedSums(Sums):
         if self._running:
             self._take(parameter)
 
+    def _release(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+        for handle in self._handles:
+            handle.remove()
+
     @abstractmethod
     def _take(self, parameter: Tensor) -> None: ...
 
@@ -164,10 +170,7 @@ class MomentumSums(_HookedSums):
 
     def clear(self) -> None:
         self._begun = {}
-        for parameter in self.parameters:
-            parameter.grad = None
-        for handle in self._handles:
-            handle.remove()
+        self._release()
 
 
 @final
@@ -268,10 +271,7 @@ class LastBackwardSums(_HookedSums):
 
     def clear(self) -> None:
         self._held = [None] * len(self.parameters)
-        for parameter in self.parameters:
-            parameter.grad = None
-        for handle in self._handles:
-            handle.remove()
+        self._release()
 
 
 def check_eager(
