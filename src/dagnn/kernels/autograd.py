@@ -29,13 +29,13 @@ def is_plain(tensor: Tensor) -> bool:
         type(tensor) in _PLAIN_TYPES
         and tensor.is_cpu
         and tensor.layout is torch.strided
-        and not is_transformed(tensor)
+        and not _is_transformed(tensor)
         and not tensor.is_neg()
         and not tensor._is_zerotensor()
     )
 
 
-def is_transformed(tensor: Tensor) -> bool:
+def _is_transformed(tensor: Tensor) -> bool:
     """Whether a tensor is a wrapper of ``torch.func`` (a batch under ``vmap``, for one) or has a tangent."""
     if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
         return True
@@ -57,7 +57,7 @@ def is_watched() -> bool:
 
 def with_memory(gradient: Tensor) -> Tensor:
     """The same numbers in memory of their own, where a gradient on the CPU is sparse, negated or has none."""
-    if is_transformed(gradient):
+    if _is_transformed(gradient):
         return gradient
     if gradient.layout != torch.strided:
         gradient = gradient.to_dense()

@@ -7,6 +7,13 @@ from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from dagnn.kernels.activations import ACTIVATIONS
 from dagnn.kernels.emit.writer import I32, I64, CodeWriter, Value
 
+INPUT = 0  # the code of a node whose value is given
+CODES = {name: code for code, name in enumerate(ACTIVATIONS, start=1)}
+# Their slope does not follow from their value: the forward pass stores it. All others need no second array.
+KEEPS_SLOPE = frozenset({"gelu", "silu", "softplus"})
+_LEAK = 0.01
+_SOFTPLUS_LINEAR = 20.0  # PyTorch's softplus is the identity from here
+# In pairs: False for float32, True for float64.
 # expm1 on |r| <= ln(2) / 2, by its Taylor series.
 _EXPM1_TERMS = {False: 7, True: 13}
 # log1p(t) = 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = t / (2 + t) <= 1 / 3 for t <= 1.
@@ -42,6 +49,81 @@ _TANH_P = (
     -8.60467152213735e-11, 2.00018790482477e-13, -2.76076847742355e-16,
 )  # fmt: skip
 _TANH_Q = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
+
+
+def activated(code: CodeWriter, name: str, z: Value) -> tuple[Value, Value | None]:
+    """``act(z)``, and its slope if it is one of `KEEPS_SLOPE`."""
+    build, zero, one = code.build, code.constant(0), code.constant(1)
+    match name:
+        case "identity":
+            return z, None
+        case "relu":  # select, not maxnum: NaN stays
+            return build.select(build.fcmp_ordered(">", zero, z), zero, z), None
+        case "leaky_relu":
+            scaled = build.fmul(z, code.constant(_LEAK))
+            return build.select(build.fcmp_ordered(">", z, zero), z, scaled), None
+        case "elu":
+            return build.select(build.fcmp_ordered(">", z, zero), z, expm1(code, z)), None
+        case "tanh":
+            return tanh(code, z), None
+        case "sigmoid":
+            return _sigmoid(code, z), None
+        case "gelu":
+            cdf, density = normal_cdf_and_density(code, z)
+            return build.fmul(z, cdf), code.multiply_add(z, density, cdf)
+        case "silu":
+            sigma = _sigmoid(code, z)
+            value = build.fmul(z, sigma)
+            # sigma (1 + z (1 - sigma)) = sigma + value (1 - sigma)
+            return value, code.multiply_add(value, build.fsub(one, sigma), sigma)
+        case "softplus":
+            # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|)
+            above = build.select(build.fcmp_ordered(">", zero, z), zero, z)
+            small = exp(code, build.fneg(absolute(code, z)))
+            value = build.fadd(above, log1p(code, small))
+            part = build.select(build.fcmp_ordered(">", zero, z), small, one)
+            slope = build.fdiv(part, build.fadd(small, one))
+            is_linear = build.fcmp_ordered(">", z, code.constant(_SOFTPLUS_LINEAR))
+            return build.select(is_linear, z, value), build.select(is_linear, one, slope)
+    raise AssertionError(name)
+
+
+def through(code: CodeWriter, name: str, gradient: Value, y: Value) -> Value:
+    """``gradient * act'(z)`` from the output ``y = act(z)``; not for `KEEPS_SLOPE`."""
+    build, zero, one = code.build, code.constant(0), code.constant(1)
+    match name:
+        case "identity":
+            return gradient
+        case "relu":
+            return build.select(build.fcmp_ordered("<=", y, zero), zero, gradient)
+        case "leaky_relu":
+            return build.select(build.fcmp_ordered(">", y, zero), gradient, build.fmul(gradient, code.constant(_LEAK)))
+        case "elu":
+            falling = build.fmul(gradient, build.fadd(y, one))
+            return build.select(build.fcmp_ordered(">", y, zero), gradient, falling)
+        case "tanh":
+            return build.fmul(gradient, build.fsub(one, build.fmul(y, y)))
+        case "sigmoid":
+            return build.fmul(gradient, build.fmul(y, build.fsub(one, y)))
+    raise AssertionError(name)
+
+
+def sgd_step(code: CodeWriter, gradient: Value, address: Value) -> None:
+    """``parameter -= lr * gradient``, for a number or a vector of them; `Frame.set_step` sets ``lr``."""
+    build = code.build
+    if code.double:
+        lr = build.bitcast(code.field("lr"), code.number)
+    else:
+        lr = build.bitcast(build.trunc(code.field("lr"), I32), code.number)
+    if gradient.type == code.vector:
+        lr = code.splat(lr)
+    parameter = code.load(address, gradient.type, code.size)
+    code.store(code.multiply_add(build.fneg(lr), gradient, parameter), address, code.size)
+
+
+def _sigmoid(code: CodeWriter, z: Value) -> Value:
+    one = code.constant(1)
+    return code.build.fdiv(one, code.build.fadd(one, exp(code, code.build.fneg(z))))
 
 
 def exp(code: CodeWriter, x: Value) -> Value:
@@ -125,86 +207,3 @@ def _scale_and_expm1(code: CodeWriter, x: Value) -> tuple[Value, Value]:
     whole = build.add(build.bitcast(shifted, integer), ir.Constant(integer, [bias] * code.lanes))
     scale = build.shl(whole, ir.Constant(integer, [mantissa_bits] * code.lanes))
     return build.bitcast(scale, code.vector), part
-
-
-INPUT = 0  # the code of a node whose value is given
-CODES = {name: code for code, name in enumerate(ACTIVATIONS, start=1)}
-KEEPS_SLOPE = frozenset({"gelu", "silu", "softplus"})
-
-_LEAK = 0.01
-_SOFTPLUS_LINEAR = 20.0  # PyTorch's softplus is the identity from here
-
-
-def activated(code: CodeWriter, name: str, z: Value) -> tuple[Value, Value | None]:
-    """``act(z)``, and its slope if it is one of `KEEPS_SLOPE`."""
-    build, zero, one = code.build, code.constant(0), code.constant(1)
-    match name:
-        case "identity":
-            return z, None
-        case "relu":  # select, not maxnum: NaN stays
-            return build.select(build.fcmp_ordered(">", zero, z), zero, z), None
-        case "leaky_relu":
-            scaled = build.fmul(z, code.constant(_LEAK))
-            return build.select(build.fcmp_ordered(">", z, zero), z, scaled), None
-        case "elu":
-            return build.select(build.fcmp_ordered(">", z, zero), z, expm1(code, z)), None
-        case "tanh":
-            return tanh(code, z), None
-        case "sigmoid":
-            return _sigmoid(code, z), None
-        case "gelu":
-            cdf, density = normal_cdf_and_density(code, z)
-            return build.fmul(z, cdf), code.multiply_add(z, density, cdf)
-        case "silu":
-            sigma = _sigmoid(code, z)
-            value = build.fmul(z, sigma)
-            # sigma (1 + z (1 - sigma)) = sigma + value (1 - sigma)
-            return value, code.multiply_add(value, build.fsub(one, sigma), sigma)
-        case "softplus":
-            # log(1 + e^z) = max(z, 0) + log(1 + e^-|z|)
-            above = build.select(build.fcmp_ordered(">", zero, z), zero, z)
-            small = exp(code, build.fneg(absolute(code, z)))
-            value = build.fadd(above, log1p(code, small))
-            part = build.select(build.fcmp_ordered(">", zero, z), small, one)
-            slope = build.fdiv(part, build.fadd(small, one))
-            is_linear = build.fcmp_ordered(">", z, code.constant(_SOFTPLUS_LINEAR))
-            return build.select(is_linear, z, value), build.select(is_linear, one, slope)
-    raise AssertionError(name)
-
-
-def through(code: CodeWriter, name: str, gradient: Value, y: Value) -> Value:
-    """``gradient * act'(z)`` from the output ``y = act(z)``; not for `KEEPS_SLOPE`."""
-    build, zero, one = code.build, code.constant(0), code.constant(1)
-    match name:
-        case "identity":
-            return gradient
-        case "relu":
-            return build.select(build.fcmp_ordered("<=", y, zero), zero, gradient)
-        case "leaky_relu":
-            return build.select(build.fcmp_ordered(">", y, zero), gradient, build.fmul(gradient, code.constant(_LEAK)))
-        case "elu":
-            falling = build.fmul(gradient, build.fadd(y, one))
-            return build.select(build.fcmp_ordered(">", y, zero), gradient, falling)
-        case "tanh":
-            return build.fmul(gradient, build.fsub(one, build.fmul(y, y)))
-        case "sigmoid":
-            return build.fmul(gradient, build.fmul(y, build.fsub(one, y)))
-    raise AssertionError(name)
-
-
-def _sigmoid(code: CodeWriter, z: Value) -> Value:
-    one = code.constant(1)
-    return code.build.fdiv(one, code.build.fadd(one, exp(code, code.build.fneg(z))))
-
-
-def sgd_step(code: CodeWriter, gradient: Value, address: Value) -> None:
-    """``parameter -= lr * gradient``, for a number or a vector of them; `Frame.set_step` sets ``lr``."""
-    build = code.build
-    if code.double:
-        lr = build.bitcast(code.field("lr"), code.number)
-    else:
-        lr = build.bitcast(build.trunc(code.field("lr"), I32), code.number)
-    if gradient.type == code.vector:
-        lr = code.splat(lr)
-    parameter = code.load(address, gradient.type, code.size)
-    code.store(code.multiply_add(build.fneg(lr), gradient, parameter), address, code.size)

@@ -18,6 +18,7 @@ from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
 from dagnn.kernels.emit.writer import I64, CodeWriter, Value
 
+T = TypeVar("T")
 # A forked child has none of its parent's threads, and GNU OpenMP would wait for them for ever.
 _is_forked = False
 
@@ -42,6 +43,7 @@ def num_workers(pieces: int) -> int:
 def run(function: NativeFunction, frame: Frame, pieces: int, *, is_shared: bool = True) -> None:
     """Calls ``function`` with ``frame`` and waits: on `num_workers` threads if work ``is_shared``, else on this one."""
     frame.begin(pieces)
+    # The counters are in the frame: no other call may use it until this one returns.
     workers = num_workers(pieces) if is_shared else 1
     if workers == 1:
         function(frame.address)
@@ -83,29 +85,6 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(
         os.cpu_count(), thread_name_prefix="dagnn", initializer=lambda: _started.append(threading.get_ident())
     )
-
-
-CALL_BYTES = 16
-"""A call is two int64: the address of the function and that of its frame."""
-
-
-def write_calls(module: Value, target: Target, name: str) -> None:
-    """The function ``name``: the calls ``first_calls[row] .. first_calls[row + 1] - 1`` in order; a piece is a row."""
-    # In compiled code, for the worker threads are OpenMP's: they must never need the interpreter lock.
-    code = CodeWriter(module, name, double=False, lanes=target.vector_bytes // 4, target=target)
-    code.fields("pieces", "calls", "first_calls")
-    function = ir.PointerType(ir.FunctionType(ir.VoidType(), [I64]))
-    with code.pieces() as row:
-        first = code.offset_at(code.field("first_calls"), row)
-        last = code.offset_at(code.field("first_calls"), code.build.add(row, code.i64(1)))
-        with code.loop(first, last) as number:
-            call = code.at(code.field("calls"), number, CALL_BYTES)
-            address, frame = (code.offset_at(call, code.i64(k)) for k in (0, 1))
-            code.build.call(code.build.inttoptr(address, function), [frame])
-    code.finish()
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +156,28 @@ def _run_at_once(rows: Sequence[Sequence[Call]]) -> None:
     run(_calls_function(), frame, len(rows))
 
 
+_CALL_BYTES = 16
+"""A call is two int64: the address of the function and that of its frame."""
+
+
+def _write_calls(module: Value, target: Target, name: str) -> None:
+    """The function ``name``: the calls ``first_calls[row] .. first_calls[row + 1] - 1`` in order; a piece is a row."""
+    # In compiled code, for the worker threads are OpenMP's: they must never need the interpreter lock.
+    code = CodeWriter(module, name, double=False, lanes=target.vector_bytes // 4, target=target)
+    code.fields("pieces", "calls", "first_calls")
+    function = ir.PointerType(ir.FunctionType(ir.VoidType(), [I64]))
+    with code.pieces() as row:
+        first = code.offset_at(code.field("first_calls"), row)
+        last = code.offset_at(code.field("first_calls"), code.build.add(row, code.i64(1)))
+        with code.loop(first, last) as number:
+            call = code.at(code.field("calls"), number, _CALL_BYTES)
+            address, frame = (code.offset_at(call, code.i64(k)) for k in (0, 1))
+            code.build.call(code.build.inttoptr(address, function), [frame])
+    code.finish()
+
+
 @cache
 def _calls_function() -> NativeFunction:
     module = ir.Module("dagnn")
-    write_calls(module, host_target(), "calls")
+    _write_calls(module, host_target(), "calls")
     return compiled(str(module), ("calls",), host_target())["calls"]

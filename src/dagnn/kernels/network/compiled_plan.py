@@ -20,7 +20,7 @@ from dagnn.kernels.network.dense_blocks import find_blocks
 from dagnn.kernels.network.forward import Shape
 
 # Up to so many samples are computed one by one.
-LARGEST_SINGLE = 2
+_LARGEST_SINGLE = 2
 # Dense blocks of more edges in all go through PyTorch's products also for one sample: they use every thread.
 _LARGEST_SINGLE_DENSE = 1 << 20
 # Batch sizes whose preparation is kept: more than a training run has, and too few to matter in memory.
@@ -174,7 +174,7 @@ class CompiledPlan:
         """Whether so small a batch is computed sample by sample."""
         if self.blocks:
             return batch == 1 and self.num_edges <= _LARGEST_SINGLE_DENSE
-        return batch <= LARGEST_SINGLE
+        return batch <= _LARGEST_SINGLE
 
     def cut(self, batch: int, double: bool) -> Cut:
         """How a batch of at least one sample is cut."""

@@ -10,6 +10,13 @@ from dagnn.kernels.emit.functions import CODES, activated
 from dagnn.kernels.emit.native import Target
 from dagnn.kernels.emit.writer import I8, I64, CodeWriter, Value
 
+# Edges in flight times vectors of a row: enough sums side by side to hide the latency of a multiply-add.
+_SUMS_IN_FLIGHT = 4
+# How many edges ahead rows are prefetched where they come from beyond the second-level cache: this took 12 %
+# off the pass over 10,000 nodes and 35 % off that over 100,000. From that cache they come in time by themselves: with
+# 1,000 nodes, prefetching cost 10 %.
+AHEAD = 16
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -60,6 +67,91 @@ class Shape:
         """The addresses of the vectors of a node's row."""
         first = self.row_start(code, base, node)
         return [code.build.add(first, code.i64(k * self.lanes * self.size)) for k in range(self.vectors)]
+
+
+def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> None:
+    """The function ``name``: values of nodes ``first .. last - 1`` of every tile that the worker takes.
+
+    Args:
+        summed: the sums over the edges lie in the rows already (a matrix product put them there); only add the bias
+            and activate. Otherwise gather, over the edges ``in_offsets[v] .. in_offsets[v + 1] - 1``.
+    """
+    code = shape.writer(module, name)
+    code.fields(
+        "pieces", "batch", "live_nodes", "first", "last", "values", "slopes", "row_bytes", "tile_bytes", "codes",
+        "in_offsets", "in_sources", "weight", "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs",
+        "output_rows",
+    )  # fmt: skip
+    with code.pieces() as tile:
+        shift = code.build.mul(tile, code.field("tile_bytes"))
+        base, slopes = (code.build.add(code.field(field), shift) for field in ("values", "slopes"))
+        with code.build.if_then(is_given(code, "x")):
+            x, columns, rows = (code.field(field) for field in ("x", "num_inputs", "input_rows"))
+            read_rows(code, tile, base, x, columns, rows, repeat_last=True)
+        with code.loop(code.field("first"), code.field("last")) as place:
+            node = code.index_at(code.field("live_nodes"), place)
+            _write_node(code, shape, base, slopes, node, summed)
+        with code.build.if_then(is_given(code, "y")):
+            write_rows(code, tile, base, code.field("y"), code.field("num_outputs"), code.field("output_rows"))
+    code.finish()
+
+
+def _write_node(code: CodeWriter, shape: Shape, base: Value, slopes: Value, node: Value, summed: bool) -> None:
+    row = shape.row(code, base, node)
+    bias = code.splat(bias_of(code, node))
+    if summed:
+        z = [code.build.fadd(code.load_vector(address), bias) for address in row]
+    else:
+        z = _gathered(code, shape, base, node, bias)
+
+    def activate(name: str) -> None:
+        for k in range(shape.vectors):
+            y, slope = activated(code, name, z[k])
+            code.store_vector(y, row[k])
+            if slope is not None:
+                with code.build.if_then(is_given(code, "slopes")):
+                    code.store_vector(slope, shape.row(code, slopes, node)[k])
+
+    by_activation(code, shape, code.byte_at(code.field("codes"), node), activate)
+
+
+def _gathered(code: CodeWriter, shape: Shape, base: Value, node: Value, bias: Value) -> list[Value]:
+    """bias + the sum over the node's edges of weight times the row of the source: one value per vector."""
+    build = code.build
+    # Several edges at a time, each into sums of its own: one sum would wait for every multiply-add before the next.
+    unroll = max(1, _SUMS_IN_FLIGHT // shape.vectors)
+    sums = [[code.variable(code.vector) for _ in range(shape.vectors)] for _ in range(unroll)]
+    for number, of_edge in enumerate(sums):
+        for place in of_edge:
+            build.store(bias if number == 0 else code.constant(0), place)
+
+    def add(edge: Value, into: list[Value]) -> None:
+        weight = code.splat(code.load(code.at(code.field("weight"), edge, shape.size), code.number))
+        source = code.index_at(code.field("in_sources"), edge)
+        if shape.far:
+            ask_for_row(code, shape, base, "in_sources", edge, AHEAD)
+        for place, address in zip(into, shape.row(code, base, source), strict=True):
+            build.store(code.multiply_add(weight, code.load_vector(address), build.load(place)), place)
+
+    start = code.offset_at(code.field("in_offsets"), node)
+    stop = code.offset_at(code.field("in_offsets"), build.add(node, code.i64(1)))
+    rest = start
+    if unroll > 1:
+        count = build.sub(stop, start)
+        rest = build.add(start, build.and_(count, code.i64(-unroll)))  # a power of two
+        with code.loop(start, rest, unroll) as edge:
+            for number, of_edge in enumerate(sums):
+                add(build.add(edge, code.i64(number)), of_edge)
+    with code.loop(rest, stop) as edge:
+        add(edge, sums[0])
+
+    result = []
+    for k in range(shape.vectors):
+        value = build.load(sums[0][k])
+        for of_edge in sums[1:]:
+            value = build.fadd(value, build.load(of_edge[k]))
+        result.append(value)
+    return result
 
 
 def ask_for_row(code: CodeWriter, shape: Shape, base: Value, nodes: str, edge: Value, ahead: int) -> None:
@@ -219,96 +311,3 @@ def _sample(code: CodeWriter, part: dict[str, Value], first_lane: Value, number:
 def _row(code: CodeWriter, part: dict[str, Value], column: Value) -> Value:
     """The address of the row that belongs to a column."""
     return code.offset(part["base"], part["row_bytes"], code.index_at(part["rows"], column))
-
-
-# Edges in flight times vectors of a row: enough sums side by side to hide the latency of a multiply-add.
-_SUMS_IN_FLIGHT = 4
-# How many edges ahead rows are prefetched where they come from beyond the second-level cache: this took 12 %
-# off the pass over 10,000 nodes and 35 % off that over 100,000. From that cache they come in time by themselves: with
-# 1,000 nodes, prefetching cost 10 %.
-AHEAD = 16
-
-
-def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> None:
-    """The function ``name``: values of nodes ``first .. last - 1`` of every tile that the worker takes.
-
-    Args:
-        summed: the sums over the edges lie in the rows already (a matrix product put them there); only add the bias
-            and activate. Otherwise gather, over the edges ``in_offsets[v] .. in_offsets[v + 1] - 1``.
-    """
-    code = shape.writer(module, name)
-    code.fields(
-        "pieces", "batch", "live_nodes", "first", "last", "values", "slopes", "row_bytes", "tile_bytes", "codes",
-        "in_offsets", "in_sources", "weight", "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs",
-        "output_rows",
-    )  # fmt: skip
-    with code.pieces() as tile:
-        shift = code.build.mul(tile, code.field("tile_bytes"))
-        base, slopes = (code.build.add(code.field(field), shift) for field in ("values", "slopes"))
-        with code.build.if_then(is_given(code, "x")):
-            x, columns, rows = (code.field(field) for field in ("x", "num_inputs", "input_rows"))
-            read_rows(code, tile, base, x, columns, rows, repeat_last=True)
-        with code.loop(code.field("first"), code.field("last")) as place:
-            node = code.index_at(code.field("live_nodes"), place)
-            _write_node(code, shape, base, slopes, node, summed)
-        with code.build.if_then(is_given(code, "y")):
-            write_rows(code, tile, base, code.field("y"), code.field("num_outputs"), code.field("output_rows"))
-    code.finish()
-
-
-def _write_node(code: CodeWriter, shape: Shape, base: Value, slopes: Value, node: Value, summed: bool) -> None:
-    row = shape.row(code, base, node)
-    bias = code.splat(bias_of(code, node))
-    if summed:
-        z = [code.build.fadd(code.load_vector(address), bias) for address in row]
-    else:
-        z = _gathered(code, shape, base, node, bias)
-
-    def activate(name: str) -> None:
-        for k in range(shape.vectors):
-            y, slope = activated(code, name, z[k])
-            code.store_vector(y, row[k])
-            if slope is not None:
-                with code.build.if_then(is_given(code, "slopes")):
-                    code.store_vector(slope, shape.row(code, slopes, node)[k])
-
-    by_activation(code, shape, code.byte_at(code.field("codes"), node), activate)
-
-
-def _gathered(code: CodeWriter, shape: Shape, base: Value, node: Value, bias: Value) -> list[Value]:
-    """bias + the sum over the node's edges of weight times the row of the source: one value per vector."""
-    build = code.build
-    # Several edges at a time, each into sums of its own: one sum would wait for every multiply-add before the next.
-    unroll = max(1, _SUMS_IN_FLIGHT // shape.vectors)
-    sums = [[code.variable(code.vector) for _ in range(shape.vectors)] for _ in range(unroll)]
-    for number, of_edge in enumerate(sums):
-        for place in of_edge:
-            build.store(bias if number == 0 else code.constant(0), place)
-
-    def add(edge: Value, into: list[Value]) -> None:
-        weight = code.splat(code.load(code.at(code.field("weight"), edge, shape.size), code.number))
-        source = code.index_at(code.field("in_sources"), edge)
-        if shape.far:
-            ask_for_row(code, shape, base, "in_sources", edge, AHEAD)
-        for place, address in zip(into, shape.row(code, base, source), strict=True):
-            build.store(code.multiply_add(weight, code.load_vector(address), build.load(place)), place)
-
-    start = code.offset_at(code.field("in_offsets"), node)
-    stop = code.offset_at(code.field("in_offsets"), build.add(node, code.i64(1)))
-    rest = start
-    if unroll > 1:
-        count = build.sub(stop, start)
-        rest = build.add(start, build.and_(count, code.i64(-unroll)))  # a power of two
-        with code.loop(start, rest, unroll) as edge:
-            for number, of_edge in enumerate(sums):
-                add(build.add(edge, code.i64(number)), of_edge)
-    with code.loop(rest, stop) as edge:
-        add(edge, sums[0])
-
-    result = []
-    for k in range(shape.vectors):
-        value = build.load(sums[0][k])
-        for of_edge in sums[1:]:
-            value = build.fadd(value, build.load(of_edge[k]))
-        result.append(value)
-    return result

@@ -104,7 +104,7 @@ class NetworkPlan:
         return NetworkPlan, (*self._parts(), self.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NetworkPlan":
-        return self  # nothing in it ever changes
+        return self  # nothing in it ever changes, and a copied module may share it
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...]]:
         return self.edges, self.node_levels, self.inputs, self.outputs, self.has_bias, self.activation

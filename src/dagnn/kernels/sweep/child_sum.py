@@ -127,6 +127,7 @@ def _gate_gradients(code: PackedWriter, block: NodeBlock) -> None:
 
 def _forget_product(code: PackedWriter, block: NodeBlock, name: str, left: str, right: str, out: str) -> None:
     """The block's rows of ``out``, row-major by place: (``+``)= ``left @ right``."""
+    # By place, not by node: the rows of a block are then neighbours, as a product needs them.
     zero, packs = code.i64(0), code.field("packs")
     rows_of_weight = code.build.mul(packs, code.i64(code.layout.width))
     call(

@@ -128,7 +128,7 @@ def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tenso
     parts = zip(*(_parts(ctx.tasks, given) for given in (tensors, all_needed, all_nodes)), strict=True)
     computed: list[tuple[int, int, Tensor]] = []  # sweep, number of the weight, the weight
     kept: dict[tuple[int, int], Tensor] = {}
-    step = current_step()
+    step = current_step()  # where a fused step waits, gradients go there, and autograd never sees them
     for place, (of_sweep, needed, nodes) in enumerate(parts):
         for number, weight in enumerate(of_sweep[1:]):
             if needed[1 + number]:

@@ -51,7 +51,7 @@ def input_cells(code: PackedWriter, row: Row, pack: Value) -> tuple[list[Value],
     """For each half a variable with ``i u``, to which forget gates add, and the output gate."""
     cells, outs = code.places(), []
     for half, cell in enumerate(cells):
-        i, o, u = input_gates(code, row, pack, half)
+        i, o, u = _input_gates(code, row, pack, half)
         code.build.store(code.build.fmul(i, u), cell)
         outs.append(o)
     return cells, outs
@@ -67,7 +67,7 @@ def lstm_output(code: PackedWriter, row: Row, pack: Value, half: int, o: Value, 
     return h
 
 
-def input_gates(code: PackedWriter, row: Row, pack: Value, half: int) -> tuple[Value, ...]:
+def _input_gates(code: PackedWriter, row: Row, pack: Value, half: int) -> tuple[Value, ...]:
     """The activated i, o, u; also stores them for the way back."""
     values = []
     for gate in (_I, _O, _U):
