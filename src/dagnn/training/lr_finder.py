@@ -66,6 +66,14 @@ def find_lr(
 
     Source: Smith, "Cyclical learning rates for training neural networks", WACV 2017, section 3.3; smoothing and the
     tenth of the lowest as in fastai.
+
+    >>> import torch
+    >>> batches = [(torch.ones(4, 3), torch.zeros(4, 1))]
+    >>> def mse(model, batch):
+    ...     return nn.functional.mse_loss(model(batch[0]), batch[1])
+    >>> curve = find_lr(nn.Linear(3, 1), mse, batches, lambda model: torch.optim.SGD(model.parameters()), steps=3)
+    >>> [f"{rate:.0e}" for rate in curve.rates]
+    ['1e-06', '1e-03', '1e+00']
     """
     if not 0 < lowest < highest or not math.isfinite(highest):
         raise ConfigError(f"expected 0 < lowest < highest, got lowest={lowest} and highest={highest}.")

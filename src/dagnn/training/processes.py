@@ -26,6 +26,9 @@ class Processes:
     Attributes:
         rank, size: this process's number, from 0, and how many there are.
         group: of torch.distributed; None for a process by itself.
+
+    >>> Processes().gather("mine")
+    ['mine']
     """
 
     def __init__(self) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dagnn.training.config import TrainingConfig
+
 
 @dataclass
 class Counters:
@@ -49,6 +51,28 @@ class Counters:
     plateau_waited: int = 0
     drops: int = 0
 
+    def take(self, score: float | None, config: TrainingConfig) -> list[str]:
+        """Count the evaluation just recorded, with this score; returns lines about what it decides."""
+        lines, mode, schedule = [], config.monitor_mode, config.schedule
+        if schedule.name == "plateau" and self.drop(score, mode, schedule.patience):
+            lines.append(f"plateau: the learning rate drops to {schedule.gamma**self.drops:.4g} of its base")
+        if score is not None and self.rank(score, mode):
+            self.save_due = self.save_due or config.checkpoint.keep_best > 0
+        if score is not None and config.early_stopping.patience:
+            self.wait(score, mode, config.early_stopping.min_delta)
+            if self.stop_early(config):
+                self.save_due = True
+                lines.append(f"early stopping: {config.monitor} is no better since {self.waited_from}")
+        if self.evaluation.get("finished"):
+            self.save_due = True
+            lines.append(f"finished at step {self.step}: there is nothing left to learn")
+        return lines
+
+    def stop_early(self, config: TrainingConfig) -> bool:
+        """Whether training ends now: the monitor got no better for long enough, or the evaluation was final."""
+        patience = config.early_stopping.patience
+        return (patience > 0 and self.waited >= patience) or bool(self.evaluation.get("finished"))
+
     def rank(self, score: float, mode: str) -> bool:
         """Note this score, reached at ``step``; True when it is the best so far. NaN and infinity never are."""
         if not math.isfinite(score):
@@ -69,7 +93,7 @@ class Counters:
             self.waited += 1
 
     def restart_waiting(self) -> None:
-        """Forget what was waited for: a harder level lowers every score."""
+        """Forget what was waited for: a harder stage lowers every score."""
         self.waited, self.waited_from = 0, None
         self.plateau_waited, self.plateau_from = 0, None
 

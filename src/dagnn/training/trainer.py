@@ -47,6 +47,14 @@ class Trainer:
         loader: as given, or an `IterableLoader` around it.
         optimizer: as given or built.
         stop: ``trainer.stop.request()`` does what Ctrl-C does.
+
+    >>> settings = {"max_steps": 2, "batch_size": 4, "micro_batches": 1, "schedule.name": "constant"}
+    >>> config = TrainingConfig.resolve(environment={}, flags=settings)
+    >>> batches = [(torch.ones(4, 3), torch.zeros(4, 1))]
+    >>> def mse(model, batch):
+    ...     return nn.functional.mse_loss(model(batch[0]), batch[1])
+    >>> Trainer(nn.Linear(3, 1), mse, batches, config, show_progress=False).fit().step
+    2
     """
 
     def __init__(
@@ -86,6 +94,9 @@ class Trainer:
             weight: items in a micro-batch, or what each named loss is a mean of; None counts its first dimension.
             optimizer: None builds ``config.optimizer``.
             description: JSON value kept in every checkpoint: what is needed to build the model again.
+
+        Raises:
+            ConfigError: the model has lazy modules that have not seen a batch, or the loader is no loader.
         """
         check_initialised(model)
         self._processes = Processes()
@@ -292,12 +303,7 @@ class Trainer:
 
     @property
     def _ended(self) -> bool:
-        return self.step >= self.config.max_steps or self._stopped_early
-
-    @property
-    def _stopped_early(self) -> bool:
-        patience = self.config.early_stopping.patience
-        return (patience > 0 and self._counters.waited >= patience) or bool(self._counters.evaluation.get("finished"))
+        return self.step >= self.config.max_steps or self._counters.stop_early(self.config)
 
     def _train_step(self) -> None:
         assert self._window is not None
@@ -365,20 +371,8 @@ class Trainer:
         shown = " ".join(f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, float))
         self._progress.note(f"evaluation at step {self.step}: {shown}")
 
-        score = score_of(metrics, self.config)
-        schedule = self.config.schedule
-        if schedule.name == "plateau" and counters.drop(score, self.config.monitor_mode, schedule.patience):
-            self._progress.note(f"plateau: the learning rate drops to {schedule.gamma**counters.drops:.4g} of its base")
-        if score is not None and counters.rank(score, self.config.monitor_mode):
-            counters.save_due = counters.save_due or self.config.checkpoint.keep_best > 0
-        if score is not None and self.config.early_stopping.patience:
-            counters.wait(score, self.config.monitor_mode, self.config.early_stopping.min_delta)
-            if self._stopped_early:
-                counters.save_due = True
-                self._progress.note(f"early stopping: {self.config.monitor} is no better since {counters.waited_from}")
-        if metrics.get("finished"):
-            counters.save_due = True
-            self._progress.note(f"finished at step {self.step}: there is nothing left to learn")
+        for line in counters.take(score_of(metrics, self.config), self.config):
+            self._progress.note(line)
         if self.promotion is not None:
             given = {stage: metrics.get(f"accuracy/{stage}") for stage in self.promotion.stages}
             if self.promotion.observe(self.step, {k: float(value) for k, value in given.items() if value is not None}):
@@ -436,5 +430,5 @@ class Trainer:
         )
 
     def _result(self) -> TrainingResult:
-        early = self._stopped_early and self.step < self.config.max_steps
+        early = self._counters.stop_early(self.config) and self.step < self.config.max_steps
         return TrainingResult.of(self._counters, self._clock, self._checkpoint, early)

@@ -58,6 +58,11 @@ class RunDirectory:
     Attributes:
         path: the directory.
         run_id: random; every checkpoint of the run carries it.
+
+    >>> import tempfile
+    >>> with RunDirectory.create(Path(tempfile.mkdtemp(), "run"), TrainingConfig(seed=3)) as run:
+    ...     run.config().seed
+    3
     """
 
     def __init__(self, path: Path, run_id: str, lock: int | None) -> None:
