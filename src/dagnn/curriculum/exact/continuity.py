@@ -59,7 +59,7 @@ def refuse_discontinuous(expr: Expr, symbol: str, lower: Expr, upper: Expr, *, w
             if not _holds(need, sign):
                 what = f"{place(operand)} {need.value}"
                 if sign is None:
-                    raise ExpressionError(f"it cannot be told whether {what}, in {place(item)}.")
+                    raise ExpressionError(f"it cannot be decided whether {what}, in {place(item)}.")
                 raise ExpressionError(f"{place(item)} has no real value: {what}.")
             continue
         if interval is None:

@@ -185,7 +185,7 @@ def refuse_undefined(expr: Expr) -> None:
 
     Raises:
         DomainError: log or sqrt of a negative number, a negative number to a fractional power, division by zero ...
-        ExpressionError: it cannot be told whether a part has a value: it divides by what may be 0 ...
+        ExpressionError: it cannot be decided whether a part has a value: it divides by what may be 0 ...
 
     >>> refuse_undefined(("*", "x", ("log", -2)))
     Traceback (most recent call last):
@@ -260,7 +260,7 @@ def _ball(expr: Expr, values: Mapping[str, arb]) -> arb:
                     raise DomainError(f"division by zero at {place(item)}.")
                 result = result / value
         if not result.is_finite():
-            raise _Unbounded(f"it cannot be told how large {place(item)} is")
+            raise _Unbounded(f"it cannot be decided how large {place(item)} is")
     return result
 
 
@@ -300,7 +300,7 @@ def _leaf_or_function(expr: Expr, values: Mapping[str, arb]) -> arb:
             raise DomainError(f"{head} of {what} at {place(expr)}: it has no real value.")
         result = a.log() if head == "log" else a.sqrt()
     if not result.is_finite():
-        raise Undecided(f"it cannot be told whether {place(expr)} has a value")
+        raise Undecided(f"it cannot be decided whether {place(expr)} has a value")
     return result
 
 
@@ -320,13 +320,13 @@ def _power(base: arb, expr: tuple[str, Expr, Expr], values: Mapping[str, arb]) -
     base = _apart_from_zero(base, expr[1], values, f"the sign of {{}}, at {place(expr)}")
     if base < 0:
         if exponent.contains_integer():
-            raise Undecided(f"it cannot be told whether {place(expr[2])} is a whole number, at {place(expr)}")
+            raise Undecided(f"it cannot be decided whether {place(expr[2])} is a whole number, at {place(expr)}")
         raise DomainError(f"a negative number to a fractional power at {place(expr)}: it has no real value.")
     if base.is_zero():
         if exponent < 0:
             raise DomainError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
         if not exponent > 0:
-            raise Undecided(f"it cannot be told whether {place(expr[2])} is 0, at {place(expr)}")
+            raise Undecided(f"it cannot be decided whether {place(expr[2])} is 0, at {place(expr)}")
         return base
     return base**exponent
 
@@ -337,7 +337,7 @@ def _apart_from_zero(ball: arb, expr: Expr, values: Mapping[str, arb], what: str
         return ball
     exact = None if values else exact_value(expr)
     if exact is None:
-        raise Undecided(f"it cannot be told {what.format(place(expr))}")
+        raise Undecided(f"it cannot be decided {what.format(place(expr))}")
     return _of_fraction(exact)
 
 
