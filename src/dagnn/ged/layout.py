@@ -1,12 +1,16 @@
-"""Where to draw the nodes of a DAG: on a line per level, near their neighbours, with a lane for every long edge."""
+"""Coordinates for drawing a DAG: a line per level, nodes near their neighbours, and a lane for every long edge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-LANE = 0.25  # width of the place that a long edge takes on a level that it passes
-GAP = 0.35  # between two places on a level
-SWEEPS = 12
+import torch
+
+from dagnn.graph.levels import topological_levels
+
+LANE = 0.25  # width that a long edge takes up on each level that it crosses
+GAP = 0.35  # between two neighbours on a level
+SWEEPS = 12  # up and down, ordering each level by its neighbours
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class Layout:
 
     Attributes:
         place: (x, y) of every node.
-        bends: edge -> the points between its ends, one on every level that it passes.
+        bends: edge -> the points between its ends, one on every level that it crosses.
         width: nodes and bends are between x = 0 and this.
         height: the number of levels less one; 0 for an empty graph.
     """
@@ -55,7 +59,8 @@ def layered(edges: Sequence[tuple[int, int]], widths: Sequence[float]) -> Layout
         levels, lanes, barycentres. Coordinates are the closest to the barycentres that keep the order and the gaps.
     """
     places = _Places([], [])
-    for width, level in zip(widths, _levels(edges, len(widths)), strict=True):
+    levels = topological_levels(torch.tensor(edges, dtype=torch.int64).reshape(-1, 2), len(widths))
+    for width, level in zip(widths, levels.tolist(), strict=True):
         places.add(width, level)
     lanes: dict[tuple[int, int], list[int]] = {}
     for source, target in edges:
@@ -90,23 +95,6 @@ def layered(edges: Sequence[tuple[int, int]], widths: Sequence[float]) -> Layout
     )
 
 
-def _levels(edges: Sequence[tuple[int, int]], num_nodes: int) -> list[int]:
-    """Longest path to every node."""
-    above: list[list[int]] = [[] for _ in range(num_nodes)]
-    missing = [0] * num_nodes
-    for source, target in edges:
-        above[source].append(target)
-        missing[target] += 1
-    levels, ready = [0] * num_nodes, [v for v in range(num_nodes) if not missing[v]]
-    for source in ready:  # grows meanwhile
-        for target in above[source]:
-            levels[target] = max(levels[target], levels[source] + 1)
-            missing[target] -= 1
-            if not missing[target]:
-                ready.append(target)
-    return levels
-
-
 def _move(places: _Places, row: list[int], neighbours: list[list[int]]) -> None:
     """Sort a row, in place, by the mean of the neighbours' x, and give it the x closest to them."""
     wanted = list(places.x)
@@ -118,10 +106,10 @@ def _move(places: _Places, row: list[int], neighbours: list[list[int]]) -> None:
 
 
 def _set_apart(places: _Places, row: list[int], wanted: Sequence[float]) -> None:
-    """The x of a row in its order, gaps kept, with the least sum of squared distances to ``wanted``.
+    """Set the x of a row, in its order and with its gaps, at the least sum of squared distances to ``wanted``.
 
-    Less the room that a place's predecessors need, x may not fall along the row: isotonic regression, whose solution
-    is the means of blocks (Ayer et al. 1955).
+    Subtract from each x the room that its predecessors need: what is left must not fall along the row. That is isotonic
+    regression, whose solution is the means of blocks (Ayer et al. 1955).
     """
     room, rooms = 0.0, []
     for i, place in enumerate(row):
