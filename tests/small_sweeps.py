@@ -1,4 +1,4 @@
-"""A small graph, and a sweep of each kind of cell over it, whose weights are matrices in whole panels or not."""
+"""A small graph, and a sweep of each kind of cell over it, whose weights are matrices in whole packs or not."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from dagnn.graph import Dag, DagBatch
 from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, GRUCell, TreeLSTMCell
 
-D, WHOLE, RAGGED = 3, 16, 5  # widths: of features; of states in whole panels on every processor, and not
+D, WHOLE, RAGGED = 3, 16, 5  # widths: of features; of states in whole packs on every processor, and not
 CELLS = {
     "tree_lstm": lambda hidden: TreeLSTMCell(D, hidden, max_children=3),
     "tree_lstm by operator": lambda hidden: TreeLSTMCell(D, hidden, max_children=3, operators=2),
