@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import parts
 from dagnn.graph.attributes import checked_attributes, take
 from dagnn.graph.content import Content
@@ -33,10 +34,9 @@ class Dag(Content):
     A Dag cannot be changed. Its tensors are its own: read them, clone them to write.
 
     Args:
-        edges: int64 tensor or array ``[num_edges, 2]``, row ``(u, v)`` is the edge u -> v between nodes by index (from
-            the layout of PyTorch Geometric: ``Dag(edge_index.T)``); or a list of pairs, an array of text or objects,
-            or a frame of two columns. Pairs of ints are indices; others are names, and unless ``names`` lists the
-            nodes, they get the order in which they appear (those of a set: sorted).
+        edges: int64 tensor or array ``[num_edges, 2]``, row ``(u, v)`` is the edge u -> v between nodes by index; or a
+            list of pairs, an array of text or objects, or a frame of two columns. Pairs of ints are indices; others are
+            names, and unless ``names`` lists the nodes, they get the order in which they appear (a set's: sorted).
         num_nodes: at least 0; by default as many as ``names``, or as the edges need.
         inputs, outputs: nodes where values enter and leave, each once, in the order wanted: a list or an array of names
             (indices where nodes have no names), an int64 tensor or array of indices, or a bool mask ``[num_nodes]``.
@@ -97,6 +97,44 @@ class Dag(Content):
         vars(self)["csr_by_source"] = by_source  # the levels needed it
 
     # ---- from and to other formats ----
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor | NDArray[np.int64],
+        num_nodes: int | None = None,
+        *,
+        inputs: Iterable[Hashable] | Tensor | None = None,
+        outputs: Iterable[Hashable] | Tensor | None = None,
+        names: Iterable[Hashable] | None = None,
+        node_attributes: Mapping[str, Any] | None = None,
+        edge_attributes: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A Dag from edges in the layout of PyTorch Geometric: int64 ``[2, num_edges]``, sources above targets.
+
+        Args:
+            edge_index: a tensor or an array; everything else as for `Dag`.
+
+        Raises:
+            DtypeError: neither a tensor nor an array, or not int64.
+            GraphError: another shape, and as for `Dag`.
+
+        >>> Dag.from_edge_index(torch.tensor([[0, 1], [1, 2]])).edges.tolist()
+        [[0, 1], [1, 2]]
+        """
+        if not isinstance(edge_index, Tensor | np.ndarray):
+            raise DtypeError(f"edge_index must be a tensor or an array, got {type(edge_index).__name__}.")
+        if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+            raise GraphError(f"edge_index must have the shape [2, num_edges], got {list(edge_index.shape)}.")
+        return cls(
+            edge_index.T,
+            num_nodes,
+            inputs=inputs,
+            outputs=outputs,
+            names=names,
+            node_attributes=node_attributes,
+            edge_attributes=edge_attributes,
+        )
 
     @classmethod
     def from_networkx(
