@@ -47,7 +47,7 @@ GUARDS = [
     # A save
     Guard(
         "files are on the disk before the manifest",
-        "files.py",
+        "training/files.py",
         "        os.fsync(descriptor)\n    finally:\n        os.close(descriptor)\n\n\ndef sync_directory",
         "    finally:\n        os.close(descriptor)\n\n\ndef sync_directory",
         ORDER,
@@ -317,7 +317,7 @@ GUARDS = [
     ),
     Guard(
         "exports never overwrite",
-        "files.py",
+        "training/files.py",
         "    return _moved_into_place(target, os.link)\n",
         "    return _moved_into_place(target, os.rename)\n",
         "training/run/test_tools.py::test_export_never_overwrites_and_leaves_nothing_behind",

@@ -13,6 +13,8 @@ import dagnn.errors
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "dagnn"
 MAX_LINES = 450
+MAX_FILES = 200  # of the library
+MAX_IN_A_FOLDER = 20
 
 # Part -> the parts that it may import, as CONTRIBUTING.md draws them. `errors` and `_version` may be imported by all.
 ARROWS = {
@@ -102,6 +104,59 @@ def test_every_form_of_a_wrong_import_is_found(text):
 @pytest.mark.parametrize("text", ["from dagnn.errors import GraphError", "from . import levels", "import numpy"])
 def test_a_right_import_passes(text):
     assert wrong_arrows("graph", text, "dagnn.graph") == []
+
+
+def module_of(path: Path) -> str:
+    return ".".join(("dagnn", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imports_between_modules() -> dict[str, set[str]]:
+    """Module -> the modules that it imports, for types or inside functions too."""
+    names = {module_of(path) for path in modules()}
+    found: dict[str, set[str]] = {}
+    for path in modules():
+        targets = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                targets |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                targets |= (inner & names) or {node.module}
+        found[module_of(path)] = targets & names - {module_of(path)}
+    return found
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other."""
+    reached: dict[str, set[str]] = {}
+    for start in arrows:
+        waiting, seen = [start], set()
+        while waiting:
+            new = arrows.get(waiting.pop(), set()) - seen
+            seen |= new
+            waiting += new
+        reached[start] = seen
+    groups = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in arrows if a in reached[a]}
+    return sorted(map(list, groups))
+
+
+def test_no_module_imports_itself_by_a_detour():
+    """Not for types and not inside functions either. `__init__` files collect their package: they are left out."""
+    packages = {module_of(path) for path in modules() if path.name == "__init__.py"}
+    arrows = {name: targets - packages for name, targets in imports_between_modules().items() if name not in packages}
+
+    assert circles(arrows) == []
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+def test_the_library_stays_small_enough_to_find_one_s_way():
+    folders = [path.parent.relative_to(SOURCE.parent).as_posix() for path in modules()]
+
+    assert len(folders) <= MAX_FILES
+    assert {folder: folders.count(folder) for folder in folders if folders.count(folder) > MAX_IN_A_FOLDER} == {}
 
 
 def test_every_part_has_its_arrows():

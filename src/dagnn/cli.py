@@ -164,7 +164,7 @@ def _generate(arguments: Sequence[str]) -> int:
     given = parsed(Generate, "generate", arguments)
     from dagnn.curriculum import GenerationStats, dataset, to_text
     from dagnn.data import Record, write_records
-    from dagnn.data.records import record_to_line
+    from dagnn.data.dataset import record_to_line
 
     if given.count < 0:
         raise ConfigError(f"count must be a whole number of at least 0, got {given.count}.")

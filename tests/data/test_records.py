@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.data.records import MalformedLine, Record, read_records, record_from_line, record_to_line, write_records
+from dagnn.data.dataset import MalformedLine, Record, read_records, record_from_line, record_to_line, write_records
 from dagnn.errors import DataError
 from dagnn.graph import Dag
 

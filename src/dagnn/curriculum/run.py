@@ -38,10 +38,9 @@ from dagnn.rewriting.dataset import (
     write_neighbourhoods,
 )
 from dagnn.rewriting.network import replacement_objective
-from dagnn.training.evaluation import Meter
+from dagnn.training.evaluation import Meter, StagePromotion
 from dagnn.training.lr_finder import LrCurve
 from dagnn.training.processes import Processes
-from dagnn.training.promotion import StagePromotion
 from dagnn.training.rng import seed_everything
 from dagnn.training.run.directory import RunDirectory, open_checkpoints, open_run
 from dagnn.training.trainer import Trainer

@@ -2,9 +2,9 @@
 
 from dagnn.graph.batch import DagBatch
 from dagnn.graph.collate import collate
+from dagnn.graph.content import Dangling
 from dagnn.graph.dag import Dag
 from dagnn.graph.edges import Csr
 from dagnn.graph.levels import topological_levels
-from dagnn.graph.parts import Dangling
 
 __all__ = ["Csr", "Dag", "DagBatch", "Dangling", "collate", "topological_levels"]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.graph import parts
+from dagnn.graph import content as parts
 from dagnn.graph.attributes import checked_attributes, take
 from dagnn.graph.content import Content
 from dagnn.graph.edges import canonical_order, check_no_self_loop

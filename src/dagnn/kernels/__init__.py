@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from dagnn.errors import ConfigError
 from dagnn.kernels import autograd, graph_plans, reference
-from dagnn.kernels.activations import ACTIVATIONS
 from dagnn.kernels.levels import LevelPlan, plan_levels
 from dagnn.kernels.network import function as _network
 from dagnn.kernels.network.plan import NetworkPlan, plan_network
-from dagnn.kernels.reference import Aggregate, Cell
+from dagnn.kernels.reference import ACTIVATIONS, Aggregate, Cell
 from dagnn.kernels.sweep import function as _sweep
 from dagnn.kernels.sweep.cells import Kind, ProjectedCell, Projects
 from dagnn.kernels.sweep.cells import SweepGraph as _SweepGraph

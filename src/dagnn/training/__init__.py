@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from dagnn.training.config import TrainingConfig as TrainingConfig
     from dagnn.training.dataset_loader import DatasetLoader as DatasetLoader
     from dagnn.training.evaluation import Meter as Meter
+    from dagnn.training.evaluation import StagePromotion as StagePromotion
     from dagnn.training.loader import BatchLoader as BatchLoader
     from dagnn.training.loader import IterableLoader as IterableLoader
     from dagnn.training.loader import MappedLoader as MappedLoader
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from dagnn.training.metrics import read_metrics as read_metrics
     from dagnn.training.processes import Processes as Processes
     from dagnn.training.processes import process_group as process_group
-    from dagnn.training.promotion import StagePromotion as StagePromotion
     from dagnn.training.result import TrainingResult as TrainingResult
     from dagnn.training.run.checkpoint import Checkpoint as Checkpoint
     from dagnn.training.run.checkpoint import read_checkpoint as read_checkpoint
@@ -40,7 +40,7 @@ _MODULE_OF = {
     "MetricsLog": "dagnn.training.metrics",
     "Processes": "dagnn.training.processes",
     "RunDirectory": "dagnn.training.run.directory",
-    "StagePromotion": "dagnn.training.promotion",
+    "StagePromotion": "dagnn.training.evaluation",
     "Trainer": "dagnn.training.trainer",
     "TrainingConfig": "dagnn.training.config",
     "TrainingInterrupted": "dagnn.training.signals",

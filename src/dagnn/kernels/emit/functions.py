@@ -4,8 +4,8 @@ import math
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
-from dagnn.kernels.activations import ACTIVATIONS
 from dagnn.kernels.emit.writer import I32, I64, CodeWriter, Value
+from dagnn.kernels.reference import ACTIVATIONS
 
 INPUT = 0  # the code of a node whose value is given
 CODES = {name: code for code, name in enumerate(ACTIVATIONS, start=1)}

@@ -6,8 +6,7 @@ to ``__all__`` here and in `dagnn.nn`, a case to ``tests/module_cases.py`` and a
 """
 
 from dagnn.kernels import Cell
-from dagnn.nn.cells.attention import AttentionCell
-from dagnn.nn.cells.gru import GRUCell
+from dagnn.nn.cells.gru import AttentionCell, GRUCell
 from dagnn.nn.cells.tree_lstm import ChildSumTreeLSTMCell, TreeLSTMCell
 
 __all__ = ["AttentionCell", "Cell", "ChildSumTreeLSTMCell", "GRUCell", "TreeLSTMCell"]

@@ -1,4 +1,4 @@
-"""Cells that end in a GRU: `GatedCell`, which `GRUCell` and `AttentionCell` share, and `GRUCell`."""
+"""GRU cells: over the sum, mean or maximum of the predecessors' states, and over attention to them (DAGNN)."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dagnn.kernels import Kind, ProjectedCell
-from dagnn.kernels.reference import Aggregate, aggregate, check_aggregate, gru_step
+from dagnn.kernels.reference import Aggregate, aggregate, check_aggregate, gru_step, segment_softmax, segment_sum
 from dagnn.nn.checks import check_operator, check_size
 from dagnn.nn.learnable import LearnableModule, before_call
 
@@ -132,3 +132,54 @@ class GRUCell(GatedCell):
 
     def _message(self, h: Tensor, target: Tensor, num_nodes: int) -> Tensor:
         return aggregate(self.aggregate, h, target, num_nodes)
+
+
+class AttentionCell(GatedCell):
+    """A node weighs its predecessors by attention, then updates itself from their weighted sum.
+
+    ::
+
+        a_u = softmax over the predecessors u of  w h_u
+        h   = GRU(x, sum over u of a_u h_u)
+
+    Source: Thost, Chen, "Directed Acyclic Graph Neural Networks", ICLR 2021, equations 4-6. The
+    paper adds ``w_1 x_v`` inside the softmax. It is the same for all predecessors of v, so the
+    softmax cancels it and its gradient is zero; it is left out here.
+
+    With ``operators=K`` there are K matrices from the message to the gates, one for every operator,
+    as in `GRUCell`; w is shared.
+
+    Args:
+        in_features: width of a node's features.
+        hidden: width of ``h``.
+        operators: operators are ``0 .. operators - 1``; None for one matrix for all nodes.
+
+    Raises:
+        ConfigError: a size is below 1.
+        GraphError: (at the call) an operator is missing or out of range.
+
+    Shapes: within `DagSweep`, x ``[num_nodes, in_features]`` -> ``[num_nodes, hidden]``.
+
+    >>> from dagnn import Dag
+    >>> from dagnn.nn import DagSweep
+    >>> sweep = DagSweep(AttentionCell(in_features=3, hidden=5))
+    >>> sweep(torch.randn(4, 3), Dag([(0, 2), (1, 2), (2, 3)])).shape
+    torch.Size([4, 5])
+    """
+
+    score_weight: nn.Parameter
+
+    def __init__(self, in_features: int, hidden: int, *, operators: int | None = None) -> None:
+        score_weight = nn.Parameter(torch.empty(check_size("hidden", hidden)))
+        super().__init__("attention", in_features, hidden, operators, score_weight)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(hidden), as ``nn.GRUCell``."""
+        bound = 1 / math.sqrt(self.hidden)
+        nn.init.uniform_(self.score_weight, -bound, bound)
+        super().reset_parameters()
+
+    def _message(self, h: Tensor, target: Tensor, num_nodes: int) -> Tensor:
+        attention = segment_softmax(h @ self.score_weight, target, num_nodes)
+        return segment_sum(attention.unsqueeze(1) * h, target, num_nodes)

@@ -13,7 +13,7 @@ from dagnn import kernels
 from dagnn.errors import DtypeError, GraphError, warn
 from dagnn.graph import Dag
 from dagnn.graph.cached import ordinary_tensors
-from dagnn.kernels.activations import check_activation
+from dagnn.kernels.reference import check_activation
 from dagnn.nn.checks import check_dag, check_dtype
 from dagnn.nn.dag_nn import edit, file
 from dagnn.nn.dag_nn.names import NamedParameters

@@ -17,7 +17,7 @@ from dagnn.graph import Dag
 from dagnn.graph.cached import ordinary_tensors
 from dagnn.graph.edges import stable_order
 from dagnn.graph.names import sort_key
-from dagnn.kernels.activations import SECOND_MOMENT, check_activation
+from dagnn.kernels.reference import SECOND_MOMENT, check_activation
 
 
 class ParameterLayout:
