@@ -12,7 +12,7 @@ OURS = "C"
 NAMES = {
     "A": "Transformer, answers",
     "A2": "Transformer, scratchpad",
-    "A3": "Transformer, windows",
+    "A3": "Transformer, neighbourhoods",
     "B": "TreeLSTM, tree decoder",
     "C": "ours",
     "C2": "ours, graph backbone",
@@ -31,12 +31,12 @@ class Result:
         contestant: a key of `NAMES`.
         cpu_minutes: the budget; ``cpu_seconds`` is what training took, the drawing of expressions or traces included.
         expressions: training expressions per level; None: as many as `dagnn train` traces.
-        examples: what the steps were made of: expressions, scratchpad steps or windows, repeats counted.
+        examples: what the steps were made of: expressions, scratchpad steps or neighbourhoods, repeats counted.
         answers_per_second: at test, per CPU second, over all questions.
         asked: test expressions of each question.
         accuracy: question -> part that the exact engine calls right.
         curve: (CPU seconds, level -> accuracy on validation expressions).
-        windows: asked, unseen and unseen_right of the distinct windows that the test expressions needed; ours only.
+        windows: asked, unseen and unseen_right of the neighbourhoods that the test expressions needed; ours only.
         settings: as text.
         machine: processor and load, as text.
     """
@@ -221,6 +221,6 @@ def _unseen(results: Sequence[Result]) -> str:
     asked, unseen, right = (sum(each[key] for each in counts) for key in ("asked", "unseen", "unseen_right"))
     share = f"{100 * right / unseen:.2f} %" if unseen else "none"
     return (
-        f"The test expressions of the levels asked ours for {asked:,} distinct windows ({len(counts)} seeds together); "
-        f"{unseen:,} were never seen in training, and {share} of these were rewritten right."
+        f"The test expressions of the levels queried {asked:,} distinct neighbourhoods of ours ({len(counts)} seeds "
+        f"together); {unseen:,} were never seen in training, and {share} of these were rewritten right."
     )

@@ -16,8 +16,7 @@ from torch import Tensor
 from benchmarks import dagnn_peers, dagnn_topologies
 from benchmarks.harness import Case, Contestant, main
 from dagnn.graph import Dag
-from dagnn.kernels.network import compiled_plan as network_code
-from dagnn.kernels.network import passes as compiled_network
+from dagnn.kernels.network import compiled_plan, passes
 from dagnn.kernels.network.passes import Gradients
 from dagnn.nn import DagNN
 
@@ -148,7 +147,7 @@ def own_limits(quick: bool) -> Iterable[Case]:
     )
 
     def first_call() -> None:
-        network_code.tile_functions.cache_clear()
+        compiled_plan.tile_functions.cache_clear()
         net._plan_on[torch.device("cpu")].compiled.forget()
         whole()
 
@@ -180,8 +179,8 @@ def compiled_passes(net: DagNN, x: Tensor, grad_y: Tensor) -> Contestant:
     into = Gradients(torch.empty_like(weight), torch.empty_like(bias), accumulate=False)
 
     def run() -> None:
-        _, saved = compiled_network.forward(plan, x, weight, bias)
-        compiled_network.backward(plan, grad_y, saved, weight, bias, into, needs_x=True)
+        _, saved = passes.forward(plan, x, weight, bias)
+        passes.backward(plan, grad_y, saved, weight, bias, into, needs_x=True)
 
     return run
 

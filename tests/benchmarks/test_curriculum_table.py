@@ -63,7 +63,7 @@ def test_costs_and_times_are_told():
     assert costs["training examples/s"] == ["10", "10"]
     assert times["all levels, CPU min to 90 % / 99 %"] == ["never / never", "2.0 / never"]
     assert times["level 1, CPU min to 90 % / 99 %"] == ["never / never", "1.0 / never"]
-    assert "100 distinct windows" in tables[4] and "90.00 %" in tables[4]
+    assert "100 distinct neighbourhoods" in tables[4] and "90.00 %" in tables[4]
 
 
 def test_a_mark_that_one_seed_misses_is_told():

@@ -50,16 +50,16 @@ class Processes:
         """What ``function`` returns on the first process, on all of them; what it raises there is raised on all."""
         if self.group is None:
             return function()
-        told: list[Any] = [None, None]
+        result_and_error: list[Any] = [None, None]
         if self.is_first:
             try:
-                told[0] = function()
+                result_and_error[0] = function()
             except Exception as error:
-                told[1] = error
-        dist.broadcast_object_list(told, src=0, group=self.group)
-        if told[1] is not None:
-            raise told[1]
-        result: T = told[0]
+                result_and_error[1] = error
+        dist.broadcast_object_list(result_and_error, src=0, group=self.group)
+        if result_and_error[1] is not None:
+            raise result_and_error[1]
+        result: T = result_and_error[0]
         return result
 
     def same_model(self, model: nn.Module) -> None:
