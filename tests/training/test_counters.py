@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dagnn.training.result import Counters, strict_json
+from dagnn.training.counters import Counters, strict_json
 
 
 @pytest.mark.parametrize(

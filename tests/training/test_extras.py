@@ -11,9 +11,9 @@ from torch import nn
 from dagnn.data import BatchIterator
 from dagnn.errors import ConfigError
 from dagnn.training import MappedLoader, RunDirectory, Trainer, TrainingInterrupted
+from dagnn.training.counters import Counters
 from dagnn.training.evaluation import Meter
 from dagnn.training.metrics import read_metrics
-from dagnn.training.result import Counters
 from dagnn.training.step import EpochMeans, Share
 from dagnn.training.terminal import StepProfiler
 

@@ -10,9 +10,9 @@ from plain_training import Cycle, config, data, fit_until, linear, mse
 
 from dagnn.training import RunDirectory, Trainer
 from dagnn.training.config import SCHEDULES, ScheduleConfig
+from dagnn.training.counters import Counters
 from dagnn.training.metrics import read_metrics
 from dagnn.training.optimizers import ScheduledRates, cosine, make_schedule, warmup, warmup_cosine
-from dagnn.training.result import Counters
 
 
 def factors(name, max_steps, **settings):

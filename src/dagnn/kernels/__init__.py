@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dagnn.errors import ConfigError
 from dagnn.kernels import autograd, graph_plans, reference
-from dagnn.kernels.levels import LevelPlan, plan_levels
+from dagnn.kernels.level_plans import LevelPlan, plan_levels
 from dagnn.kernels.network import function as _network
 from dagnn.kernels.network.plan import NetworkPlan, plan_network
 from dagnn.kernels.reference import ACTIVATIONS, Aggregate, Cell

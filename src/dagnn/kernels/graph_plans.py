@@ -11,7 +11,7 @@ from torch import Tensor
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag, DagBatch
 from dagnn.graph.cached import constant, ordinary_tensors
-from dagnn.kernels.levels import LevelPlan, plan_levels
+from dagnn.kernels.level_plans import LevelPlan, plan_levels
 from dagnn.kernels.sweep.plan import SweepPlan, plan_sweep
 
 Graph = Dag | DagBatch

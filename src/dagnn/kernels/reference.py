@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dagnn.errors import ConfigError
-from dagnn.kernels.levels import ActivationGroups, LevelPlan, NetworkLevels, gather_sources
+from dagnn.kernels.level_plans import ActivationGroups, LevelPlan, NetworkLevels, gather_sources
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransfo
 from dagnn.nn.attention import MultiHeadAttention, NodeAttention
 from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 from dagnn.nn.dag_nn.edit import StructureChange
-from dagnn.nn.dag_nn.names import NamedParameters
 from dagnn.nn.dag_nn.network import DagNN
 from dagnn.nn.dag_nn.sequential import from_sequential
+from dagnn.nn.dag_nn.tables import NamedParameters
 from dagnn.nn.dag_sweep import DagSweep
 from dagnn.nn.graph_transform_net import GraphTransformNet
 from dagnn.nn.heads import EdgeHead, GraphHead, GraphPool, NodeHead, SlotDecoder, SlotLogits

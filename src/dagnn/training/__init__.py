@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagnn.training.config import TrainingConfig as TrainingConfig
+    from dagnn.training.counters import TrainingResult as TrainingResult
     from dagnn.training.dataset_loader import DatasetLoader as DatasetLoader
     from dagnn.training.evaluation import Meter as Meter
     from dagnn.training.evaluation import StagePromotion as StagePromotion
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from dagnn.training.metrics import read_metrics as read_metrics
     from dagnn.training.processes import Processes as Processes
     from dagnn.training.processes import process_group as process_group
-    from dagnn.training.result import TrainingResult as TrainingResult
     from dagnn.training.run.checkpoint import Checkpoint as Checkpoint
     from dagnn.training.run.checkpoint import read_checkpoint as read_checkpoint
     from dagnn.training.run.checkpoint import verify_checkpoint as verify_checkpoint
@@ -44,7 +44,7 @@ _MODULE_OF = {
     "Trainer": "dagnn.training.trainer",
     "TrainingConfig": "dagnn.training.config",
     "TrainingInterrupted": "dagnn.training.signals",
-    "TrainingResult": "dagnn.training.result",
+    "TrainingResult": "dagnn.training.counters",
     "find_lr": "dagnn.training.lr_finder",
     "open_run": "dagnn.training.run.directory",
     "process_group": "dagnn.training.processes",

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dagnn.errors import ConfigError, DataError, RunError, warn
-from dagnn.training.result import strict_json
+from dagnn.training.counters import strict_json
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 
 from dagnn.errors import RunError
 from dagnn.training.config import TrainingConfig
+from dagnn.training.counters import Clock, Counters, TrainingResult
 from dagnn.training.evaluation import StagePromotion, checked_metrics, evaluated, score_of
 from dagnn.training.loader import BatchLoader, as_loader
 from dagnn.training.lr_finder import LrCurve, find_lr
 from dagnn.training.metrics import MetricsLog
 from dagnn.training.optimizers import WeightAverage, make_optimizer
 from dagnn.training.processes import Processes, torch_threads
-from dagnn.training.result import Clock, Counters, TrainingResult
 from dagnn.training.rng import rng_state, seed_everything, untouched_rng
 from dagnn.training.run.checkpoint import Checkpoint
 from dagnn.training.run.directory import RunDirectory, open_checkpoints

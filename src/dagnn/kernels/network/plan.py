@@ -12,7 +12,7 @@ from torch import Tensor
 from dagnn.errors import GraphError
 from dagnn.graph.cached import cached_tensor_property, constant
 from dagnn.kernels.emit.native import Target, host_target
-from dagnn.kernels.levels import NetworkLevels, plan_network_levels
+from dagnn.kernels.level_plans import NetworkLevels, plan_network_levels
 from dagnn.kernels.network.compiled_plan import CompiledPlan
 
 

@@ -9,7 +9,7 @@ from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from torch import Tensor
 
 from dagnn.kernels.emit.native import NativeFunction, compiled
-from dagnn.kernels.levels import LevelPlan
+from dagnn.kernels.level_plans import LevelPlan
 from dagnn.kernels.sweep import child_sum, gru, packed, sums, tree_lstm
 from dagnn.kernels.sweep.packed import PackedLayout
 from dagnn.kernels.sweep.plan import SweepPlan

@@ -16,7 +16,6 @@ from dagnn.graph.cached import ordinary_tensors
 from dagnn.kernels.reference import check_activation
 from dagnn.nn.checks import check_dag, check_dtype
 from dagnn.nn.dag_nn import edit, file
-from dagnn.nn.dag_nn.names import NamedParameters
 from dagnn.nn.dag_nn.parameters import (
     ParameterLayout,
     bias_mask,
@@ -25,6 +24,7 @@ from dagnn.nn.dag_nn.parameters import (
     node_activations,
     warn_of_constants,
 )
+from dagnn.nn.dag_nn.tables import NamedParameters
 from dagnn.nn.learnable import check_own, value_of
 
 _PARAMETERS = ("edge_weight", "bias")

@@ -1,4 +1,4 @@
-"""`NamedParameters`: a network's inputs, weights, biases and gradients by the names of its nodes and edges.
+"""Tables and networks, by name: a frame, mapping or array as inputs; weights, biases and gradients by node and edge.
 
 After the class come the helpers that make ``x`` from a table or a mapping, and at the end the one that sets values by
 name.

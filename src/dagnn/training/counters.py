@@ -1,4 +1,4 @@
-"""How a training ended, and the small numbers on its way: steps, refusals, best score, time."""
+"""The small numbers of a training: steps, refusals, best score, patience, time; and how the training ended."""
 
 import dataclasses
 import math

@@ -7,7 +7,7 @@ from strategies import dags
 
 from dagnn.graph import Dag
 from dagnn.kernels import plan_levels
-from dagnn.kernels.levels import gather_sources
+from dagnn.kernels.level_plans import gather_sources
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
