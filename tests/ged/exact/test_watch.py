@@ -33,14 +33,28 @@ def random_tree(nodes, seed):
 
 
 def interrupted(work):
-    """Whether ``work``, which takes hours, ends with KeyboardInterrupt after Ctrl-C."""
-    timer = threading.Timer(0.3, _thread.interrupt_main)
-    timer.start()
+    """Whether ``work``, which takes hours, ends with KeyboardInterrupt after Ctrl-C.
+
+    It is pressed again every second: what numba calls while it loads code swallows an exception, as do destructors.
+    """
+    ended = threading.Event()
+
+    def press():
+        ended.wait(0.3)
+        while not ended.is_set():
+            _thread.interrupt_main()
+            ended.wait(1)
+
+    fingers = threading.Thread(target=press)
+    fingers.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            work()
+            try:
+                work()
+            finally:
+                ended.set()
     finally:
-        timer.cancel()
+        fingers.join()
     return True
 
 
