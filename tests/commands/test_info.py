@@ -8,7 +8,7 @@ from dagnn.commands.run import info, parameters_by_module, vector_widths
 from dagnn.errors import CheckpointError, RunError
 from dagnn.kernels.emit.native import Target
 from dagnn.training.config import TrainingConfig
-from dagnn.training.evaluation import StagePromotion
+from dagnn.training.counters import StagePromotion
 from dagnn.training.run.checkpoint import Checkpoint, read_checkpoint
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.store import CheckpointStore

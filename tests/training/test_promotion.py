@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.errors import CheckpointError, ConfigError
-from dagnn.training.evaluation import StagePromotion
+from dagnn.training.counters import StagePromotion
 
 
 def test_progressive_opens_one_level_after_another():

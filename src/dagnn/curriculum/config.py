@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagnn.training.config import EarlyStoppingConfig, TrainingConfig
-from dagnn.training.evaluation import StagePromotion
+from dagnn.training.counters import StagePromotion
 from dagnn.training.settings import at_least, below_one, one_of, setting, within
 
 NUM_LEVELS = 7

@@ -38,7 +38,8 @@ from dagnn.rewriting.dataset import (
     write_neighbourhoods,
 )
 from dagnn.rewriting.network import replacement_objective
-from dagnn.training.evaluation import Meter, StagePromotion
+from dagnn.training.counters import StagePromotion
+from dagnn.training.evaluation import Meter
 from dagnn.training.lr_finder import LrCurve
 from dagnn.training.processes import Processes
 from dagnn.training.rng import seed_everything

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagnn.training.config import TrainingConfig as TrainingConfig
+    from dagnn.training.counters import StagePromotion as StagePromotion
     from dagnn.training.counters import TrainingResult as TrainingResult
     from dagnn.training.dataset_loader import DatasetLoader as DatasetLoader
     from dagnn.training.evaluation import Meter as Meter
-    from dagnn.training.evaluation import StagePromotion as StagePromotion
     from dagnn.training.loader import BatchLoader as BatchLoader
     from dagnn.training.loader import IterableLoader as IterableLoader
     from dagnn.training.loader import MappedLoader as MappedLoader
@@ -40,7 +40,7 @@ _MODULE_OF = {
     "MetricsLog": "dagnn.training.metrics",
     "Processes": "dagnn.training.processes",
     "RunDirectory": "dagnn.training.run.directory",
-    "StagePromotion": "dagnn.training.evaluation",
+    "StagePromotion": "dagnn.training.counters",
     "Trainer": "dagnn.training.trainer",
     "TrainingConfig": "dagnn.training.config",
     "TrainingInterrupted": "dagnn.training.signals",

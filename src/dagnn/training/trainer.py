@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from dagnn.errors import RunError
 from dagnn.training.config import TrainingConfig
-from dagnn.training.counters import Clock, Counters, TrainingResult
-from dagnn.training.evaluation import StagePromotion, checked_metrics, evaluated, score_of
+from dagnn.training.counters import Clock, Counters, StagePromotion, TrainingResult
+from dagnn.training.evaluation import checked_metrics, evaluated, score_of
 from dagnn.training.loader import BatchLoader, as_loader
 from dagnn.training.lr_finder import LrCurve, find_lr
 from dagnn.training.metrics import MetricsLog

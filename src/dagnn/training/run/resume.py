@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from dagnn.errors import CheckpointError, ConfigError, DagnnError, RunError, warn
 from dagnn.training.config import Config, TrainingConfig
-from dagnn.training.counters import Counters
-from dagnn.training.evaluation import StagePromotion
+from dagnn.training.counters import Counters, StagePromotion
 from dagnn.training.loader import BatchLoader
 from dagnn.training.optimizers import WeightAverage
 from dagnn.training.rng import rng_state, seed_everything, set_rng_state
