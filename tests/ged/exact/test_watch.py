@@ -3,6 +3,7 @@
 import _thread
 import os
 import random
+import signal
 import threading
 
 import networkx as nx
@@ -33,28 +34,16 @@ def random_tree(nodes, seed):
 
 
 def interrupted(work):
-    """Whether ``work``, which takes hours, ends with KeyboardInterrupt after Ctrl-C.
-
-    It is pressed again every second: what numba calls while it loads code swallows an exception, as do destructors.
-    """
-    ended = threading.Event()
-
-    def press():
-        ended.wait(0.3)
-        while not ended.is_set():
-            _thread.interrupt_main()
-            ended.wait(1)
-
-    fingers = threading.Thread(target=press)
-    fingers.start()
+    """Whether ``work``, which takes hours, ends with KeyboardInterrupt after Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    timer = threading.Timer(0.3, _thread.interrupt_main)
+    timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            try:
-                work()
-            finally:
-                ended.set()
+            work()
     finally:
-        fingers.join()
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
     return True
 
 
