@@ -4,6 +4,7 @@ import os
 
 import torch
 from hypothesis import HealthCheck, settings
+from tqdm import tqdm
 
 # Machines that run tests are slow and shared: a slow example says nothing about the code.
 settings.register_profile(
@@ -17,3 +18,5 @@ settings.register_profile("thorough", parent=settings.get_profile("default"), ma
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 torch.set_num_threads(1)
+# Its thread outlives the bar, and a first gradient is kept in another way where other threads run.
+tqdm.monitor_interval = 0
