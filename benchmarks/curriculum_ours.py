@@ -8,10 +8,10 @@ import torch
 
 from benchmarks.curriculum_rivals import Trained
 from dagnn.curriculum import Sample
+from dagnn.curriculum.accuracy import STEP_BUDGET, evaluate, model_of
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.engine import from_term, to_term
-from dagnn.curriculum.evaluate import STEP_BUDGET, evaluate, model_of
-from dagnn.curriculum.evaluation_record import NeighbourhoodCounts
+from dagnn.curriculum.evaluation_file import NeighbourhoodCounts
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import train
 from dagnn.rewriting import GraphRewriter, RewritingMachine

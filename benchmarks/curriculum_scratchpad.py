@@ -14,8 +14,8 @@ from benchmarks.curriculum_steps import STEP_WORDS, Scratchpad, answer_of, first
 from benchmarks.curriculum_text import BEGIN, Words, padded
 from benchmarks.curriculum_transformer import Seq2SeqTransformer, answer_loss
 from dagnn.curriculum import Sample
+from dagnn.curriculum.accuracy import STEP_BUDGET
 from dagnn.curriculum.engine import from_term, to_term
-from dagnn.curriculum.evaluate import STEP_BUDGET
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.traces import NeighbourhoodSet, collect_neighbourhoods
 from dagnn.rewriting import LEAVE, NeighbourhoodTokens, ReplacementTokens, RewritingMachine, read_neighbourhood

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 
 from dagnn.curriculum import to_text
-from dagnn.curriculum.evaluate import model_of, opened_run, trained_neighbourhoods
+from dagnn.curriculum.accuracy import model_of, opened_run, trained_neighbourhoods
 from dagnn.curriculum.expression import FUNCTIONS, Expr, check
 from dagnn.curriculum.levels import level_of
 from dagnn.curriculum.rules import SIGNATURE

@@ -38,7 +38,7 @@ class Guard:
 
 
 STORE, SAVE = "training/run/test_store.py", "faults/test_failing_disk.py"
-CHECKPOINT, RESUME = "training/run/test_checkpoint.py", "training/run/test_exact_resume.py"
+CHECKPOINT, RESUME = "training/run/test_checkpoints.py", "training/run/test_exact_resume.py"
 KEPT = "training/run/test_resumable.py"
 SECURITY, TRAINER = "faults/test_security.py", "training/test_trainer.py"
 ORDER = f"{SAVE}::test_calls_of_a_save_come_in_the_order_that_survives_a_crash"
@@ -54,49 +54,49 @@ GUARDS = [
     ),
     Guard(
         "the folder is on the disk before the rename",
-        "training/run/checkpoint.py",
+        "training/run/checkpoints.py",
         "\n    sync_directory(path)\n",
         "\n",
         ORDER,
     ),
     Guard(
         "the rename is on the disk before the removal",
-        "training/run/store.py",
+        "training/run/checkpoints.py",
         "            sync_directory(self.path)\n",
         "",
         ORDER,
     ),
     Guard(
         "the manifest comes last",
-        "training/run/checkpoint.py",
+        "training/run/checkpoints.py",
         "    for name, content in _file_contents(checkpoint):\n",
         "    write_new(path / _MANIFEST, b'')\n    for name, content in _file_contents(checkpoint):\n",
         ORDER,
     ),
     Guard(
         "a failed save puts the replaced checkpoint back",
-        "training/run/store.py",
+        "training/run/checkpoints.py",
         "                if replaced.exists() and not target.exists():\n",
         "                if False:\n",
         f"{SAVE}::test_each_call_of_a_save_fails_once",
     ),
     Guard(
         "leftovers of a killed save are cleared",
-        "training/run/store.py",
+        "training/run/checkpoints.py",
         "            else:\n                remove_tree(leftover)\n",
         "",
         f"{SAVE}::test_each_call_of_a_save_fails_once",
     ),
     Guard(
         "the newest are never pruned",
-        "training/run/store.py",
+        "training/run/checkpoints.py",
         "*sorted(own)[-self.keep_last :], ",
         "",
         f"{STORE}::test_worsening_scores_never_remove_the_newest",
     ),
     Guard(
         "checkpoints of other runs are not removed",
-        "training/run/store.py",
+        "training/run/checkpoints.py",
         "        return (manifest.run_id, manifest.step) == (self.run_id, step)\n",
         "        return True\n",
         f"{STORE}::test_foreign_checkpoints_are_neither_counted_nor_ranked_nor_touched",
@@ -118,42 +118,42 @@ GUARDS = [
     # A load
     Guard(
         "every byte is verified",
-        "training/run/checkpoint.py",
+        "training/run/checkpoints.py",
         "if hashlib.sha256(content).hexdigest() != sha256:",
         "if False:",
         f"{CHECKPOINT}::test_flipped_bits_are_found",
     ),
     Guard(
         "the manifest proves itself",
-        "training/run/checkpoint.py",
+        "training/run/checkpoints.py",
         " or content != _rewritten(manifest)",
         "",
         f"{CHECKPOINT}::test_every_bit_of_the_manifest_is_proved",
     ),
     Guard(
         "sizes are checked before memory is taken",
-        "training/run/checkpoint.py",
+        "training/run/checkpoints.py",
         "            if status.st_size > num_bytes or (exactly and status.st_size != num_bytes):\n",
         "            if False:\n",
         f"{CHECKPOINT}::test_no_more_is_read_than_the_manifest_says",
     ),
     Guard(
         "links are not followed",
-        "training/run/checkpoint.py",
+        "training/run/checkpoints.py",
         ' | getattr(os, "O_NOFOLLOW", 0)',
         "",
         f"{CHECKPOINT}::test_symbolic_links_are_refused",
     ),
     Guard(
         "newer formats are refused",
-        "training/run/checkpoint.py",
+        "training/run/checkpoints.py",
         "    if written > FORMAT:\n",
         "    if False:\n",
         f"{CHECKPOINT}::test_newer_format_is_refused_in_clear_words",
     ),
     Guard(
         "checkpoints of other runs are refused",
-        "training/run/store.py",
+        "training/run/checkpoints.py",
         "if manifest.run_id != self.run_id:",
         "if False:",
         STORE,
@@ -224,7 +224,7 @@ GUARDS = [
     ),
     Guard(
         "metrics after the checkpoint are cut off",
-        "training/metrics.py",
+        "training/log.py",
         "            self._file.truncate(size)\n",
         "",
         "training/test_metrics.py::test_resuming_cuts_what_came_after_the_checkpoint",
@@ -260,14 +260,14 @@ GUARDS = [
     ),
     Guard(
         "the second signal leaves at once",
-        "training/signals.py",
+        "training/processes.py",
         "            _raise(signal_number)\n        self.request",
         "            return\n        self.request",
         "training/test_signals.py",
     ),
     Guard(
         "SIGTERM outside of training is 143",
-        "training/signals.py",
+        "training/processes.py",
         "    with _handlers(leave):\n",
         "    if True:\n",
         "faults/test_interrupts.py",
@@ -310,7 +310,7 @@ GUARDS = [
     ),
     Guard(
         "names are printed without control characters",
-        "training/terminal.py",
+        "training/log.py",
         "each if each.isprintable() else repr(each)[1:-1] for each in text",
         "each for each in text",
         f"{SECURITY}::test_names_in_a_checkpoint_are_neither_paths_nor_escape_codes",

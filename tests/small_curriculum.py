@@ -1,7 +1,7 @@
 """The main job in small: seconds instead of minutes, and what two equal trainings must have in common."""
 
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 
 SMALL = {
     "max_steps": 24,

@@ -22,7 +22,7 @@ from dagnn.curriculum import CurriculumConfig
 from dagnn.data import BatchIterator
 from dagnn.training import CheckpointStore, RunDirectory, Trainer, TrainingInterrupted
 from dagnn.training.evaluation import Meter
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 from dagnn.training.processes import Processes, process_group
 from dagnn.training.run.directory import open_run
 

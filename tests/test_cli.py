@@ -13,11 +13,11 @@ import pytest
 from dagnn.cli import COMMANDS, main
 from dagnn.commands.arguments import say
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluation_record import Evaluation, LevelResult
+from dagnn.curriculum.evaluation_file import Evaluation, LevelResult
 from dagnn.curriculum.solving import Solution, SolvedStep
 from dagnn.data import Dataset
+from dagnn.training.processes import TrainingInterrupted
 from dagnn.training.run.directory import RunDirectory
-from dagnn.training.signals import TrainingInterrupted
 
 EVALUATION = Evaluation({1: LevelResult(0.998, 500)}, cpu_seconds=1.5, wall_seconds=2.0, parameters=10, step=7)
 
@@ -416,7 +416,7 @@ def test_warnings_are_one_line_without_our_code(capsys, called, monkeypatch):
             warnings.warn("passing over\ncheckpoint 3", stacklevel=1)
         return EVALUATION
 
-    monkeypatch.setattr(sys.modules["dagnn.curriculum.evaluate"], "evaluate", evaluate)
+    monkeypatch.setattr(sys.modules["dagnn.curriculum.accuracy"], "evaluate", evaluate)
     assert main(["evaluate"]) == 0
 
     assert capsys.readouterr().err == "dagnn: warning: passing over checkpoint 3\n"

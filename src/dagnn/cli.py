@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from dagnn._version import __version__
 from dagnn.commands.arguments import DEFAULT_RUN, Command, complain, dispatch, flushed, open_streams, parsed
 from dagnn.errors import ConfigError, DagnnError
-from dagnn.training.terminal import write_line
+from dagnn.training.log import write_line
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 _ABOUT = "Neural networks shaped like DAGs, trained with gradients you can trust."
@@ -90,7 +90,7 @@ class Evaluate:
 
 def _evaluate(arguments: Sequence[str]) -> int:
     given = parsed(Evaluate, "evaluate", arguments)
-    from dagnn.curriculum.evaluate import evaluate
+    from dagnn.curriculum.accuracy import evaluate
     from dagnn.curriculum.report import errors_table, results_table
 
     found = evaluate(

@@ -9,9 +9,8 @@ from dagnn.errors import CheckpointError, RunError
 from dagnn.kernels.emit.native import Target
 from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import StagePromotion
-from dagnn.training.run.checkpoint import Checkpoint, read_checkpoint
+from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore, read_checkpoint
 from dagnn.training.run.directory import RunDirectory
-from dagnn.training.run.store import CheckpointStore
 from dagnn.training.run.tensors import model_tensors, optimizer_state
 
 

@@ -9,8 +9,8 @@ import torch
 
 from dagnn.cli import main
 from dagnn.commands.run import DESCRIPTION, export_program
+from dagnn.curriculum.accuracy import model_of
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluate import model_of
 from dagnn.curriculum.run import train
 from dagnn.errors import CheckpointError, RunError
 from dagnn.training.run.directory import RunDirectory

@@ -9,12 +9,10 @@ import pytest
 
 from dagnn.curriculum.draw.arithmetic import DROP_REASONS, NUMBER_LIMIT
 from dagnn.curriculum.expression import FUNCTIONS, check, depth, free_symbols, number_of, to_text, walk
-from dagnn.curriculum.generator import GenerationStats, Sample, dataset, make_sample, stream
+from dagnn.curriculum.generator import SPLITS, GenerationStats, Sample, dataset, make_sample, split_of, stream
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.parsing import parse
-from dagnn.curriculum.splits import SPLITS, split_of
-from dagnn.curriculum.verdict import judge
-from dagnn.curriculum.verify import confirmed
+from dagnn.curriculum.verdict import confirmed, judge
 from dagnn.errors import ConfigError
 
 LEVEL_NUMBERS = list(LEVELS)

@@ -9,10 +9,10 @@ import pytest
 
 from dagnn.curriculum import report as module
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluation_record import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
+from dagnn.curriculum.evaluation_file import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.report import errors_table, report, report_after_training, results_table
 from dagnn.errors import DataError, RunError
-from dagnn.training.metrics import MetricsLog
+from dagnn.training.log import MetricsLog
 from dagnn.training.run.directory import RunDirectory
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -12,13 +12,13 @@ import torch
 from small_curriculum import SMALL, config_of, last_bytes, rows_without_clock
 
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluation_record import Evaluation
+from dagnn.curriculum.evaluation_file import Evaluation
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import train
 from dagnn.errors import ConfigError, RunError
 from dagnn.rewriting.dataset import FILE_NAME, read_neighbourhoods
-from dagnn.training.metrics import read_metrics
-from dagnn.training.run.checkpoint import read_checkpoint
+from dagnn.training.log import read_metrics
+from dagnn.training.run.checkpoints import read_checkpoint
 from dagnn.training.run.directory import RunDirectory
 
 

@@ -8,8 +8,8 @@ import pytest
 from small_curriculum import config_of, last_bytes, rows_without_clock
 
 from dagnn.curriculum import run as curriculum_run
-from dagnn.curriculum.evaluate import evaluate, labels_of, opened_run
-from dagnn.curriculum.evaluation_record import Evaluation
+from dagnn.curriculum.accuracy import evaluate, labels_of, opened_run
+from dagnn.curriculum.evaluation_file import Evaluation
 from dagnn.curriculum.report import results_table
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import search_lr, train

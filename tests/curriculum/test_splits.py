@@ -5,8 +5,7 @@ from expression_strategies import expressions
 from hypothesis import given
 
 from dagnn.curriculum.expression import number_of, walk
-from dagnn.curriculum.parsing import parse
-from dagnn.curriculum.splits import (
+from dagnn.curriculum.generator import (
     SPLITS,
     TEST_SHARE,
     VALIDATION_SHARE,
@@ -16,6 +15,7 @@ from dagnn.curriculum.splits import (
     has_held_out_part,
     split_of,
 )
+from dagnn.curriculum.parsing import parse
 from dagnn.errors import ConfigError
 
 

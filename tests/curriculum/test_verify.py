@@ -1,7 +1,7 @@
 import pytest
 
 from dagnn.curriculum.parsing import parse
-from dagnn.curriculum.verify import confirmed
+from dagnn.curriculum.verdict import confirmed
 
 RIGHT = [
     (1, "(/ 84 -36)", "(/ -7 3)"),

@@ -21,7 +21,7 @@ from dagnn import files as durable
 from dagnn.curriculum import report
 from dagnn.curriculum import run as curriculum_run
 from dagnn.rewriting import GraphRewriter
-from dagnn.training.run import store as checkpoint_store
+from dagnn.training.run import checkpoints as checkpoint_store
 
 SMALL = [
     *("--max-steps", "24", "--batch-size", "32", "--micro-batches", "2", "--threads", "1", "--model.width", "32"),

@@ -8,7 +8,7 @@ from small_training import begin_or_go_on, outcome, small_trainer
 from dagnn.cli import main
 from dagnn.errors import CheckpointError
 from dagnn.training import RunDirectory
-from dagnn.training.run.store import CheckpointStore
+from dagnn.training.run.checkpoints import CheckpointStore
 
 FILES = ["model.safetensors", "optimizer.safetensors", "ema.safetensors", "state.json", "clock.json", "manifest.json"]
 

@@ -12,8 +12,7 @@ from small_training import begin_or_go_on, outcome, small_config, small_trainer
 
 from dagnn.errors import RunError
 from dagnn.training import RunDirectory
-from dagnn.training.run.checkpoint import Checkpoint
-from dagnn.training.run.store import CheckpointStore
+from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
 
 # What a save asks of the system, by the names under which Python offers it. A directory is removed through
 # descriptors (rmtree), a file is written through os.write, and a rename is one.

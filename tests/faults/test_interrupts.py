@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dagnn.training.run.checkpoints import CheckpointStore
 from dagnn.training.run.directory import RunDirectory
-from dagnn.training.run.store import CheckpointStore
 from dagnn.training.run.tools import verify
 
 SCRIPT = Path(__file__).parent / "interrupted.py"

@@ -17,7 +17,7 @@ from small_training import outcome
 
 from dagnn.training import RunDirectory, TrainingInterrupted
 from dagnn.training.evaluation import Meter
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no torch.distributed")

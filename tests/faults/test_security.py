@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from dagnn.cli import main
 from dagnn.errors import CheckpointError, ConfigError, DagnnError
 from dagnn.training.config import TrainingConfig
-from dagnn.training.run import checkpoint as module
+from dagnn.training.run import checkpoints as module
 from dagnn.training.run import tools as foreign
-from dagnn.training.run.checkpoint import Checkpoint, read_checkpoint, verify_checkpoint, write_checkpoint
+from dagnn.training.run.checkpoints import Checkpoint, read_checkpoint, verify_checkpoint, write_checkpoint
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.tools import export_weights, import_weights
 

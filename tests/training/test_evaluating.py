@@ -11,7 +11,7 @@ from plain_training import Cycle, config, data, linear, mse
 
 from dagnn.errors import ConfigError, RunError
 from dagnn.training import Meter, RunDirectory, Trainer
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 
 SETTINGS = {"max_steps": 4, "eval_every": 2, "checkpoint__keep_best": 1, "checkpoint__save_every": 1}
 

@@ -13,9 +13,8 @@ from dagnn.errors import ConfigError
 from dagnn.training import MappedLoader, RunDirectory, Trainer, TrainingInterrupted
 from dagnn.training.counters import Counters
 from dagnn.training.evaluation import Meter
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import StepProfiler, read_metrics
 from dagnn.training.step import EpochMeans, Share
-from dagnn.training.terminal import StepProfiler
 
 FEATURES = torch.randn(10, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 

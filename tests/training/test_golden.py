@@ -13,8 +13,8 @@ from small_training import NUM_STEPS, small_trainer
 
 from dagnn._version import __version__
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.training.metrics import read_metrics
-from dagnn.training.run.checkpoint import FORMAT, read_checkpoint
+from dagnn.training.log import read_metrics
+from dagnn.training.run.checkpoints import FORMAT, read_checkpoint
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.tools import list_checkpoints, verify
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.training import RunDirectory, Trainer, find_lr
 from dagnn.training.loader import IterableLoader, as_loader
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 
 INPUTS = torch.randn(11, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = INPUTS.sum(1, keepdim=True)

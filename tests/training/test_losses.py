@@ -9,7 +9,7 @@ from torch import nn
 from dagnn.data import BatchIterator
 from dagnn.errors import ConfigError
 from dagnn.training import MappedLoader, RunDirectory, Trainer
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 from dagnn.training.step import Returned
 
 SETTINGS = {"micro_batches": 2, "max_steps": 3}

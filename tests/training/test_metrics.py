@@ -7,7 +7,7 @@ import os
 import pytest
 
 from dagnn.errors import DataError, RunError
-from dagnn.training.metrics import MetricsLog, read_metrics
+from dagnn.training.log import MetricsLog, read_metrics
 
 
 def write_rows(path, count):

@@ -12,7 +12,7 @@ import pytest
 from dagnn.cli import main
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import TrainingConfig
-from dagnn.training.metrics import MetricsLog, metrics_csv, with_rates, write_tensorboard
+from dagnn.training.log import MetricsLog, metrics_csv, with_rates, write_tensorboard
 from dagnn.training.run.directory import RunDirectory
 
 ROWS = [

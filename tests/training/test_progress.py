@@ -7,7 +7,7 @@ import pytest
 from plain_training import Cycle, config, data, linear, mse
 
 from dagnn.training import RunDirectory, Trainer
-from dagnn.training.terminal import Progress
+from dagnn.training.log import Progress
 
 
 class Terminal(io.StringIO):

@@ -11,7 +11,7 @@ from plain_training import Cycle, config, data, fit_until, linear, mse
 from dagnn.training import RunDirectory, Trainer
 from dagnn.training.config import SCHEDULES, ScheduleConfig
 from dagnn.training.counters import Counters
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 from dagnn.training.optimizers import ScheduledRates, cosine, make_schedule, warmup, warmup_cosine
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from dagnn.errors import ConfigError, RunError
 from dagnn.training import BatchLoader, MappedLoader, RunDirectory, Trainer, TrainingInterrupted
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 
 
 def rows_of(run, kind):
@@ -210,7 +210,7 @@ def test_full_disk_ends_the_training_with_the_path_and_the_last_checkpoint(tmp_p
     settings = config(checkpoint__save_every=2)
     with RunDirectory.create(tmp_path / "run", settings) as run:
         trainer = Trainer(linear(), mse, Cycle(data(4)), settings, run=run, show_progress=False)
-        from dagnn.training.run import checkpoint as module
+        from dagnn.training.run import checkpoints as module
 
         real = module.write_new
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TextIO, TypeVar
 import tyro
 
 from dagnn.errors import ConfigError, closest, did_you_mean
-from dagnn.training.terminal import printable, write_line
+from dagnn.training.log import printable, write_line
 
 DEFAULT_RUN = "runs/curriculum"
 

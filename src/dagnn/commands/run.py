@@ -18,14 +18,12 @@ from dagnn.commands.arguments import DEFAULT_RUN, Command, dispatch, parsed
 from dagnn.errors import CheckpointError, RunError
 from dagnn.files import new_file, replace_file
 from dagnn.kernels.emit.native import host_target
-from dagnn.training.metrics import metrics_csv, read_metrics, write_tensorboard
-from dagnn.training.run.checkpoint import Checkpoint
+from dagnn.training.log import metrics_csv, printable, read_metrics, write_tensorboard
+from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.resume import find_run
-from dagnn.training.run.store import CheckpointStore
 from dagnn.training.run.tensors import load_model
 from dagnn.training.run.tools import checkpoint_of, export_weights, import_weights, list_checkpoints, verify
-from dagnn.training.terminal import printable
 
 DESCRIPTION = "description.json"
 
@@ -49,7 +47,7 @@ def export_program(path: str | Path, target: str | Path, *, averaged: bool = Tru
         CheckpointError: there is no whole checkpoint, or it is of no GraphRewriter.
         RunError: there is no run, or the file exists or cannot be written.
     """
-    from dagnn.curriculum.evaluate import model_of  # here: the other commands do not wait for the engine
+    from dagnn.curriculum.accuracy import model_of  # here: the other commands do not wait for the engine
 
     checkpoint = checkpoint_of(path)
     model = model_of(checkpoint)

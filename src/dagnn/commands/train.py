@@ -34,8 +34,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from dagnn.curriculum.report import report_after_training
     from dagnn.curriculum.run import train
-    from dagnn.training.processes import process_group
-    from dagnn.training.signals import TrainingInterrupted, leaving_on_signals
+    from dagnn.training.processes import TrainingInterrupted, leaving_on_signals, process_group
 
     with leaving_on_signals(), process_group() as processes:
         # One process decides: another could look while the run directory is being made.
@@ -55,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _find_lr(plan: tuple[CurriculumConfig, bool, int | None]) -> int:
     from dagnn.curriculum.run import search_lr
-    from dagnn.training.signals import leaving_on_signals
+    from dagnn.training.processes import leaving_on_signals
 
     config, resume, _ = plan
     if resume:

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from dagnn.curriculum.expression import Expr as Expr
     from dagnn.curriculum.expression import bind as bind
     from dagnn.curriculum.expression import to_text as to_text
+    from dagnn.curriculum.generator import SPLITS as SPLITS
     from dagnn.curriculum.generator import GenerationStats as GenerationStats
     from dagnn.curriculum.generator import Sample as Sample
+    from dagnn.curriculum.generator import Split as Split
     from dagnn.curriculum.generator import dataset as dataset
     from dagnn.curriculum.generator import make_sample as make_sample
+    from dagnn.curriculum.generator import split_of as split_of
     from dagnn.curriculum.generator import stream as stream
     from dagnn.curriculum.levels import LEVELS as LEVELS
     from dagnn.curriculum.levels import LevelSpec as LevelSpec
@@ -27,9 +30,6 @@ if TYPE_CHECKING:
     from dagnn.curriculum.levels import level_spec as level_spec
     from dagnn.curriculum.parsing import from_infix as from_infix
     from dagnn.curriculum.parsing import parse as parse
-    from dagnn.curriculum.splits import SPLITS as SPLITS
-    from dagnn.curriculum.splits import Split as Split
-    from dagnn.curriculum.splits import split_of as split_of
     from dagnn.curriculum.verdict import Verdict as Verdict
     from dagnn.curriculum.verdict import judge as judge
 
@@ -40,9 +40,9 @@ _MODULE_OF = {
     "GenerationStats": "dagnn.curriculum.generator",
     "LEVELS": "dagnn.curriculum.levels",
     "LevelSpec": "dagnn.curriculum.levels",
-    "SPLITS": "dagnn.curriculum.splits",
+    "SPLITS": "dagnn.curriculum.generator",
     "Sample": "dagnn.curriculum.generator",
-    "Split": "dagnn.curriculum.splits",
+    "Split": "dagnn.curriculum.generator",
     "Verdict": "dagnn.curriculum.verdict",
     "answer": "dagnn.curriculum.exact",
     "bind": "dagnn.curriculum.expression",
@@ -59,7 +59,7 @@ _MODULE_OF = {
     "parse": "dagnn.curriculum.parsing",
     "same_decimal": "dagnn.curriculum.exact.precise",
     "simplify": "dagnn.curriculum.exact",
-    "split_of": "dagnn.curriculum.splits",
+    "split_of": "dagnn.curriculum.generator",
     "stream": "dagnn.curriculum.generator",
     "to_dag": "dagnn.curriculum.engine",
     "to_text": "dagnn.curriculum.expression",

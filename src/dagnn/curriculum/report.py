@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluation_record import Evaluation, LevelResult, NeighbourhoodCounts
+from dagnn.curriculum.evaluation_file import Evaluation, LevelResult, NeighbourhoodCounts
 from dagnn.files import replace_file
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 from dagnn.training.run.directory import RunDirectory
 
 _SHOWN_OPERATORS = 12

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluate import (
+from dagnn.curriculum.accuracy import (
     ask,
     description_of,
     engine_replacement,
@@ -20,7 +19,8 @@ from dagnn.curriculum.evaluate import (
     opened_run,
     samples_of,
 )
-from dagnn.curriculum.evaluation_record import Evaluation
+from dagnn.curriculum.config import CurriculumConfig
+from dagnn.curriculum.evaluation_file import Evaluation
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.algebra import COMMUTATIVE

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from dagnn.curriculum.accuracy import STEP_BUDGET, engine_replacement, model_of, opened_run, trained_neighbourhoods
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
-from dagnn.curriculum.evaluate import STEP_BUDGET, engine_replacement, model_of, opened_run, trained_neighbourhoods
 from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.evaluate import is_well_rounded, place, well_conditioned_value
 from dagnn.curriculum.expression import Expr, to_binary, to_text, walk

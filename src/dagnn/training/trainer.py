@@ -15,19 +15,16 @@ from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import Clock, Counters, StagePromotion, TrainingResult
 from dagnn.training.evaluation import checked_metrics, evaluated, score_of
 from dagnn.training.loader import BatchLoader, as_loader
+from dagnn.training.log import PROFILE_FILE, MetricsLog, Progress, StepProfiler
 from dagnn.training.lr_finder import LrCurve, find_lr
-from dagnn.training.metrics import MetricsLog
 from dagnn.training.optimizers import WeightAverage, make_optimizer
-from dagnn.training.processes import Processes, torch_threads
+from dagnn.training.processes import Processes, StopRequest, TrainingInterrupted, torch_threads
 from dagnn.training.rng import rng_state, seed_everything, untouched_rng
-from dagnn.training.run.checkpoint import Checkpoint
+from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
 from dagnn.training.run.directory import RunDirectory, open_checkpoints
 from dagnn.training.run.resume import Resumable, changes, num_ranks_of, same_training
-from dagnn.training.run.store import CheckpointStore
 from dagnn.training.run.tensors import check_initialised, flags_of, load_flags, unwrapped
-from dagnn.training.signals import StopRequest, TrainingInterrupted
 from dagnn.training.step import EpochMeans, WindowStep
-from dagnn.training.terminal import PROFILE_FILE, Progress, StepProfiler
 
 _MAX_REFUSED_IN_A_ROW = 20
 

@@ -14,7 +14,7 @@ from small_training import NUM_STEPS, begin_or_go_on, outcome, small_config, sma
 
 from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.training import RunDirectory, StagePromotion, TrainingInterrupted
-from dagnn.training.metrics import read_metrics
+from dagnn.training.log import read_metrics
 from dagnn.training.optimizers import make_schedule
 
 SCRIPT = Path(__file__).parents[2] / "small_training.py"

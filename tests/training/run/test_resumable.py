@@ -12,7 +12,7 @@ from torch import nn
 
 from dagnn.errors import ConfigError, RunError
 from dagnn.training import RunDirectory, Trainer
-from dagnn.training.run.checkpoint import read_checkpoint
+from dagnn.training.run.checkpoints import read_checkpoint
 from dagnn.training.run.tensors import flags_of, load_weights
 from dagnn.training.run.tools import export_weights
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from dagnn.errors import CheckpointError, RunError
-from dagnn.training.run import store as checkpoint_store
-from dagnn.training.run.checkpoint import Checkpoint
-from dagnn.training.run.store import CheckpointStore
+from dagnn.training.run import checkpoints as checkpoint_store
+from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
 
 
 def checkpoint(step, score=None, run_id="run-1", value=1.0):
@@ -201,7 +200,7 @@ def test_full_disk_in_the_middle_of_a_file(store, monkeypatch):
         path.write_bytes(content[: len(content) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    from dagnn.training.run import checkpoint as module
+    from dagnn.training.run import checkpoints as module
 
     monkeypatch.setattr(module, "write_new", half)
     with pytest.raises(

@@ -19,8 +19,7 @@ from dagnn._version import __version__
 from dagnn.errors import RunError
 from dagnn.files import replace_file
 from dagnn.training.config import Config, TrainingConfig
-from dagnn.training.run.checkpoint import json_bytes
-from dagnn.training.run.store import CheckpointStore
+from dagnn.training.run.checkpoints import CheckpointStore, json_bytes
 
 try:
     import fcntl

@@ -15,7 +15,7 @@ from dagnn.training.counters import Counters, StagePromotion
 from dagnn.training.loader import BatchLoader
 from dagnn.training.optimizers import WeightAverage
 from dagnn.training.rng import rng_state, seed_everything, set_rng_state
-from dagnn.training.run.checkpoint import Checkpoint, json_bytes
+from dagnn.training.run.checkpoints import Checkpoint, json_bytes
 from dagnn.training.run.tensors import (
     check_optimizer,
     check_tensors,

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from dagnn.errors import CheckpointError, RunError
 from dagnn.files import new_file
-from dagnn.training.run.checkpoint import Checkpoint, read_manifest, verify_checkpoint
+from dagnn.training.log import printable
+from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore, read_manifest, verify_checkpoint
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.resume import find_run
-from dagnn.training.run.store import CheckpointStore
 from dagnn.training.run.tensors import averaged_tensors
-from dagnn.training.terminal import printable
 
 SAFE_TORCH = (2, 10)
 _MAX_PICKLE_BYTES = 1 << 26  # what names and shapes of a model take; a million tensors fit

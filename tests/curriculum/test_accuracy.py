@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from dagnn.curriculum import Sample, judge, level_of, parse
-from dagnn.curriculum import evaluate as module
+from dagnn.curriculum import accuracy as module
+from dagnn.curriculum.accuracy import _able_levels, _neighbourhood_counts, ask, evaluate, model_of, with_engine_misses
 from dagnn.curriculum.engine import RuleEngine, normal_form
-from dagnn.curriculum.evaluate import _able_levels, _neighbourhood_counts, ask, evaluate, model_of, with_engine_misses
-from dagnn.curriculum.evaluation_record import Evaluation, NeighbourhoodCounts
+from dagnn.curriculum.evaluation_file import Evaluation, NeighbourhoodCounts
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.rewriting import LEAVE, RewritingMachine, RuleRewriter, read_neighbourhood
-from dagnn.training.run.checkpoint import read_checkpoint
+from dagnn.training.run.checkpoints import read_checkpoint
 
 
 def test_the_exact_engine_as_rewriter_is_always_right():

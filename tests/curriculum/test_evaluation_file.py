@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dagnn.curriculum.evaluation_record import Evaluation, Example, LevelResult, operator_of
+from dagnn.curriculum.evaluation_file import Evaluation, Example, LevelResult, operator_of
 from dagnn.errors import RunError
 
 RIGHT = [Example(f"(+ {i} 1)", str(i + 1), str(i + 1), True) for i in range(20)]

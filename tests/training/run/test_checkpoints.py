@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dagnn.errors import CheckpointError
-from dagnn.training.run import checkpoint as module
-from dagnn.training.run.checkpoint import (
+from dagnn.training.run import checkpoints as module
+from dagnn.training.run.checkpoints import (
     Checkpoint,
     json_bytes,
     read_checkpoint,

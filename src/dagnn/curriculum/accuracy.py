@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
-from dagnn.curriculum.evaluation_record import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
+from dagnn.curriculum.evaluation_file import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened, to_text
 from dagnn.curriculum.generator import Sample, make_sample
 from dagnn.curriculum.levels import level_spec
@@ -22,10 +22,9 @@ from dagnn.rewriting.features import NeighbourhoodFeatures, NeighbourhoodGraphs
 from dagnn.rewriting.machine import RewritingMachine, Rewritten
 from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, Signature
 from dagnn.training.processes import torch_threads
-from dagnn.training.run.checkpoint import Checkpoint
+from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.resume import find_run
-from dagnn.training.run.store import CheckpointStore
 from dagnn.training.run.tensors import load_weights
 
 # The longest right path of 600 expressions of level 4 took 14,000 steps, and 45,000 at depth 8.
