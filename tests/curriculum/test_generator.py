@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from dagnn.curriculum.draw.arithmetic import DROP_REASONS, NUMBER_LIMIT
+from dagnn.curriculum.draw import DROP_REASONS, NUMBER_LIMIT
 from dagnn.curriculum.expression import FUNCTIONS, check, depth, free_symbols, number_of, to_text, walk
 from dagnn.curriculum.generator import SPLITS, GenerationStats, Sample, dataset, make_sample, split_of, stream
 from dagnn.curriculum.levels import LEVELS

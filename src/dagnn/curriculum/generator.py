@@ -14,10 +14,11 @@ from itertools import count
 from math import gcd
 from typing import Literal
 
-from dagnn.curriculum.draw.arithmetic import (
+from dagnn.curriculum.draw import (
     DROP_REASONS,
     HELD_OUT_PART,
     ILL_CONDITIONED,
+    NUMBER_LIMIT,
     OTHER_SPLIT,
     REPEATED,
     TOO_LARGE,
@@ -26,15 +27,13 @@ from dagnn.curriculum.draw.arithmetic import (
     Draws,
     Dropped,
     Preset,
-    refuse_large_numbers,
     with_digits,
 )
-from dagnn.curriculum.exact.derivative import derivative
+from dagnn.curriculum.exact.calculus import definite_integral, derivative
 from dagnn.curriculum.exact.evaluate import LimitError, evaluate, is_well_rounded, well_conditioned_value
-from dagnn.curriculum.exact.integral import definite_integral
 from dagnn.curriculum.exact.precise import decimal_leaf, refuse_undefined
 from dagnn.curriculum.exact.simplify import simplify
-from dagnn.curriculum.expression import CONSTANTS, Expr, from_fraction, is_decimal, size
+from dagnn.curriculum.expression import CONSTANTS, Expr, from_fraction, is_decimal, size, walk
 from dagnn.curriculum.levels import LevelSpec, check_depth, check_digits, level_spec, preset_of
 from dagnn.curriculum.verdict import confirmed
 from dagnn.errors import ConfigError, ExpressionError
@@ -403,3 +402,9 @@ def _derivative(expr: Expr, largest: int) -> Expr:
 def _check_whole(name: str, value: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"{name} must be a whole number of at least 0, got {value!r}.")
+
+
+def refuse_large_numbers(expr: Expr) -> None:
+    """Drop a draw that writes a number above 9999."""
+    if any(isinstance(item, int) and not -NUMBER_LIMIT <= item <= NUMBER_LIMIT for item in walk(expr)):
+        raise Dropped(TOO_LARGE)

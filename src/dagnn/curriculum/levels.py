@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dagnn.curriculum.draw.arithmetic import (
+from dagnn.curriculum.draw import (
     PRESETS,
     Draws,
     Preset,
@@ -11,8 +11,10 @@ from dagnn.curriculum.draw.arithmetic import (
     draw_level_2,
     draw_level_3,
     draw_level_4,
+    draw_level_5,
+    draw_level_6,
+    draw_level_7,
 )
-from dagnn.curriculum.draw.calculus import draw_level_5, draw_level_6, draw_level_7
 from dagnn.curriculum.expression import FUNCTIONS, Expr, symbols_of, walk
 from dagnn.curriculum.expression import depth as depth_of
 from dagnn.errors import ConfigError

@@ -4,7 +4,7 @@ from expression_strategies import functions_of_x
 from hypothesis import given, settings
 from sympy_bridge import same_function, to_sympy
 
-from dagnn.curriculum.exact.derivative import derivative
+from dagnn.curriculum.exact.calculus import derivative
 from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.expression import to_text
 from dagnn.curriculum.parsing import parse

@@ -2,7 +2,7 @@ import pytest
 import sympy
 from sympy_bridge import same_function, to_sympy
 
-from dagnn.curriculum.exact.integral import antiderivative, definite_integral
+from dagnn.curriculum.exact.calculus import antiderivative, definite_integral
 from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.expression import to_text
 from dagnn.curriculum.parsing import parse

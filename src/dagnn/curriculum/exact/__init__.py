@@ -7,12 +7,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from dagnn.curriculum.exact import derivative as _derivative
-from dagnn.curriculum.exact import derivative as _substitute
+from dagnn.curriculum.exact import calculus as _calculus
 from dagnn.curriculum.exact import equivalence as _equivalence
 from dagnn.curriculum.exact import evaluate as _evaluate
-from dagnn.curriculum.exact import integral as _integral
-from dagnn.curriculum.exact import polynomial as _equation
+from dagnn.curriculum.exact import polynomial as _polynomial
 from dagnn.curriculum.exact import precise as _precise
 from dagnn.curriculum.exact import simplify as _simplify
 from dagnn.curriculum.exact.answer import answer
@@ -49,13 +47,13 @@ def _shallow(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return refusing
 
 
-antiderivative = _shallow(_integral.antiderivative)
+antiderivative = _shallow(_calculus.antiderivative)
 approximate = _shallow(_precise.approximate)
-definite_integral = _shallow(_integral.definite_integral)
-derivative = _shallow(_derivative.derivative)
+definite_integral = _shallow(_calculus.definite_integral)
+derivative = _shallow(_calculus.derivative)
 equivalent = _shallow(_equivalence.equivalent)
 evaluate = _shallow(_evaluate.evaluate)
-rational_roots = _shallow(_equation.rational_roots)
+rational_roots = _shallow(_polynomial.rational_roots)
 simplify = _shallow(_simplify.simplify)
-solve = _shallow(_equation.solve)
-substitute = _shallow(_substitute.substitute)
+solve = _shallow(_polynomial.solve)
+substitute = _shallow(_evaluate.substitute)

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from dagnn.curriculum.exact.derivative import bind_inside, check_growth, derivative, substitute
-from dagnn.curriculum.exact.evaluate import evaluate, place
-from dagnn.curriculum.exact.integral import antiderivative, definite_integral
+from dagnn.curriculum.exact.calculus import antiderivative, definite_integral, derivative
+from dagnn.curriculum.exact.evaluate import bind_inside, check_growth, evaluate, place, substitute
 from dagnn.curriculum.exact.polynomial import solve
 from dagnn.curriculum.exact.precise import approximate, refuse_undefined
 from dagnn.curriculum.exact.simplify import simplify

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from flint import arb, ctx
 
-from dagnn.curriculum.exact.derivative import substitute
-from dagnn.curriculum.exact.evaluate import place
+from dagnn.curriculum.exact.evaluate import place, substitute
 from dagnn.curriculum.exact.polynomial import Polynomial, has_root_between, polynomial_of, value_at, without_root
 from dagnn.curriculum.exact.precise import Undecided, enclosure, ends_of, exact_value, is_far
 from dagnn.curriculum.expression import Expr, free_symbols, walk

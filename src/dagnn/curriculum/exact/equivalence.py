@@ -9,7 +9,7 @@ import cmath
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from dagnn.curriculum.exact.derivative import derivative
+from dagnn.curriculum.exact.calculus import derivative
 from dagnn.curriculum.exact.evaluate import complex_value
 from dagnn.curriculum.exact.polynomial import rational_function_of
 from dagnn.curriculum.exact.precise import Undecided, enclosure

@@ -5,8 +5,7 @@ from itertools import pairwise, zip_longest
 
 from flint import fmpq, fmpq_poly
 
-from dagnn.curriculum.exact.derivative import substitute
-from dagnn.curriculum.exact.evaluate import DomainError, checked_size, evaluate, place
+from dagnn.curriculum.exact.evaluate import DomainError, checked_size, evaluate, place, substitute
 from dagnn.curriculum.exact.simplify import add, as_number, multiply, raise_to, simplify
 from dagnn.curriculum.expression import CONSTANTS, Expr, free_symbols, from_fraction, left_spine, number_of
 from dagnn.errors import ExpressionError

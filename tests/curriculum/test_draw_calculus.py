@@ -1,5 +1,5 @@
-from dagnn.curriculum.draw.calculus import _slope
-from dagnn.curriculum.exact.derivative import derivative
+from dagnn.curriculum.draw import _slope
+from dagnn.curriculum.exact.calculus import derivative
 from dagnn.curriculum.generator import make_sample
 
 

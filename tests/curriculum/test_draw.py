@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagnn.curriculum.draw.arithmetic import TOO_LARGE, Draws, Dropped, refuse_large_numbers
+from dagnn.curriculum.draw import TOO_LARGE, Draws, Dropped
+from dagnn.curriculum.generator import refuse_large_numbers
 from dagnn.curriculum.parsing import parse
 
 
