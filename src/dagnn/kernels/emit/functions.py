@@ -1,9 +1,14 @@
-"""Mathematics as vector instructions: exp, log1p, erf, tanh, the activations with their slopes, and a step of SGD."""
+"""Mathematics as vector instructions: functions, activations with their slopes, a step of SGD, and any formula."""
 
+import ctypes
 import math
+import os
+import struct
+from collections.abc import Callable, Mapping
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
+from dagnn.kernels.emit.expressions import Expr
 from dagnn.kernels.emit.writer import I32, I64, CodeWriter, Value
 from dagnn.kernels.reference import ACTIVATIONS
 
@@ -18,6 +23,13 @@ _SOFTPLUS_LINEAR = 20.0  # PyTorch's softplus is the identity from here
 _EXPM1_TERMS = {False: 7, True: 13}
 # log1p(t) = 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = t / (2 + t) <= 1 / 3 for t <= 1.
 _LOG1P_TERMS = {False: 8, True: 17}
+# The same series for log, after its first term, with s <= 0.172.
+_LOG_TERMS = {False: 4, True: 10}
+# sin and cos on |r| <= pi / 4 by their Taylor series, after their first terms. pi / 2 in three parts, the first two of
+# 33 bits: n times them is exact for |n| < 2^20.
+_SINE_TERMS = {False: 4, True: 8}
+_HALF_PI = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
+_SINE_RANGE = 1e6
 # ln 2 in two parts, the first with so few digits that n times it is exact.
 _LN2 = {False: (0.693359375, -2.12194440e-4), True: (0.693147180369123816490, 1.90821492927058770002e-10)}
 # At these ends 2^n is 0 and infinity.
@@ -207,3 +219,186 @@ def _scale_and_expm1(code: CodeWriter, x: Value) -> tuple[Value, Value]:
     whole = build.add(build.bitcast(shifted, integer), ir.Constant(integer, [bias] * code.lanes))
     scale = build.shl(whole, ir.Constant(integer, [mantissa_bits] * code.lanes))
     return build.bitcast(scale, code.vector), part
+
+
+# ---- formulas ----
+
+
+class Registers:
+    """Expressions of a formula as vectors in registers, computed where they are asked for first.
+
+    Args:
+        code: where the instructions go.
+        known: vectors that are there already.
+        load: the vector of an expression that lies in memory; None for one that has to be computed.
+    """
+
+    def __init__(
+        self,
+        code: CodeWriter,
+        known: Mapping[Expr, Value],
+        load: Callable[[Expr], Value | None] = lambda one: None,
+    ) -> None:
+        self.code, self.known, self._load = code, dict(known), load
+
+    def value(self, one: Expr) -> Value:
+        if one not in self.known:
+            loaded = self._load(one)
+            self.known[one] = self._computed(one) if loaded is None else loaded
+        return self.known[one]
+
+    def added(self, one: Expr, total: Value) -> Value:
+        """``one + total``; a product is added as it is computed, rounded once."""
+        if self._is_open(one):
+            x, y = (self.value(arg) for arg in one.args)
+            return self.code.multiply_add(x, y, total)
+        return self.code.build.fadd(self.value(one), total)
+
+    def _computed(self, one: Expr) -> Value:
+        match one.op:
+            case "number":
+                return self.code.constant(one.name)
+            case "add":
+                a, b = reversed(one.args) if self._is_open(one.args[1]) else one.args
+                return self.added(a, self.value(b))
+            case "sub" if self._is_open(one.args[1]):
+                x, y = (self.value(arg) for arg in one.args[1].args)
+                return self.code.multiply_add(self.code.build.fneg(x), y, self.value(one.args[0]))
+        return OPERATIONS[one.op](self.code, *(self.value(arg) for arg in one.args))
+
+    def _is_open(self, one: Expr) -> bool:
+        """Whether it is a product that nobody has computed: one that can be fused with an addition."""
+        if one.op == "mul" and one not in self.known:
+            loaded = self._load(one)
+            if loaded is not None:
+                self.known[one] = loaded
+        return one.op == "mul" and one not in self.known
+
+
+def log(code: CodeWriter, x: Value) -> Value:
+    """The natural logarithm; minus infinity of 0, NaN below."""
+    build, double = code.build, code.double
+    integer, bits, bias = (I64, 52, 1023) if double else (I32, 23, 127)
+
+    def whole(value: int) -> Value:
+        return ir.Constant(ir.VectorType(integer, code.lanes), [value] * code.lanes)
+
+    # Numbers below the normal ones are first made normal: their exponent does not say how small they are.
+    is_tiny = build.fcmp_ordered("<", x, code.constant(2.0 ** (1 - bias)))
+    normal = build.select(is_tiny, build.fmul(x, code.constant(2.0**bits)), x)
+    # x = 2^n m with sqrt(1/2) <= m < sqrt(2): counted from the bits of sqrt(1/2), the exponent is n.
+    (root,) = struct.unpack("<q", struct.pack("<d", math.sqrt(0.5))) if double else (0x3F3504F3,)
+    raw = build.bitcast(normal, ir.VectorType(integer, code.lanes))
+    n = build.ashr(build.sub(raw, whole(root)), whole(bits))
+    m = build.bitcast(build.sub(raw, build.shl(n, whole(bits))), code.vector)
+    exponent = build.sitofp(n, code.vector)
+    exponent = build.fsub(exponent, build.select(is_tiny, code.constant(bits), code.constant(0)))
+    # log m = 2 (s + s^3 / 3 + ...) with s = (m - 1) / (m + 1).
+    r = build.fsub(m, code.constant(1))
+    s = build.fdiv(r, build.fadd(r, code.constant(2)))
+    square = build.fmul(s, s)
+    series = [2 / (2 * k + 3) for k in range(_LOG_TERMS[double])]
+    tail = build.fmul(square, polynomial(code, square, series))
+    # log m = r - s (r - tail): r is exact, and what is subtracted from it is small.
+    high, low = _LN2[double]
+    small = code.multiply_add(build.fneg(s), build.fsub(r, tail), build.fmul(exponent, code.constant(low)))
+    value = code.multiply_add(exponent, code.constant(high), build.fadd(r, small))
+    value = build.select(build.fcmp_ordered("==", x, code.constant(math.inf)), x, value)
+    value = build.select(build.fcmp_ordered("==", x, code.constant(0)), code.constant(-math.inf), value)
+    return build.select(build.fcmp_unordered("<", x, code.constant(0)), code.constant(math.nan), value)
+
+
+def sine(code: CodeWriter, x: Value, quarters: int = 0) -> Value:
+    """sin(x + quarters pi/2)."""
+    build = code.build
+    wide, integer = ir.VectorType(ir.DoubleType(), code.lanes), ir.VectorType(I64, code.lanes)
+
+    def number(value: float) -> Value:
+        return ir.Constant(wide, [value] * code.lanes)
+
+    def whole(value: int) -> Value:
+        return ir.Constant(integer, [value] * code.lanes)
+
+    # x = n pi/2 + r in float64, with pi/2 in three parts, the first two so short that n times them is exact.
+    exact = x if code.double else build.fpext(x, wide)
+    shifted = build.fadd(build.fmul(exact, number(2 / math.pi)), number(_ROUNDING[True]))
+    n = build.fsub(shifted, number(_ROUNDING[True]))
+    r = exact
+    for part in _HALF_PI:
+        r = build.fsub(r, build.fmul(n, number(part)))
+    r = r if code.double else build.fptrunc(r, code.vector)
+    square = build.fmul(r, r)
+    sines = [(-1) ** (k + 1) / math.factorial(2 * k + 3) for k in range(_SINE_TERMS[code.double])]
+    cosines = [(-1) ** k / math.factorial(2 * k) for k in range(1, 2 + _SINE_TERMS[code.double])]
+    sin = code.multiply_add(build.fmul(r, square), polynomial(code, square, sines), r)
+    cos = code.multiply_add(square, polynomial(code, square, cosines), code.constant(1))
+    quadrant = build.add(build.bitcast(shifted, integer), whole(quarters))
+    is_cos = build.icmp_signed("!=", build.and_(quadrant, whole(1)), whole(0))
+    is_negative = build.icmp_signed("!=", build.and_(quadrant, whole(2)), whole(0))
+    value = build.select(is_cos, cos, sin)
+    value = build.select(is_negative, build.fneg(value), value)
+
+    # Beyond, n needs more digits than it has: the C library's function, number by number. NaN and infinity too.
+    is_far = build.fcmp_unordered(">", absolute(code, exact), number(_SINE_RANGE))
+    place, flags = code.variable(code.vector), ir.IntType(code.lanes)
+    build.store(value, place)
+    with build.if_then(build.icmp_unsigned("!=", build.bitcast(is_far, flags), ir.Constant(flags, 0)), likely=False):
+        build.store(build.select(is_far, _from_library(code, "cos" if quarters else "sin", exact), value), place)
+    return build.load(place)
+
+
+def _from_library(code: CodeWriter, name: str, x: Value) -> Value:
+    """A function of the C library for each lane of a vector of float64, as a vector of the code's numbers."""
+    # By its address, not its name: compiled code and the library may lie farther apart than a call by name reaches.
+    library = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
+    kind, build = ir.FunctionType(ir.DoubleType(), [ir.DoubleType()]), code.build
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    function = build.inttoptr(code.i64(address or 0), ir.PointerType(kind))
+    place = code.variable(x.type)
+    build.store(x, place)
+    start = build.ptrtoint(place, I64)
+    with code.loop(code.i64(0), code.i64(code.lanes)) as lane:
+        at = code.at(start, lane, 8)
+        code.store(build.call(function, [code.load(at, ir.DoubleType())]), at)
+    result = build.load(place)
+    return result if code.double else build.fptrunc(result, code.vector)
+
+
+def _greater(code: CodeWriter, a: Value, b: Value) -> Value:
+    """The greater one; NaN wins."""
+    build = code.build
+    larger = build.select(build.fcmp_unordered(">", a, b), a, b)  # a where a is NaN or b is
+    return build.select(build.fcmp_unordered("uno", b, b), b, larger)
+
+
+def _smaller(code: CodeWriter, a: Value, b: Value) -> Value:
+    build = code.build
+    return build.fneg(_greater(code, build.fneg(a), build.fneg(b)))
+
+
+OPERATIONS: dict[str, Callable[..., Value]] = {
+    "sub": lambda code, x, y: code.build.fsub(x, y),
+    "mul": lambda code, x, y: code.build.fmul(x, y),
+    "div": lambda code, x, y: code.build.fdiv(x, y),
+    "neg": lambda code, x: code.build.fneg(x),
+    "exp": exp,
+    "log": log,
+    "tanh": tanh,
+    "sigmoid": _sigmoid,
+    "relu": lambda code, x: code.build.select(code.build.fcmp_ordered("<", x, code.constant(0)), code.constant(0), x),
+    "sqrt": lambda code, x: code.intrinsic("sqrt", x),
+    "sin": sine,
+    "cos": lambda code, x: sine(code, x, 1),
+    "abs": absolute,
+    "maximum": _greater,
+    "minimum": _smaller,
+    "where": lambda code, condition, x, y: code.build.select(condition, x, y),
+    "fixed": lambda code, x: x,
+    "less": lambda code, x, y: code.build.fcmp_ordered("<", x, y),
+    "less_equal": lambda code, x, y: code.build.fcmp_ordered("<=", x, y),
+    "equal": lambda code, x, y: code.build.fcmp_ordered("==", x, y),
+    "both": lambda code, x, y: code.build.and_(x, y),
+    "either": lambda code, x, y: code.build.or_(x, y),
+    "no": lambda code, x: code.build.not_(x),
+}
+"""What each operation of a formula is in registers; `Registers` has numbers and additions."""
