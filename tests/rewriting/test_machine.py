@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagnn.errors import GraphError
-from dagnn.rewriting import loop
+from dagnn.rewriting import term_graph
 from dagnn.rewriting.machine import RewritingMachine, RuleRewriter
 from dagnn.rewriting.system import LEAVE, Label, Signature
 
@@ -87,8 +87,8 @@ def test_one_endless_term_does_not_disturb_its_neighbours():
 
 def test_arrays_grow_when_they_are_full():
     small = machine(eager=True)
-    small._memo = loop.new_memo(4)
-    small._stack = loop.new_stack(4)
+    small._memo = term_graph.new_memo(4)
+    small._stack = term_graph.new_stack(4)
     values = [10**300 + 7, 10**299 + 5] * 30
     assert value_of(small.run([sum_tokens(values)])[0].tokens) == sum(values)
     assert small._store.size[0] > 1 << 14
@@ -214,4 +214,4 @@ def test_the_widest_neighbourhood_fits():
     term = [5, *(token for _ in range(4) for token in tree(4))]
     idle = RewritingMachine(signature, RuleRewriter(lambda neighbourhood: LEAVE))
     assert idle.run([term])[0].tokens == term
-    assert 1 + 4 + 16 + 64 <= len(idle.neighbourhood(0)) <= loop.MAX_NEIGHBOURHOOD
+    assert 1 + 4 + 16 + 64 <= len(idle.neighbourhood(0)) <= term_graph.MAX_NEIGHBOURHOOD

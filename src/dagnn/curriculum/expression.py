@@ -16,16 +16,17 @@ An expression is an ``int``, a ``str`` (a symbol, or a decimal such as ``"0.1"``
 ``(approx E)``         the value to 3 significant digits
 =====================  =======================================================================
 
-The symbols ``e`` and ``pi`` are constants. Nothing here knows what an operator means: see ``exact``; text is read in
-``parsing``.
+The symbols ``e`` and ``pi`` are constants. Nothing here knows what an operator means: see ``exact``. Polish text is
+read and written here; ``parsing`` reads infix text too, and hints at the one where the other was meant.
 """
 
+import difflib
 import itertools
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
 from dagnn.errors import ExpressionError
 
@@ -69,7 +70,23 @@ _NO_SYMBOLS: Mapping[str, str] = {
 
 _INTEGER = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
+_WORD_OF_POLISH = re.compile(r"[()]|[^\s()]+")
 _KEYBOARD = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-"})
+
+
+# What others call our operators; the nearest spelling of int would be sin.
+_OTHER_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("ln", "Log", "log_e", "loge"), "log"),
+    **dict.fromkeys(("int", "Int", "integral", "Integrate", "antiderivative"), "integrate"),
+    **dict.fromkeys(("diff", "Diff", "D", "d", "derivative", "d/dx"), "derive"),
+    **dict.fromkeys(("\N{MINUS SIGN}", "\N{EN DASH}", "minus", "sub", "neg"), "-"),
+    **dict.fromkeys(("\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}", "\N{DOT OPERATOR}", "times", "mul"), "*"),
+    **dict.fromkeys(("\N{DIVISION SIGN}", "div", "over"), "/"),
+    **dict.fromkeys(("**", "pow", "power"), "^"),
+    **dict.fromkeys(("plus", "add", "sum"), "+"),
+    **dict.fromkeys(("==", "eq"), "="),
+    **dict.fromkeys(("N", "evalf", "numeric"), "approx"),
+}
 
 
 def to_text(expr: Expr) -> str:
@@ -91,6 +108,64 @@ def to_text(expr: Expr) -> str:
         else:
             words.append(str(item))
     return " ".join(words).replace(" )", ")")
+
+
+def read_polish(text: str) -> Expr:
+    """The expression that a Polish text writes: `parse` without its hint at infix text.
+
+    Raises:
+        ExpressionError: the text is not one expression; the message names the position, from 0.
+    """
+    if not isinstance(text, str):
+        raise ExpressionError(f"parse reads text such as '(+ 2 3)', got {type(text).__name__}.")
+    open_lists: list[list[Any]] = []
+    opened_at: list[int] = []
+    result: Expr | None = None
+    size = 0
+    for match in _WORD_OF_POLISH.finditer(text):
+        token, at = match.group(), match.start()
+        if result is not None:
+            raise ExpressionError(f"the expression ends before position {at}, but {shortened(token)} follows: drop it.")
+        # A node is a leaf or an opening parenthesis: the operator behind it names the node, and ")" ends it.
+        if token == "(":
+            size += 1
+            if open_lists and not open_lists[-1]:
+                _refuse_operator(token, at)
+            if len(open_lists) >= MAX_DEPTH:
+                raise ExpressionError(f"nested deeper than {MAX_DEPTH} at position {at}: split the expression.")
+            open_lists.append([])
+            opened_at.append(at)
+            continue
+        if token == ")":
+            if not open_lists:
+                raise ExpressionError(f"')' at position {at} closes nothing: drop it, or open a parenthesis before it.")
+            application = tuple(open_lists.pop())
+            check_application(application, f" at position {opened_at.pop()}")
+            done: Expr = application
+        elif open_lists and not open_lists[-1]:
+            if token not in ARITY:
+                _refuse_operator(token, at)
+            done = token
+        else:
+            done = leaf_of(token, f" at position {at}")
+            size += 1
+        if size > MAX_SIZE:
+            raise ExpressionError(f"the expression has more than {MAX_SIZE:,} nodes at position {at}: split it.")
+        if open_lists:
+            open_lists[-1].append(done)
+        else:
+            result = done
+    if open_lists:
+        raise ExpressionError(f"the parenthesis at position {opened_at[-1]} is never closed: add ')'.")
+    if result is None:
+        raise ExpressionError("the text is empty: write an expression such as (+ 2 3).")
+    return result
+
+
+def _refuse_operator(token: str, at: int) -> NoReturn:
+    close = [_OTHER_NAMES[token]] if token in _OTHER_NAMES else difflib.get_close_matches(token, ARITY, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"the operators are {' '.join(ARITY)}."
+    raise ExpressionError(f"expected an operator at position {at}, got {shortened(token)}: {hint}")
 
 
 def leaf_of(token: str, where: str = "") -> int | str:

@@ -9,8 +9,7 @@ from typing import Protocol, overload
 import numpy as np
 
 from dagnn.errors import GraphError
-from dagnn.rewriting import loop
-from dagnn.rewriting import term_graph as store
+from dagnn.rewriting import term_graph
 from dagnn.rewriting.system import LEAVE, NeighbourhoodTokens, ReplacementTokens, Signature
 
 LabelTokens = Sequence[int]
@@ -119,12 +118,12 @@ class RewritingMachine:
         self._rewriter = rewriter
         self._eager = eager
         self._max_nodes = max_nodes
-        self._tables = store.compiled_tables(signature.tables, len(signature.shown))
+        self._tables = signature.tables
         self._arity: list[int] = signature.tables.arity.tolist()
-        self._store = store.new_store(1 << 14)
-        self._memo = loop.new_memo(1 << 12)
-        self._stack = loop.new_stack(1 << 10)
-        self._no_log = loop.new_log(0)
+        self._store = term_graph.new_store(1 << 14)
+        self._memo = term_graph.new_memo(1 << 12)
+        self._stack = term_graph.new_stack(1 << 10)
+        self._no_log = term_graph.new_log(0)
 
     # ---- rewriting -------------------------------------------------------------------------------------------------
 
@@ -216,7 +215,7 @@ class RewritingMachine:
             max_tokens: `Step.before` and `Step.after` are empty where a sub-term is longer.
         """
         self.clear_graph()
-        log = loop.new_log(budget)
+        log = term_graph.new_log(budget)
         limits = _Limits.of(budget, seconds)
         job = _Job(self._build(term))
         while job.result is None:
@@ -227,7 +226,7 @@ class RewritingMachine:
 
     def clear_graph(self) -> None:
         """Forgets all nodes; neighbourhoods, their replacements and counts stay."""
-        self._store.slots.fill(store.NO_NODE)
+        self._store.slots.fill(term_graph.NO_NODE)
         self._store.size[0] = 0
 
     # ---- the memo --------------------------------------------------------------------------------------------------
@@ -251,17 +250,17 @@ class RewritingMachine:
     def replacement(self, number: int) -> ReplacementTokens | None:
         """What replaces it; None before the rewriter was queried for it."""
         first, last = self._memo.start[number], self._memo.stop[number]
-        return None if first == loop.UNKNOWN else tuple(self._memo.replacement[first:last].tolist())
+        return None if first == term_graph.UNKNOWN else tuple(self._memo.replacement[first:last].tolist())
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _build(self, term: LabelTokens) -> int:
         self._check_tree(term, "the term")
         tokens = np.asarray(term, np.int64)
-        while self._store.size[0] + len(tokens) + store.NODES_PER_STEP > len(self._store.label):
-            self._store = store.grown(self._store)
+        while self._store.size[0] + len(tokens) + term_graph.NODES_PER_STEP > len(self._store.label):
+            self._store = term_graph.grown_store(self._store)
         scratch = np.empty(len(tokens) + 1, np.int32)
-        return int(store.build(self._store, self._tables, tokens, 0, len(tokens), scratch[:0], scratch))
+        return int(term_graph.build(self._store, self._tables, tokens, 0, len(tokens), scratch[:0], scratch))
 
     def _check_tree(self, tokens: Sequence[int], what: str, *, num_pointers: int = 0) -> None:
         """Refuses tokens that do not spell exactly one tree: the compiled loops would run past their arrays."""
@@ -280,10 +279,10 @@ class RewritingMachine:
     def unfold(self, root: int, max_tokens: int) -> list[int] | None:
         """The term below a node; None where it is longer."""
         out = np.empty(max_tokens, np.int64)
-        count = store.unfold(self._store, self._tables, root, out)
+        count = term_graph.unfold(self._store, self._tables, root, out)
         return None if count < 0 else list(out[:count].tolist())
 
-    def _advance(self, job: _Job, limits: _Limits, log: loop.Log) -> None:
+    def _advance(self, job: _Job, limits: _Limits, log: term_graph.Log) -> None:
         """Runs one job until it is done, or, when not eager, until it waits for a replacement."""
         if limits.out_of_time:
             job.result = Rewritten(None, job.steps, limits.time_message)
@@ -291,32 +290,32 @@ class RewritingMachine:
         self._load(job)
         while True:
             left = min(limits.budget - job.steps, _STEPS_AT_ONCE)
-            status, neighbourhood, steps = loop.rewrite_loop(
+            status, neighbourhood, steps = term_graph.rewrite_loop(
                 self._store, self._tables, self._memo, self._stack, log, left
             )
             job.steps += int(steps)
-            if status == loop.DONE:
+            if status == term_graph.DONE:
                 tokens = self.unfold(int(self._store.normal_form[job.root]), 1 << 14)
                 stopped = "" if tokens is not None else "the normal form is too large to write out"
                 job.result = Rewritten(tokens, job.steps, stopped)
                 return
-            if status == loop.MISSING:
+            if status == term_graph.MISSING:
                 if not self._eager:
                     job.waits_for = int(neighbourhood)
                     self._save(job)
                     return
                 self._learn([int(neighbourhood)])
-            elif status == loop.OUT_OF_STEPS and job.steps < limits.budget and not limits.out_of_time:
+            elif status == term_graph.OUT_OF_STEPS and job.steps < limits.budget and not limits.out_of_time:
                 pass
-            elif status == loop.STORE_FULL and len(self._store.label) < 4 * self._max_nodes:
-                self._store = store.grown(self._store)
-            elif status == loop.MEMO_FULL:
-                self._memo = loop.grown_memo(self._memo)
-            elif status == loop.STACK_FULL and len(self._stack.term) < _MAX_FRAMES:
-                self._stack = _grown_stack(self._stack)
+            elif status == term_graph.STORE_FULL and len(self._store.label) < 4 * self._max_nodes:
+                self._store = term_graph.grown_store(self._store)
+            elif status == term_graph.MEMO_FULL:
+                self._memo = term_graph.grown_memo(self._memo)
+            elif status == term_graph.STACK_FULL and len(self._stack.term) < _MAX_FRAMES:
+                self._stack = term_graph.grown_stack(self._stack)
             else:
                 why = "the graph grew without end"
-                if status == loop.OUT_OF_STEPS:
+                if status == term_graph.OUT_OF_STEPS:
                     why = f"no normal form within {limits.budget} steps"
                     if job.steps < limits.budget:
                         why = limits.time_message
@@ -331,7 +330,7 @@ class RewritingMachine:
             return
         term, chain_start, chain = job.saved
         while len(stack.term) < len(term) + 2 or len(stack.chain) < len(chain) + 2:
-            self._stack = stack = _grown_stack(stack)
+            self._stack = stack = term_graph.grown_stack(stack)
         stack.term[: len(term)], stack.chain_start[: len(term)], stack.chain[: len(chain)] = term, chain_start, chain
         stack.top[:] = (len(term), len(chain))
 
@@ -345,17 +344,18 @@ class RewritingMachine:
 
     def _learn(self, numbers: list[int]) -> None:
         """Queries the rewriter for the neighbourhoods with these numbers and stores the replacements."""
-        unknown = [w for w in numbers if self._memo.start[w] == loop.UNKNOWN]
+        unknown = [w for w in numbers if self._memo.start[w] == term_graph.UNKNOWN]
         for w, tokens in zip(unknown, self._rewriter.rewrite([self.neighbourhood(w) for w in unknown]), strict=True):
             if tokens:
                 self._check_tree(tokens, "the replacement", num_pointers=int(self._memo.nodes[w]))
-            if len(tokens) > store.MAX_REPLACEMENT:
+            if len(tokens) > term_graph.MAX_REPLACEMENT:
                 raise GraphError(
-                    f"the replacement has {len(tokens)} tokens, the most is {store.MAX_REPLACEMENT}: take two steps."
+                    f"the replacement has {len(tokens)} tokens, the most is {term_graph.MAX_REPLACEMENT}: "
+                    "take two steps."
                 )
             first = int(self._memo.size[1])
             while first + len(tokens) > len(self._memo.replacement):
-                self._memo = loop.grown_memo(self._memo)
+                self._memo = term_graph.grown_memo(self._memo)
             self._memo.replacement[first : first + len(tokens)] = tokens
             self._memo.start[w], self._memo.stop[w] = first, first + len(tokens)
             self._memo.size[1] = first + len(tokens)
@@ -367,7 +367,7 @@ class Steps(Sequence[Step]):
     They are valid until the graph is cleared: by `clear_graph`, `trace`, `recorded`, or a `run` on a full graph.
     """
 
-    def __init__(self, machine: RewritingMachine, log: loop.Log, max_tokens: int) -> None:
+    def __init__(self, machine: RewritingMachine, log: term_graph.Log, max_tokens: int) -> None:
         self._machine = machine
         self._log = log
         self._max_tokens = max_tokens
@@ -410,10 +410,3 @@ class RuleRewriter:
 
     def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> list[ReplacementTokens]:
         return [self._rule(neighbourhood) for neighbourhood in neighbourhoods]
-
-
-def _grown_stack(old: loop.Stack) -> loop.Stack:
-    bigger = loop.new_stack(2 * len(old.term))
-    for before, after in zip(old, bigger, strict=True):
-        after[: len(before)] = before
-    return bigger

@@ -114,9 +114,8 @@ class Shown(NamedTuple):
     neighbourhood_depth: int | None
 
 
-@dataclass(frozen=True)
-class SignatureTables:
-    """A signature as arrays; ids are positions in `Signature.labels` and `Signature.shown`.
+class SignatureTables(NamedTuple):
+    """A signature as arrays, for compiled functions; ids are positions in `Signature.labels` and `Signature.shown`.
 
     Attributes:
         arity: int64 ``[labels]``.
@@ -124,6 +123,7 @@ class SignatureTables:
         opaque: bool ``[labels]``.
         next_tag: int64 ``[labels, tags]``, by the tag of the first child (0 where there is none).
         shown_id: int64 ``[labels, tags]``, by the node's own tag.
+        hidden: int64 ``[1]``, the id of ``?``.
     """
 
     arity: np.ndarray
@@ -131,6 +131,7 @@ class SignatureTables:
     opaque: np.ndarray
     next_tag: np.ndarray
     shown_id: np.ndarray
+    hidden: np.ndarray
 
 
 def _tag_names(signature: Signature) -> list[str]:
@@ -179,6 +180,7 @@ def _build_tables(signature: Signature) -> SignatureTables:
         opaque=np.array([label.name in signature.opaque for label in labels], np.bool_),
         next_tag=next_tag,
         shown_id=shown_id,
+        hidden=np.array([signature.hidden], np.int64),
     )
 
 
