@@ -117,6 +117,29 @@ def test_drop_by_hand_in_place_of_backward():
     assert (-float(model.w.detach()), update.weight, update.micro_batches) == (3.0, 2, 2)
 
 
+def test_a_second_loss_does_not_bring_a_dropped_micro_batch_back():
+    model = Weight()
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0), on_nonfinite="drop")
+    for window in accumulator.windows([torch.tensor([x]).double() for x in (2.0, NAN, 4.0)], micro_batches=3):
+        for x in window:
+            window.backward(model(x).mean())
+            window.backward(model(x.nan_to_num()).mean())
+        update = window.step()
+    assert (-float(model.w.detach()), update.weight, update.micro_batches) == (6.0, 2, 2)
+
+
+def test_backward_after_drop_by_hand_adds_nothing():
+    model = Weight()
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    for window in accumulator.windows([torch.tensor([x]).double() for x in (2.0, 50.0, 4.0)], micro_batches=3):
+        for x in window:
+            if float(x) > 10:
+                window.drop()
+            window.backward(model(x).mean())
+        update = window.step()
+    assert (-float(model.w.detach()), update.weight, update.micro_batches) == (3.0, 2, 2)
+
+
 def test_drop_by_hand_after_backward_needs_the_policy():
     model = Weight()
     window = next(

@@ -11,6 +11,7 @@ from dagnn.accumulation.shares import SINGLE, Reduction
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
 
+Pass = tuple[list[Tensor], list[Tensor], bool]  # where it begins, with which gradients, whether it is the last
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 
 
@@ -41,6 +42,25 @@ def refuse_detached(name: str, parameters: Sequence[Tensor]) -> None:
         f"{_called(name)} does not depend on a parameter that requires a gradient: was it computed under "
         "torch.no_grad() or detached? Use window.drop() for a micro-batch without a loss."
     )
+
+
+def refuse_nonfinite(losses: Sequence[Tensor], micro: int) -> None:
+    """Raise for a loss that eager updates cannot leave out."""
+    if not all(bool(torch.isfinite(loss).all()) for loss in losses):
+        values = ", ".join(str(float(reported_loss(loss))) for loss in losses)
+        raise AccumulationError(
+            f"the loss is not finite ({values} in micro-batch {micro}), and with eager updates nothing can be left "
+            "out: look for inf or nan in the model's outputs, or do without eager."
+        )
+
+
+def refuse_uncounted(loss: Tensor, micro: int) -> None:
+    """Raise for a loss that counts nothing and would yet reach the gradients, where every pass must run."""
+    if not bool(torch.isfinite(loss).all()):
+        raise AccumulationError(
+            f"micro-batch {micro} has the weight 0 and a loss that is not finite ({float(reported_loss(loss))}), and "
+            "fully_shard needs its backward pass: use a sum loss with reduction='sum', which is 0 there."
+        )
 
 
 def reported_loss(loss: Tensor) -> Tensor:
@@ -127,11 +147,8 @@ class LossScale:
         self._residual = 1.0
         self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
-    def passes(
-        self, losses: Sequence[Tensor], coefficients: Sequence[float]
-    ) -> Iterable[tuple[list[Tensor], list[Tensor], bool]]:
-        """Where to begin each backward pass, with which gradients, and whether it is the last: one pass, but for
-        several 16-bit losses with different shares.
+    def passes(self, losses: Sequence[Tensor], coefficients: Sequence[float]) -> Iterable[Pass]:
+        """The backward passes: one, but for several 16-bit losses with different shares.
 
         The gradients are ``coefficient * scale``, up to the factor that ``leftover`` still holds. They are given and
         not multiplied onto the loss, which would be one more operation in both directions.
@@ -144,9 +161,13 @@ class LossScale:
             return ((roots, [self._seed(root, c * factor) for root, c in zip(roots, coefficients, strict=True)], True),)
         return self._low_passes(roots, coefficients)
 
-    def _low_passes(
-        self, roots: Sequence[Tensor], coefficients: Sequence[float]
-    ) -> Iterator[tuple[list[Tensor], list[Tensor], bool]]:
+    def seed(self, loss: Tensor, coefficient: float) -> Tensor | None:
+        """What the one pass of a 0-dimensional ``loss`` begins with; None where ``passes`` must decide."""
+        if self._low is not False or loss.dtype in LOW_PRECISION:
+            return None
+        return self._seed(loss, coefficient * (self._scale / self._residual))
+
+    def _low_passes(self, roots: Sequence[Tensor], coefficients: Sequence[float]) -> Iterator[Pass]:
         top = max(coefficients)
         groups: dict[float, list[tuple[Tensor, float]]] = {}
         for root, coefficient in zip(roots, coefficients, strict=True):

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from dagnn.accumulation.sums import as_numbers
 from dagnn.errors import AccumulationError, ConfigError
 
 Reduction = Literal["mean", "sum", "none", "undivided"]
@@ -85,6 +86,22 @@ class Shares:
             return 0.0
         return (own if reduction == "mean" else 1.0) / total
 
+    def of_mean(self, micro: int) -> float | None:
+        """The coefficient of the one mean loss of ``micro``; None where ``coefficient`` must decide.
+
+        That is where weights were not known before, or have other names, or are 0, or nothing was decided yet.
+        """
+        if self._divisor != "planned" or self._known is None or micro in self._weights:
+            return None
+        own = self._known.weights[micro].get(SINGLE)
+        return own / self._known.totals[SINGLE] if own else None
+
+    def record_mean(self, micro: int, loss: Tensor) -> None:
+        """What ``coefficient`` and ``record`` remember of a loss that ``of_mean`` has given a coefficient."""
+        assert self._known is not None
+        self._weights[micro] = {SINGLE: (own := self._known.weights[micro][SINGLE])}
+        self._records.append(_Record(micro, SINGLE, SINGLE, own, loss))
+
     def record(self, micro: int, name: str, loss: Tensor, reduction: Reduction) -> None:
         """Remember a detached loss (0-dimensional) for the reported mean."""
         denominator = name if name in self._weights[micro] else SINGLE
@@ -121,14 +138,7 @@ class Shares:
 
     def loss_values(self) -> list[float]:
         """The recorded losses as numbers, in the order of the backward calls."""
-        tensors = [record.loss for record in self._records]
-        if len(tensors) == 1:
-            return [float(tensors[0])]
-        if len({(loss.dtype, loss.device) for loss in tensors}) == 1:
-            # One transfer for the window, not one per micro-batch.
-            values: list[float] = torch.stack(tensors).tolist()
-            return values
-        return [float(loss) for loss in tensors]
+        return as_numbers([record.loss for record in self._records])
 
     def state(self) -> dict[str, Any]:
         """The record so far, as plain values."""

@@ -1,14 +1,23 @@
 """One window: the micro-batches that together make one optimizer update."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from dagnn.accumulation.loss_scale import LossScale, check_loss, refuse_detached, reported_loss, warn_if_divided
+from dagnn.accumulation.loss_scale import (
+    LossScale,
+    Pass,
+    check_loss,
+    refuse_detached,
+    refuse_nonfinite,
+    refuse_uncounted,
+    reported_loss,
+    warn_if_divided,
+)
 from dagnn.accumulation.partition import MicroBatch
 from dagnn.accumulation.ranks import Ranks
 from dagnn.accumulation.shares import (
@@ -26,6 +35,7 @@ from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
 
 OnNonfinite = Literal["skip", "drop", "raise"]
+_RUN = MicroBatch(None, None)  # in place of one that has run
 
 
 class Window:
@@ -78,8 +88,7 @@ class Window:
         self.micro_batches = len(micros)
         self.state: Literal["open", "stepped", "discarded"] = "open"
 
-        self._started = False
-        self._resumed_at = 0
+        self._started, self._resumed_at = False, 0
         self._current = -1  # index of the current micro-batch
         self._running = False  # between the start and the end of a micro-batch
         self._ran = self._dropped = False  # the current micro-batch had a backward; is left out
@@ -105,10 +114,9 @@ class Window:
             )
         self._started = True
         for index in range(self.micro_batches):
+            data, self._micros[index] = self._micros[index].data, _RUN  # free it after use
             if index < self._resumed_at:
-                self._micros[index] = MicroBatch(None, None)  # ran before the state was saved
-                continue
-            data, self._micros[index] = self._micros[index].data, MicroBatch(None, None)  # free it after use
+                continue  # it ran before the state was saved
             self._begin_micro_batch(is_last=index == self.micro_batches - 1)
             yield data
             del data
@@ -142,8 +150,12 @@ class Window:
                 has the wrong shape or does not depend on a parameter.
         """
         self._check_running("backward")
+        if self._dropped:
+            return  # its weight has left the window, and must not come back with a second loss
+        if self._num_run and weight is None and reduction == "mean" and self._backward_mean(loss, retain_graph):
+            return
         declared = declared_weight(weight)
-        losses = {SINGLE: loss} if isinstance(loss, Tensor) or not isinstance(loss, Mapping) else loss
+        losses = loss if isinstance(loss, Mapping) else {SINGLE: loss}
         coefficients = {name: self._coefficient(name, value, declared, reduction) for name, value in losses.items()}
         factors = {name: factor for name, factor in coefficients.items() if factor is not None}
         tensors = [losses[name] for name in factors]
@@ -151,12 +163,27 @@ class Window:
             self._shares.record(self._current, name, reported_loss(value), reduction)
         self._ran = True
 
-        if not tensors or self._dropped:
-            return
+        if self._sums.final:
+            with self._failing():
+                refuse_nonfinite(tensors, self._current)
         if self._on_nonfinite == "drop" and not all(bool(torch.isfinite(t).all()) for t in tensors):
             self._drop(overflowed=True)
-            return
-        self._run_backward(tensors, list(factors.values()), retain_graph)
+        elif tensors:
+            self._run_backward(self._loss_scale.passes(tensors, list(factors.values())), retain_graph)
+
+    def _backward_mean(self, loss: Any, retain_graph: bool) -> bool:
+        """The usual ``backward``, without what the window's first one has found out; False where more is needed."""
+        looked_into = self._on_nonfinite == "drop" or self._sums.final  # each loss, before its backward pass
+        if type(loss) is not Tensor or loss.ndim or not loss.requires_grad or looked_into:
+            return False
+        share = self._shares.of_mean(self._current)
+        seed = None if share is None else self._loss_scale.seed(loss, share * self._ranks.seed_factor)
+        if seed is None:
+            return False
+        self._shares.record_mean(self._current, loss.detach())
+        self._ran = True
+        self._run_backward((([loss], [seed], True),), retain_graph)
+        return True
 
     def _coefficient(self, name: str, loss: Any, weight: float | None, reduction: Reduction) -> float | None:
         """What the gradient of ``loss`` is multiplied by; None where the loss must not run at all."""
@@ -164,31 +191,18 @@ class Window:
         coefficient = self._shares.coefficient(self._current, name, weight, reduction)
         if coefficient == 0.0 and not self._ranks.every_backward:
             return None  # nothing was counted in it: a mean over nothing is nan, and must not reach the gradients
-        if coefficient == 0.0 and not bool(torch.isfinite(loss).all()):
-            raise AccumulationError(
-                f"micro-batch {self._current} has the weight 0 and a loss that is not finite "
-                f"({float(reported_loss(loss))}), and fully_shard needs its backward pass: use a sum loss with "
-                "reduction='sum', which is 0 there."
-            )
+        if coefficient == 0.0:
+            refuse_uncounted(loss, self._current)
         if not loss.requires_grad:
             refuse_detached(name, self._sums.parameters)
         if self._num_run == 0:
             warn_if_divided(loss, self.micro_batches, reduction)
         return coefficient * self._ranks.seed_factor
 
-    def _run_backward(self, losses: list[Tensor], coefficients: list[float], retain_graph: bool) -> None:
-        try:
-            if self._sums.final and not all(bool(torch.isfinite(loss).all()) for loss in losses):
-                values = ", ".join(str(float(reported_loss(loss))) for loss in losses)
-                raise AccumulationError(
-                    f"the loss is not finite ({values} in micro-batch {self._current}), and with eager updates nothing "
-                    "can be left out: look for inf or nan in the model's outputs, or do without eager."
-                )
-            for roots, seeds, is_last in self._loss_scale.passes(losses, coefficients):
+    def _run_backward(self, passes: Iterable[Pass], retain_graph: bool) -> None:
+        with self._failing():
+            for roots, seeds, is_last in passes:
                 self._sums.backward(roots, gradients=seeds, retain_graph=retain_graph or not is_last)
-        except BaseException as error:
-            self._note_failure(error)
-            raise
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -196,11 +210,8 @@ class Window:
         try:
             yield
         except BaseException as error:
-            self._note_failure(error)
+            self.failed = f"{type(error).__name__} in micro-batch {self._current}"
             raise
-
-    def _note_failure(self, error: BaseException) -> None:
-        self.failed = f"{type(error).__name__} in micro-batch {self._current}"
 
     def continue_backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], retain_graph: bool) -> None:
         """Continue a backward pass that stopped at ``roots``: their ``gradients`` contain the window's division."""
@@ -275,7 +286,6 @@ class Window:
         self._check_complete()
         self.settle()
         assert self._finalizer is not None
-
         stepped = Stepped(math.nan, self._finalizer.lr, "empty")
         try:
             if not self.totals.empty:
