@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
+from dagnn.graph import library_formats
 from dagnn.graph.attributes import Attributes
 from dagnn.graph.cached import cached_tensor_property
 from dagnn.graph.concatenation import check_alike, concatenate, concatenate_attributes, packed_dags
 from dagnn.graph.dag import Dag
 from dagnn.graph.edges import Csr
-from dagnn.graph.formats import pyg as pyg_format
 from dagnn.graph.names import checked_names
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class DagBatch:
             GraphError: an edge from one graph to another, or a ``ptr`` that does not divide the nodes among the graphs.
             CycleError: the edges form a cycle; nodes are numbered as in the batch.
         """
-        arguments = pyg_format.arguments_from(batch, node_attributes, edge_attributes)
+        arguments = library_formats.pyg_arguments(batch, node_attributes, edge_attributes)
         offsets = getattr(batch, "ptr", None)
         if not isinstance(offsets, Tensor):
             raise DtypeError("DagBatch.from_pyg needs a Batch, got a single graph: use Dag.from_pyg for it.")
@@ -181,7 +181,7 @@ class DagBatch:
             DagnnError: PyTorch Geometric is not installed.
             GraphError: no graphs, or a node attribute with a name that PyTorch Geometric gives a meaning of its own.
         """
-        return pyg_format.to_batch(list(self)).to(self.device)
+        return library_formats.to_batch(list(self)).to(self.device)
 
     def __len__(self) -> int:
         """How many graphs there are."""

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import content as parts
+from dagnn.graph import library_formats, text_formats
 from dagnn.graph.attributes import checked_attributes, take
 from dagnn.graph.content import Content
 from dagnn.graph.edges import canonical_order, check_no_self_loop
-from dagnn.graph.formats import json, polish, pyg
-from dagnn.graph.formats import networkx as networkx_format
 from dagnn.graph.levels import levelled
 from dagnn.graph.names import checked_names, read_edges
 
@@ -162,7 +161,7 @@ class Dag(Content):
             GraphError: an undirected graph, data that only some nodes (edges) have, or that none has.
             CycleError: the edges form a cycle.
         """
-        return cls(**networkx_format.arguments_from(graph, node_attributes, edge_attributes))
+        return cls(**library_formats.networkx_arguments(graph, node_attributes, edge_attributes))
 
     def to_networkx(self) -> "networkx.DiGraph[Any]":
         """A NetworkX ``DiGraph`` with names and attributes; a ``MultiDiGraph`` if edges repeat.
@@ -175,7 +174,7 @@ class Dag(Content):
         there are nodes (edges) to carry the attributes. A GraphML file in between keeps that, if names are str (or
         read with ``node_type=int``) and attributes numbers or str: GraphML holds nothing else.
         """
-        return networkx_format.to_networkx(self)
+        return library_formats.to_networkx(self)
 
     @classmethod
     def from_pyg(
@@ -200,8 +199,8 @@ class Dag(Content):
             GraphError: an attribute that is not there, or an ``edge_...`` without one value per edge.
             CycleError: the edges form a cycle.
         """
-        pyg.check_is_one_graph(data)
-        return cls(**pyg.arguments_from(data, node_attributes, edge_attributes))
+        library_formats.check_is_one_graph(data)
+        return cls(**library_formats.pyg_arguments(data, node_attributes, edge_attributes))
 
     def to_pyg(self) -> Any:
         """A ``torch_geometric.data.Data``; `from_pyg` gives an equal Dag back. Tuples become lists.
@@ -210,7 +209,7 @@ class Dag(Content):
             DagnnError: PyTorch Geometric is not installed.
             GraphError: a node attribute with a name that PyTorch Geometric gives a meaning of its own.
         """
-        return pyg.to_data(self)
+        return library_formats.to_data(self)
 
     @classmethod
     def from_json(cls, document: str | bytes) -> Self:
@@ -223,7 +222,7 @@ class Dag(Content):
         >>> Dag.from_json(dag.to_json()) == dag
         True
         """
-        return cls(**json.arguments_from(document))
+        return cls(**text_formats.json_arguments(document))
 
     def to_json(self) -> str:
         """The whole content as JSON text, for `from_json`; nothing is lost.
@@ -232,7 +231,7 @@ class Dag(Content):
             GraphError: a value that is not None, a bool, a number, a str, bytes, or a tuple, list or frozenset of
                 those.
         """
-        return json.to_json(self)
+        return text_formats.to_json(self)
 
     @classmethod
     def from_polish(cls, expression: str, share: bool = False) -> Self:
@@ -252,7 +251,7 @@ class Dag(Content):
         >>> Dag.from_polish("(* (+ x 1) (+ x 1))", share=True).node_attributes["label"]
         ('x', '1', '+', '*')
         """
-        edges, positions, levels, labels = polish.parse(expression, share)
+        edges, positions, levels, labels = text_formats.parse_polish(expression, share)
         position = torch.from_numpy(positions)
         return cls._trusted(edges, levels, node_attributes={"label": labels}, edge_attributes={"position": position})
 
@@ -270,7 +269,7 @@ class Dag(Content):
         >>> Dag.from_polish("(* (+ x 1) (+ x 1))", share=True).to_polish()
         '(* (+ x 1) (+ x 1))'
         """
-        return polish.to_polish(self, max_tokens)
+        return text_formats.to_polish(self, max_tokens)
 
     @classmethod
     def from_text(cls, string: str) -> Self:
@@ -282,7 +281,7 @@ class Dag(Content):
         >>> Dag.from_text("e\\u0301x").num_nodes
         2
         """
-        labels = polish.grapheme_clusters(string)
+        labels = text_formats.grapheme_clusters(string)
         nodes = np.arange(len(labels), dtype=np.int64)
         edges = np.stack([nodes[:-1], nodes[1:]], axis=1)
         return cls._trusted(edges, nodes, node_attributes={"label": labels})

@@ -30,8 +30,8 @@ from dagnn.errors import CheckpointError, DagnnError, StateDictError, warn
 from dagnn.files import replace_file
 from dagnn.graph import Dag
 from dagnn.graph.cached import ordinary_tensors
-from dagnn.graph.formats import json as json_format
 from dagnn.graph.names import sort_key
+from dagnn.graph.text_formats import json_arguments
 from dagnn.nn.dag_nn.parameters import ParameterLayout, bias_mask
 
 _FORMAT, _VERSION = "dagnn.DagNN", 1
@@ -118,7 +118,7 @@ def _parse(path: Path, document: dict[str, Any]) -> Document:
             f"{path} has version {document.get('version')!r}, this dagnn reads version {_VERSION}: update dagnn."
         )
     try:
-        arguments, bias = json_format.arguments_from(document["dag"]), document["bias"]
+        arguments, bias = json_arguments(document["dag"]), document["bias"]
         dag = Dag(**arguments)
         with ordinary_tensors():  # on the CPU, whatever the default device
             mask = bias_mask(dag, bias if isinstance(bias, bool) else [dag.name_of(node) for node in bias])
