@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dagnn._version import __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dagnn.accumulation import GradientAccumulator as GradientAccumulator

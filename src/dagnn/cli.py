@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 
 from tyro.conf import Positional, arg
 
-from dagnn._version import __version__
+from dagnn import __version__
 from dagnn.commands.arguments import DEFAULT_RUN, Command, complain, dispatch, flushed, open_streams, parsed
 from dagnn.errors import ConfigError, DagnnError
 from dagnn.training.log import write_line

@@ -11,7 +11,7 @@ import pytest
 import torch
 from small_training import NUM_STEPS, small_trainer
 
-from dagnn._version import __version__
+from dagnn import __version__
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.training.log import read_metrics
 from dagnn.training.run.checkpoints import FORMAT, read_checkpoint

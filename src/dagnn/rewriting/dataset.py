@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dagnn._version import __version__
+from dagnn import __version__
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, RunError
 from dagnn.files import replace_file

@@ -26,7 +26,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from dagnn._version import __version__
+from dagnn import __version__
 from dagnn.errors import CheckpointError, DagnnError, RunError, warn
 from dagnn.files import remove_tree, sync_directory, write_new
 from dagnn.training.run.values import tensor_file, tensors_in_file

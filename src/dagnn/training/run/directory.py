@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from dagnn._version import __version__
+from dagnn import __version__
 from dagnn.errors import RunError
 from dagnn.files import replace_file
 from dagnn.training.config import Config, TrainingConfig
