@@ -33,7 +33,7 @@ ARROWS = {
     "__main__": {"cli"},
     "cli": {"commands", "curriculum", "rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
 }
-FREE = {"errors", "files", "__version__"}
+FREE = {"errors", "files", "__version__", "_loaded_on_first_use"}
 PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 
 

@@ -1,6 +1,8 @@
 """dagnn: neural networks shaped like DAGs, trained with gradients you can trust."""
 
 import importlib
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -44,58 +46,45 @@ if TYPE_CHECKING:
     from dagnn.training import Trainer as Trainer
     from dagnn.training import TrainingConfig as TrainingConfig
 
-# Public name -> the module that defines it. Loaded on first use (PEP 562), so that
+
+def _loaded_on_first_use(
+    package: str, names_in: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported when first read (PEP 562).
+
+    Args:
+        package: its ``__name__``.
+        names_in: module -> the names to take from it, with blanks between.
+    """
+    module_of = {name: module for module, names in names_in.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(module_of[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    names = sorted(module_of)
+    return load, lambda: names, names
+
+
 # `dagnn --help` and `import dagnn.errors` do not wait for torch.
-_MODULE_OF = {
-    "AccumulationError": "dagnn.errors",
-    "CheckpointError": "dagnn.errors",
-    "ConfigError": "dagnn.errors",
-    "ConstantNodesWarning": "dagnn.errors",
-    "CycleError": "dagnn.errors",
-    "Dag": "dagnn.graph",
-    "DagBatch": "dagnn.graph",
-    "DagNN": "dagnn.nn",
-    "DagSweep": "dagnn.nn",
-    "DagnnError": "dagnn.errors",
-    "DataError": "dagnn.errors",
-    "DtypeError": "dagnn.errors",
-    "EditCosts": "dagnn.ged",
-    "Embedding": "dagnn.nn",
-    "ExpressionError": "dagnn.errors",
-    "GedLoss": "dagnn.ged",
-    "GedMetric": "dagnn.ged",
-    "GedResult": "dagnn.ged",
-    "GradientAccumulator": "dagnn.accumulation",
-    "GraphError": "dagnn.errors",
-    "GraphRewriter": "dagnn.rewriting",
-    "GraphTransformNet": "dagnn.nn",
-    "Learnable": "dagnn.nn",
-    "MessagePassing": "dagnn.nn",
-    "RunError": "dagnn.errors",
-    "StateDictError": "dagnn.errors",
-    "Trainer": "dagnn.training",
-    "TrainingConfig": "dagnn.training",
-    "accumulate": "dagnn.accumulation",
-    "check_equivalence": "dagnn.accumulation",
-    "check_loop": "dagnn.accumulation",
-    "collate": "dagnn.graph",
-    "ged_bounds": "dagnn.ged",
-    "ged_matrix": "dagnn.ged",
-    "graph_edit_distance": "dagnn.ged",
-    "tree_edit_distance": "dagnn.ged",
-    "weights": "dagnn.accumulation",
-}
-
-__all__ = ["__version__", *_MODULE_OF]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'dagnn' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = _loaded_on_first_use(
+    __name__,
+    {
+        "dagnn.accumulation": "GradientAccumulator accumulate check_equivalence check_loop weights",
+        "dagnn.errors": (
+            "AccumulationError CheckpointError ConfigError ConstantNodesWarning CycleError DagnnError DataError "
+            "DtypeError ExpressionError GraphError RunError StateDictError"
+        ),
+        "dagnn.ged": (
+            "EditCosts GedLoss GedMetric GedResult ged_bounds ged_matrix graph_edit_distance tree_edit_distance"
+        ),
+        "dagnn.graph": "Dag DagBatch collate",
+        "dagnn.nn": "DagNN DagSweep Embedding GraphTransformNet Learnable MessagePassing",
+        "dagnn.rewriting": "GraphRewriter",
+        "dagnn.training": "Trainer TrainingConfig",
+    },
+)
+__all__ += ["__version__"]  # and so in __dir__

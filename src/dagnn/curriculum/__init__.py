@@ -1,7 +1,8 @@
 """Seven levels of symbolic mathematics: the language, the exact answers, the generator and the judge."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dagnn import _loaded_on_first_use
 
 if TYPE_CHECKING:
     from dagnn.curriculum.config import CurriculumConfig as CurriculumConfig
@@ -33,48 +34,18 @@ if TYPE_CHECKING:
     from dagnn.curriculum.verdict import Verdict as Verdict
     from dagnn.curriculum.verdict import judge as judge
 
-# Loaded on first use (PEP 562): `dagnn train --help` reads the configuration and does not wait for torch.
-_MODULE_OF = {
-    "CurriculumConfig": "dagnn.curriculum.config",
-    "Expr": "dagnn.curriculum.expression",
-    "GenerationStats": "dagnn.curriculum.generator",
-    "LEVELS": "dagnn.curriculum.levels",
-    "LevelSpec": "dagnn.curriculum.levels",
-    "SPLITS": "dagnn.curriculum.generator",
-    "Sample": "dagnn.curriculum.generator",
-    "Split": "dagnn.curriculum.generator",
-    "Verdict": "dagnn.curriculum.verdict",
-    "answer": "dagnn.curriculum.exact",
-    "bind": "dagnn.curriculum.expression",
-    "dataset": "dagnn.curriculum.generator",
-    "decimal_leaf": "dagnn.curriculum.exact.precise",
-    "decimal_of_digits": "dagnn.curriculum.exact.precise",
-    "equivalent": "dagnn.curriculum.exact",
-    "from_dag": "dagnn.curriculum.engine",
-    "from_infix": "dagnn.curriculum.parsing",
-    "judge": "dagnn.curriculum.verdict",
-    "level_of": "dagnn.curriculum.levels",
-    "level_spec": "dagnn.curriculum.levels",
-    "make_sample": "dagnn.curriculum.generator",
-    "parse": "dagnn.curriculum.parsing",
-    "same_decimal": "dagnn.curriculum.exact.precise",
-    "simplify": "dagnn.curriculum.exact",
-    "split_of": "dagnn.curriculum.generator",
-    "stream": "dagnn.curriculum.generator",
-    "to_dag": "dagnn.curriculum.engine",
-    "to_text": "dagnn.curriculum.expression",
-}
-
-__all__ = sorted(_MODULE_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'dagnn.curriculum' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+# `dagnn train --help` reads the configuration and does not wait for torch.
+__getattr__, __dir__, __all__ = _loaded_on_first_use(
+    __name__,
+    {
+        "dagnn.curriculum.config": "CurriculumConfig",
+        "dagnn.curriculum.engine": "from_dag to_dag",
+        "dagnn.curriculum.exact": "answer equivalent simplify",
+        "dagnn.curriculum.exact.precise": "decimal_leaf decimal_of_digits same_decimal",
+        "dagnn.curriculum.expression": "Expr bind to_text",
+        "dagnn.curriculum.generator": "GenerationStats SPLITS Sample Split dataset make_sample split_of stream",
+        "dagnn.curriculum.levels": "LEVELS LevelSpec level_of level_spec",
+        "dagnn.curriculum.parsing": "from_infix parse",
+        "dagnn.curriculum.verdict": "Verdict judge",
+    },
+)

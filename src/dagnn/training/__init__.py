@@ -1,7 +1,8 @@
 """A trainer for any model: configuration, loop, schedules, stages, checkpoints, metrics."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dagnn import _loaded_on_first_use
 
 if TYPE_CHECKING:
     from dagnn.training.config import TrainingConfig as TrainingConfig
@@ -27,42 +28,19 @@ if TYPE_CHECKING:
     from dagnn.training.run.directory import open_run as open_run
     from dagnn.training.trainer import Trainer as Trainer
 
-# Loaded on first use (PEP 562): a configuration, and so `dagnn train --help`, does not wait for torch.
-_MODULE_OF = {
-    "BatchLoader": "dagnn.training.loader",
-    "Checkpoint": "dagnn.training.run.checkpoints",
-    "CheckpointStore": "dagnn.training.run.checkpoints",
-    "DatasetLoader": "dagnn.training.loader",
-    "IterableLoader": "dagnn.training.loader",
-    "LrCurve": "dagnn.training.lr_finder",
-    "MappedLoader": "dagnn.training.loader",
-    "Meter": "dagnn.training.evaluation",
-    "MetricsLog": "dagnn.training.log",
-    "Processes": "dagnn.training.processes",
-    "RunDirectory": "dagnn.training.run.directory",
-    "StagePromotion": "dagnn.training.counters",
-    "Trainer": "dagnn.training.trainer",
-    "TrainingConfig": "dagnn.training.config",
-    "TrainingInterrupted": "dagnn.training.processes",
-    "TrainingResult": "dagnn.training.counters",
-    "find_lr": "dagnn.training.lr_finder",
-    "open_run": "dagnn.training.run.directory",
-    "process_group": "dagnn.training.processes",
-    "read_checkpoint": "dagnn.training.run.checkpoints",
-    "read_metrics": "dagnn.training.log",
-    "verify_checkpoint": "dagnn.training.run.checkpoints",
-}
-
-__all__ = sorted(_MODULE_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'dagnn.training' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+# A configuration, and so `dagnn train --help`, does not wait for torch.
+__getattr__, __dir__, __all__ = _loaded_on_first_use(
+    __name__,
+    {
+        "dagnn.training.config": "TrainingConfig",
+        "dagnn.training.counters": "StagePromotion TrainingResult",
+        "dagnn.training.evaluation": "Meter",
+        "dagnn.training.loader": "BatchLoader DatasetLoader IterableLoader MappedLoader",
+        "dagnn.training.log": "MetricsLog read_metrics",
+        "dagnn.training.lr_finder": "LrCurve find_lr",
+        "dagnn.training.processes": "Processes TrainingInterrupted process_group",
+        "dagnn.training.run.checkpoints": "Checkpoint CheckpointStore read_checkpoint verify_checkpoint",
+        "dagnn.training.run.directory": "RunDirectory open_run",
+        "dagnn.training.trainer": "Trainer",
+    },
+)
