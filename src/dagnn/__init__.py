@@ -69,22 +69,18 @@ def _loaded_on_first_use(
     return load, lambda: names, names
 
 
+_NAMES_IN = {
+    "dagnn.accumulation": "GradientAccumulator accumulate check_equivalence check_loop weights",
+    "dagnn.errors": (
+        "AccumulationError CheckpointError ConfigError ConstantNodesWarning CycleError DagnnError DataError "
+        "DtypeError ExpressionError GraphError RunError StateDictError"
+    ),
+    "dagnn.ged": ("EditCosts GedLoss GedMetric GedResult ged_bounds ged_matrix graph_edit_distance tree_edit_distance"),
+    "dagnn.graph": "Dag DagBatch collate",
+    "dagnn.nn": "DagNN DagSweep Embedding GraphTransformNet Learnable MessagePassing",
+    "dagnn.rewriting": "GraphRewriter",
+    "dagnn.training": "Trainer TrainingConfig",
+}
 # `dagnn --help` and `import dagnn.errors` do not wait for torch.
-__getattr__, __dir__, __all__ = _loaded_on_first_use(
-    __name__,
-    {
-        "dagnn.accumulation": "GradientAccumulator accumulate check_equivalence check_loop weights",
-        "dagnn.errors": (
-            "AccumulationError CheckpointError ConfigError ConstantNodesWarning CycleError DagnnError DataError "
-            "DtypeError ExpressionError GraphError RunError StateDictError"
-        ),
-        "dagnn.ged": (
-            "EditCosts GedLoss GedMetric GedResult ged_bounds ged_matrix graph_edit_distance tree_edit_distance"
-        ),
-        "dagnn.graph": "Dag DagBatch collate",
-        "dagnn.nn": "DagNN DagSweep Embedding GraphTransformNet Learnable MessagePassing",
-        "dagnn.rewriting": "GraphRewriter",
-        "dagnn.training": "Trainer TrainingConfig",
-    },
-)
+__getattr__, __dir__, __all__ = _loaded_on_first_use(__name__, _NAMES_IN)
 __all__ += ["__version__"]  # and so in __dir__
