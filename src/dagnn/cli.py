@@ -303,6 +303,36 @@ def _check(arguments: Sequence[str]) -> int:
     return run_check(given.target)
 
 
+@dataclass(frozen=True)
+class Export:
+    """Writes a DagNN for programs without dagnn: C99, ONNX, or a program of torch.export."""
+
+    file: Positional[Annotated[str, arg(metavar="FILE")]]
+    """file that DagNN.save wrote"""
+    out: Positional[Annotated[str, arg(metavar="OUT")]]
+    """file to write: .c (a header and a test program lie beside it), .onnx or .pt2"""
+    name: str | None = None
+    """of the function in C; by default that of the file"""
+    overwrite: bool = False
+    """replace files that exist"""
+
+
+def _export(arguments: Sequence[str]) -> int:
+    given = parsed(Export, "export", arguments)
+    from pathlib import Path
+
+    from dagnn.nn import DagNN
+
+    if Path(given.file).is_dir():
+        raise ConfigError(
+            f"{given.file} is a directory, expected a file that DagNN.save wrote. The network of a run rewrites graphs "
+            "of any shape and is no single DAG: `dagnn checkpoint export --format torch-export` writes it as a program."
+        )
+    written = DagNN.load(given.file).export(given.out, name=given.name, overwrite=given.overwrite)
+    print("\n".join(map(str, written)))
+    return 0
+
+
 def _metrics(arguments: Sequence[str]) -> int:
     from dagnn.commands.run import run_metrics
 
@@ -325,6 +355,7 @@ COMMANDS = {
     "info": Command("step, level and parameters of a run or checkpoint", _info),
     "metrics": Command("what happened in a run as CSV, or for TensorBoard", _metrics),
     "checkpoint": Command("verify, list, export and import checkpoints", _checkpoint),
+    "export": Command("a DagNN as C, ONNX or a program of torch.export", _export),
     "ged": Command("edit distance of two graphs, the edits in words and as a picture", _ged),
 }
 

@@ -7,6 +7,7 @@ cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransfo
 from dagnn.nn.attention import MultiHeadAttention, NodeAttention
 from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 from dagnn.nn.dag_nn.edit import StructureChange
+from dagnn.nn.dag_nn.export import Exports, Predictor
 from dagnn.nn.dag_nn.network import DagNN
 from dagnn.nn.dag_nn.sequential import from_sequential
 from dagnn.nn.dag_nn.tables import NamedParameters
@@ -24,6 +25,7 @@ __all__ = [
     "DagSweep",
     "EdgeHead",
     "Embedding",
+    "Exports",
     "GRUCell",
     "GraphHead",
     "GraphPool",
@@ -35,6 +37,7 @@ __all__ = [
     "NamedParameters",
     "NodeAttention",
     "NodeHead",
+    "Predictor",
     "SlotDecoder",
     "SlotLogits",
     "StructureChange",

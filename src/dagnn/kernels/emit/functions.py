@@ -37,7 +37,7 @@ _EXP_RANGE = {False: (-88.0, 89.0), True: (-709.0, 710.0)}
 _ROUNDING = {False: 1.5 * 2**23, True: 1.5 * 2**52}
 # erfc(z) = t exp(-z^2) P(2 t - 1) with t = 2 / (2 + z), z >= 0. P interpolates at 80 Chebyshev nodes, cut at degree
 # 10 and 26; computed with 60 digits. The substitution is that of Numerical Recipes (3rd edition, section 6.2.2).
-_ERFC = {
+ERFC = {
     False: (
         0.5107913569159452, 0.34358031871096484, 0.13973573352192914, 0.018221669428387856, -0.010751626186584588,
         -0.0032434519180997083, 0.0015291571607636927, 0.00043067048843585954, -0.0002993827120715652,
@@ -174,7 +174,7 @@ def normal_cdf_and_density(code: CodeWriter, x: Value) -> tuple[Value, Value]:
     t = build.fdiv(code.constant(2), build.fadd(z, code.constant(2)))
     argument = build.fsub(build.fadd(t, t), code.constant(1))
     gauss = exp(code, build.fneg(build.fmul(z, z)))
-    tail = build.fmul(build.fmul(t, gauss), polynomial(code, argument, _ERFC[code.double]))
+    tail = build.fmul(build.fmul(t, gauss), polynomial(code, argument, ERFC[code.double]))
     half = build.fmul(tail, code.constant(0.5))
     is_below = build.fcmp_ordered("<", x, code.constant(0))
     cdf = build.select(is_below, half, build.fsub(code.constant(1), half))

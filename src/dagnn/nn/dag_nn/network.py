@@ -16,6 +16,7 @@ from dagnn.graph.cached import ordinary_tensors
 from dagnn.kernels.reference import check_activation
 from dagnn.nn.checks import check_dag, check_dtype
 from dagnn.nn.dag_nn import edit, file
+from dagnn.nn.dag_nn.export import Exports
 from dagnn.nn.dag_nn.parameters import (
     ParameterLayout,
     bias_mask,
@@ -24,14 +25,13 @@ from dagnn.nn.dag_nn.parameters import (
     node_activations,
     warn_of_constants,
 )
-from dagnn.nn.dag_nn.tables import NamedParameters
 from dagnn.nn.learnable import check_own, value_of
 
 _PARAMETERS = ("edge_weight", "bias")
 
 
 @final
-class DagNN(NamedParameters):
+class DagNN(Exports):
     """``value[v] = act_v(sum over edges u -> v of w_uv * value[u] + b_v)``; inputs take their value from x.
 
     **Columns.** Column i of x is the node ``net.input_names[i]``, column j of y is ``net.output_names[j]``: the order

@@ -1,0 +1,273 @@
+"""A `DagNN` out of PyTorch: `DagNN.export` writes it for other programs, `DagNN.predictor` is a call for NumPy."""
+
+import errno
+import io
+import threading
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.export.c import c_files, check_name
+from dagnn.export.onnx import onnx_model
+from dagnn.export.program import Program, program_of
+from dagnn.files import replace_file
+from dagnn.kernels import NetworkPlan, reference
+from dagnn.kernels.network import passes
+from dagnn.nn.dag_nn.tables import NamedParameters
+from dagnn.nn.learnable import value_of
+
+Format = Literal["c", "onnx", "torch"]
+_SUFFIX = {"c": ".c", "onnx": ".onnx", "torch": ".pt2"}
+_TEST_SAMPLES = 8
+
+
+class Exports(NamedParameters):
+    """What a `DagNN` offers to programs without PyTorch. `DagNN` is its only class.
+
+    >>> from dagnn import Dag, DagNN
+    >>> isinstance(DagNN(Dag([("a", "b")])), Exports)
+    True
+    """
+
+    activations: list[str]
+    _plan_on: dict[torch.device, NetworkPlan]
+
+    def export(
+        self,
+        path: str | PathLike[str],
+        format: Format | None = None,
+        *,
+        name: str | None = None,
+        overwrite: bool = False,
+    ) -> list[Path]:
+        """Write the network, as it is now, for programs without dagnn. Nodes that no output reads are left out.
+
+        - **"c"**: C99 without allocation, for libm only. ``path`` is ``net.c``; ``net.h`` and a test program
+          ``net_test.c`` lie beside it. Functions ``net(x, y)`` for one sample, ``net_batch(x, y, n)`` for several.
+          Weights are constants. Activations round as in the compiled path, and so do sums over fewer edges than fill a
+          vector of the processor; longer sums may differ in their order.
+        - **"onnx"**: standard operators of opset 18, x ``[batch, inputs]`` to y ``[batch, outputs]``. Needs
+          ``pip install dagnn[onnx]``.
+        - **"torch"**: a program of ``torch.export`` with PyTorch's operators, to be read by ``torch.export.load``
+          where dagnn is not installed. Its ``module()`` takes x ``[batch, inputs]``.
+
+        The dtype is that of the parameters. Parameters that are computed from others are written as they are now.
+
+        Args:
+            path: the file to write; its suffix says the format where ``format`` does not.
+            format: "c", "onnx" or "torch".
+            name: of the function in C; by default the file's name without suffix.
+            overwrite: replace files that exist.
+
+        Returns:
+            the files written: all of them, or after an error none.
+
+        Raises:
+            ConfigError: an unknown format, a name that C does not take, a weight that is NaN or infinite, an activation
+                that the format lacks, a missing package.
+            FileExistsError: a file exists, and ``overwrite`` is False. Other `OSError`: it cannot be written.
+
+        >>> import tempfile
+        >>> from dagnn import Dag, DagNN
+        >>> net = DagNN(Dag([("a", "c"), ("b", "c")]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print([path.name for path in net.export(Path(folder) / "net.c")])
+        ['net.h', 'net.c', 'net_test.c']
+        """
+        path = Path(path)
+        chosen = _format_of(path, format)
+        if chosen == "c":
+            function = check_name(path.stem if name is None else name)
+            content = c_files(self.program(), path.stem, function, *self._samples())
+        elif name is not None:
+            raise ConfigError(f"name={name!r} is for a function in C, and format={chosen!r} has none: leave it out.")
+        else:
+            content = {path.name: onnx_model(self.program()) if chosen == "onnx" else self._torch_program()}
+        return _write({path.with_name(file): part for file, part in content.items()}, overwrite)
+
+    def program(self) -> Program:
+        """What the network computes now, as plain arrays: what every format is written from.
+
+        Raises:
+            ConfigError: a weight or bias that an output depends on is NaN or infinite; another dtype than float32 and
+                float64.
+
+        >>> from dagnn import Dag, DagNN
+        >>> DagNN(Dag([("a", "c"), ("b", "c")])).program().sources.tolist()
+        [0, 1]
+        """
+        layout, (weight, bias) = self._layout, (tensor.numpy() for tensor in self._numbers())
+        of_nodes = np.zeros(self.dag.num_nodes, dtype=bias.dtype)
+        of_nodes[layout.has_bias.numpy()] = bias
+        return program_of(
+            layout.edges.numpy(),
+            weight,
+            of_nodes,
+            [self.activations[node] for node in layout.node_at.tolist()],
+            layout.levels.numpy(),
+            layout.inputs.numpy(),
+            layout.outputs.numpy(),
+            self.input_names,
+            self.output_names,
+        )
+
+    def predictor(self) -> "Predictor":
+        """The network as it is now, for NumPy arrays: a call without autograd, some ten times cheaper for one sample.
+
+        Later changes of the network do not reach it.
+
+        Raises:
+            ConfigError: parameters of another dtype than float32 and float64.
+
+        >>> from dagnn import Dag, DagNN
+        >>> net = DagNN(Dag([("a", "c"), ("b", "c")]), bias=False)
+        >>> net.set_weights({("a", "c"): 2.0, ("b", "c"): 3.0})
+        >>> net.predictor()(np.array([1.0, 10.0])).tolist()
+        [32.0]
+        """
+        return Predictor(self._cpu_plan(), *self._numbers())
+
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        """Copies of weights and biases on the CPU, with what other code computes them from taken in."""
+        weight, bias = (value_of(self, name).detach().cpu().clone().contiguous() for name in ("edge_weight", "bias"))
+        if weight.dtype not in (torch.float32, torch.float64) or weight.is_meta:
+            raise ConfigError(
+                f"networks leave PyTorch in float32 or float64, with values, got {weight.dtype} on "
+                f"{self.edge_weight.device}: convert the network first, as with net.float()."
+            )
+        return weight, bias
+
+    def _cpu_plan(self) -> NetworkPlan:
+        return self._plan_on[torch.device("cpu")]
+
+    def _samples(self) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+        """Inputs and outputs for the test program."""
+        predictor = self.predictor()
+        generator = np.random.default_rng(0)
+        x = generator.standard_normal((_TEST_SAMPLES, len(self.dag.inputs))).astype(predictor.dtype)
+        return x, predictor(x)
+
+    def _torch_program(self) -> bytes:
+        self.program()  # raises for weights that are no numbers
+        module = _Reference(self._cpu_plan(), *self._numbers())
+        x = module.bias.new_zeros(2, len(self.dag.inputs))
+        program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        return file.getvalue()
+
+
+class _Reference(nn.Module):
+    """A network by PyTorch's own operators."""
+
+    def __init__(self, plan: NetworkPlan, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.levels = plan.levels
+        self.edge_weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return reference.run_network(self.levels, x, self.edge_weight, self.bias)
+
+
+class Predictor:
+    """A network for NumPy arrays, with the weights that it had; see `DagNN.predictor`. Threads may share one.
+
+    Attributes:
+        dtype: of the network: float32 or float64. Other real numbers are converted to it.
+        num_inputs, num_outputs: columns of x and y.
+
+    >>> from dagnn import Dag, DagNN
+    >>> predictor = DagNN(Dag([("a", "b")])).predictor()
+    >>> isinstance(predictor, Predictor), predictor.num_inputs, predictor(np.zeros((5, 1))).shape
+    (True, 1, (5, 1))
+    """
+
+    def __init__(self, plan: NetworkPlan, weight: Tensor, bias: Tensor) -> None:
+        self._plan, self._weight, self._bias = plan.compiled, weight, bias
+        double = weight.dtype == torch.float64
+        self.dtype = np.dtype(np.float64 if double else np.float32)
+        self.num_inputs, self.num_outputs = len(plan.inputs), len(plan.outputs)
+        self._lock = threading.Lock()
+        # One sample goes through memory of our own: to find the address of a caller's array takes longer.
+        self._x = np.zeros(self.num_inputs, self.dtype)
+        self._y = np.zeros(self.num_outputs, self.dtype)
+        self._values = torch.zeros(2 * len(plan.activation), dtype=weight.dtype)
+        self._frame = self._plan.frame(batch=1)
+        self._frame.set_addresses(
+            x=torch.from_numpy(self._x),
+            y=torch.from_numpy(self._y),
+            weight=weight,
+            bias=bias,
+            values=self._values,
+            slopes=None,
+        )
+        self._address = self._frame.address
+        self._run = self._plan.single_functions(double)["forward"]
+
+    def __call__(self, x: NDArray[np.floating]) -> NDArray[np.floating]:
+        """y ``[outputs]`` for x ``[inputs]``, or ``[B, outputs]`` for ``[B, inputs]``: a new array of `dtype`.
+
+        Raises:
+            GraphError: another shape.
+            DtypeError: not an array of real numbers.
+        """
+        if type(x) is not np.ndarray or x.shape != self._x.shape or x.dtype.kind not in "fiu":
+            return self._batch(x)
+        with self._lock:
+            self._x[...] = x
+            self._run(self._address)
+            return self._y.copy()
+
+    def _batch(self, given: Any) -> NDArray[np.floating]:
+        """Any array that is not plainly one sample."""
+        x = np.asarray(given)
+        if x.dtype.kind not in "fiub":
+            raise DtypeError(f"x must be an array of real numbers, got {given!r:.60} ({x.dtype}).")
+        if x.ndim not in (1, 2) or x.shape[-1] != self.num_inputs:
+            expected = f"[inputs] = [{self.num_inputs}] or [B, {self.num_inputs}]"
+            raise GraphError(f"x must have the shape {expected}, got {list(x.shape)}.")
+        rows = np.array(np.atleast_2d(x), self.dtype, order="C")  # a copy: PyTorch warns of arrays that are read-only
+        y = np.empty((0, self.num_outputs), self.dtype)
+        if len(rows):
+            y = passes.forward(self._plan, torch.from_numpy(rows), self._weight, self._bias)[0].numpy()
+        return y if x.ndim == 2 else y[0]
+
+
+def _format_of(path: Path, given: object) -> str:
+    formats = get_args(Format)
+    if given is not None and given not in formats:
+        raise ConfigError(f"format must be one of {', '.join(formats)}, got {given!r}.")
+    by_suffix = {suffix: name for name, suffix in _SUFFIX.items()}
+    if given is None and path.suffix not in by_suffix:
+        raise ConfigError(
+            f"{path.name!r} does not say the format: give a file that ends in {', '.join(by_suffix)}, or "
+            f"format= one of {', '.join(formats)}."
+        )
+    found = by_suffix[path.suffix] if given is None else str(given)
+    if found == "c" and path.suffix != ".c":
+        raise ConfigError(f"C goes to a file that ends in .c, got {path.name!r}: a header and a test lie beside it.")
+    return found
+
+
+def _write(files: dict[Path, bytes], overwrite: bool) -> list[Path]:
+    """All of the files, or none of those that were not there."""
+    taken = [] if overwrite else [path for path in files if path.exists()]
+    if taken:
+        raise FileExistsError(errno.EEXIST, "exists already: choose another path, or set overwrite", str(taken[0]))
+    new, written = [path for path in files if not path.exists()], list[Path]()
+    try:
+        for path, content in files.items():
+            replace_file(path, content)
+            written.append(path)
+    except OSError:
+        for path in written:
+            if path in new:
+                path.unlink(missing_ok=True)
+        raise
+    return written
