@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 
-from dagnn._version import __version__
+from dagnn import __version__
 from dagnn.errors import ConfigError
 from dagnn.export.program import Program
 from dagnn.kernels.emit.functions import activated

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dagnn._version import __version__
+from dagnn import __version__
 from dagnn.errors import ConfigError
 from dagnn.export.program import Program
 from dagnn.kernels.emit.functions import ERFC
