@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dagnn.ged import GedResult as GedResult
     from dagnn.ged import ged_bounds as ged_bounds
     from dagnn.ged import ged_matrix as ged_matrix
+    from dagnn.ged import ged_range as ged_range
+    from dagnn.ged import ged_search as ged_search
     from dagnn.ged import graph_edit_distance as graph_edit_distance
     from dagnn.ged import tree_edit_distance as tree_edit_distance
     from dagnn.graph import Dag as Dag
@@ -75,7 +77,10 @@ _NAMES_IN = {
         "AccumulationError CheckpointError ConfigError ConstantNodesWarning CycleError DagnnError DataError "
         "DtypeError ExpressionError GraphError RunError StateDictError"
     ),
-    "dagnn.ged": ("EditCosts GedLoss GedMetric GedResult ged_bounds ged_matrix graph_edit_distance tree_edit_distance"),
+    "dagnn.ged": (
+        "EditCosts GedLoss GedMetric GedResult ged_bounds ged_matrix ged_range ged_search graph_edit_distance "
+        "tree_edit_distance"
+    ),
     "dagnn.graph": "Dag DagBatch collate",
     "dagnn.nn": "DagNN DagSweep Embedding GraphTransformNet Learnable MessagePassing",
     "dagnn.rewriting": "GraphRewriter",

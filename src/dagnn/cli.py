@@ -236,7 +236,10 @@ def _info(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Ged:
-    """Compares two graphs that Dag.to_json wrote: their edit distance, the edits in words, and a picture."""
+    """Compares two graphs that Dag.to_json wrote: their edit distance, the edits in words, and a picture.
+
+    `dagnn ged search QUERY FOLDER` finds the graphs that are nearest to one graph; its --help lists its options.
+    """
 
     a: Positional[Annotated[str, arg(metavar="A.JSON")]]
     """file of the first graph"""
@@ -269,6 +272,10 @@ class Ged:
 
 
 def _ged(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["search"]:
+        from dagnn.commands.ged import run_search
+
+        return run_search(arguments[1:])
     given = parsed(Ged, "ged", arguments)
     from dagnn.commands.ged import compare_files
     from dagnn.ged import EditCosts
@@ -356,7 +363,7 @@ COMMANDS = {
     "metrics": Command("what happened in a run as CSV, or for TensorBoard", _metrics),
     "checkpoint": Command("verify, list, export and import checkpoints", _checkpoint),
     "export": Command("a DagNN as C, ONNX or a program of torch.export", _export),
-    "ged": Command("edit distance of two graphs, the edits in words and as a picture", _ged),
+    "ged": Command("edit distance of two graphs, in words and as a picture; ged search: the nearest of many", _ged),
 }
 
 

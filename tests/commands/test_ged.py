@@ -1,4 +1,4 @@
-"""`dagnn ged`: what it prints and draws, and one line for everything that goes wrong."""
+"""`dagnn ged` and `dagnn ged search`: what it prints and draws, and one line for everything that goes wrong."""
 
 import json
 
@@ -148,3 +148,61 @@ def test_picture_that_cannot_be_written_leaves_the_old_one(files, capsys, monkey
     assert capsys.readouterr().err == "dagnn: No space left on device: p.svg\n"
     assert (files / "p.svg").read_text() == "old"
     assert [path.name for path in files.iterdir() if path.name.startswith(".")] == []
+
+
+# ---- dagnn ged search ----
+
+
+@pytest.fixture
+def collection(tmp_path, monkeypatch):
+    """Chains and a fork, in a folder of two files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "query.json").write_text('{"n": 3, "edges": [[0, 1], [1, 2]]}')
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "chains.jsonl").write_text(
+        "".join(json.dumps({"n": n, "edges": [[i, i + 1] for i in range(n - 1)]}) + "\n" for n in range(1, 8))
+    )
+    (tmp_path / "set" / "fork.json").write_text('{"n": 4, "edges": [[0, 1], [0, 2], [0, 3]]}')
+    return tmp_path
+
+
+def test_search_prints_the_nearest_with_their_distance(collection, capsys):
+    assert ged(capsys, "search", "query.json", "set", "--k", "4").splitlines()[:5] == [
+        "4 of 8 graphs, exact",
+        "  0           chains.jsonl:2",
+        "  2           chains.jsonl:1",
+        "  2           chains.jsonl:3",
+        "  2           fork.json",
+    ]
+
+
+def test_search_in_json_names_what_is_undecided(collection, capsys):
+    found = json.loads(ged(capsys, "search", "set/chains.jsonl:3", "set", "query.json", "--radius", "2", "--json"))
+    assert [row["name"] for row in found["matches"]] == [f"set/chains.jsonl:{i}" for i in (3, 2, 4)] + [
+        "set/fork.json",
+        "query.json",
+    ]
+    assert found["complete"] and found["undecided"] == [] and sum(found["settled"].values()) == 9
+    late = json.loads(ged(capsys, "search", "query.json", "set", "--seconds", "0", "--k", "1", "--json"))
+    assert not late["complete"] and len(late["undecided"]) == 8
+    (match,) = late["matches"]
+    assert (match["name"], match["distance"], match["upper"]) == ("chains.jsonl:0", None, "inf")
+    text = ged(capsys, "search", "query.json", "set", "--seconds", "0", "--k", "1")
+    assert text.startswith("1 of 8 graphs, not exact, 8 undecided: raise --budget")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["query.json"], "no files or folders to search in"),
+        (["set/chains.jsonl", "set"], "set/chains.jsonl holds 7 graphs: name one of them"),
+        (["set/chains.jsonl:9", "set"], "set/chains.jsonl holds no graph '9'"),
+        (["none.json", "set"], "No such file or directory: none.json"),
+        (["query.json", "set", "--k", "0"], "k is 0"),
+        (["query.json", "set", "--radius", "-1"], "radius is -1.0"),
+    ],
+)
+def test_search_says_what_is_wrong_in_one_line(arguments, text, collection, capsys):
+    assert main(["ged", "search", *arguments]) == 2
+    output = capsys.readouterr()
+    assert text in output.err and output.err.count("\n") == 1

@@ -1,20 +1,26 @@
-"""`dagnn ged`: compares the Dags of two files, prints the edits, and draws them."""
+"""`dagnn ged` compares the Dags of two files, prints the edits and draws them; `dagnn ged search` finds the nearest."""
 
+import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from torch import Tensor
+from tyro.conf import Positional, arg
 
+from dagnn.commands.arguments import parsed
 from dagnn.errors import ConfigError, GraphError
 from dagnn.files import replace_file
 from dagnn.ged.costs import EditCosts
 from dagnn.ged.distance import DEFAULT_BUDGET, GedResult, graph_edit_distance
-from dagnn.ged.labelled import read_pair
+from dagnn.ged.files import read_graph_files
+from dagnn.ged.labelled import Graph, read_pair
 from dagnn.ged.picture import draw_edits, spelled
+from dagnn.ged.retrieval import GedMatches, ged_range, ged_search
 from dagnn.graph import Dag
 
 
@@ -134,3 +140,159 @@ def _plain(value: Any) -> Any:
             return str(value)
         return value
     return [_plain(item) for item in value]
+
+
+# ---- dagnn ged search ----
+
+
+@dataclass(frozen=True)
+class Search:
+    """The graphs of files and folders that are nearest to one graph, exactly.
+
+    Reads JSON (Dag.to_json, NetworkX node-link data, public sets), JSON lines, GraphML, GEXF, GML, and SMILES by RDKit.
+    """
+
+    query: Positional[Annotated[str, arg(metavar="QUERY")]]
+    """file of one graph, or FILE:NAME for one of several, NAME as the answer shows it: set.jsonl:12"""
+    database: Positional[Annotated[tuple[str, ...], arg(metavar="DATABASE")]]
+    """files and folders to search in"""
+    k: int = 10
+    """how many graphs to find"""
+    radius: float | None = None
+    """find all graphs within this distance instead"""
+    budget: int = DEFAULT_BUDGET
+    """nodes of the search tree at most, for each graph"""
+    seconds: float | None = None
+    """stop after that long, with what is known by then"""
+    workers: int | None = None
+    """threads; by default one for each core"""
+    node_insertion: float = 1.0
+    """cost of a node that only the other graph has"""
+    node_deletion: float = 1.0
+    """cost of a node that only the query has"""
+    node_substitution: float = 1.0
+    """cost of another label"""
+    edge_insertion: float = 1.0
+    """cost of an edge that only the other graph has"""
+    edge_deletion: float = 1.0
+    """cost of an edge that only the query has"""
+    edge_substitution: float = 1.0
+    """cost of another label"""
+    node_label: str = "label"
+    """node attribute that holds the labels; names: what nodes are called; none: no labels"""
+    edge_label: str = "label"
+    """edge attribute that holds the labels; none: no labels"""
+    undirected: bool = False
+    """ignore the directions of edges"""
+    json: bool = False
+    """print JSON"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of `search_files`: the matches, and the names of all graphs by number."""
+
+    matches: GedMatches
+    names: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """For a terminal: a line for every graph, and what is known about the rest."""
+        found, settled = self.matches, self.matches.settled
+        lines = [
+            f"{len(found.index):,} of {len(self.names):,} graphs, "
+            + ("exact" if found.complete else f"not exact, {len(found.undecided):,} undecided: raise --budget")
+        ]
+        for place, lower, upper in zip(found.index.tolist(), found.lower.tolist(), found.upper.tolist(), strict=True):
+            distance = f"{upper:g}" if lower == upper else f"{lower:g} .. {upper:g}"
+            lines.append(f"  {distance:<10}  {spelled(self.names[place])}")
+        lines += [f"  undecided   {spelled(self.names[place])}" for place in found.undecided.tolist()[:10]]
+        lines.append(
+            f"settled by counts {settled.counts:,}, by branch match {settled.branches:,}, by search {settled.search:,}"
+        )
+        return "\n".join(lines)
+
+    def summary(self) -> dict[str, Any]:
+        """For JSON; ``distance`` is null unless it is proved."""
+        found = self.matches
+        rows = zip(found.index.tolist(), found.lower.tolist(), found.upper.tolist(), strict=True)
+        return {
+            "complete": found.complete,
+            "matches": [
+                {
+                    "name": self.names[place],
+                    "distance": _plain(upper) if lower == upper else None,
+                    "lower": lower,
+                    "upper": _plain(upper),
+                }
+                for place, lower, upper in rows
+            ],
+            "undecided": [self.names[place] for place in found.undecided.tolist()],
+            "settled": found.settled._asdict(),
+        }
+
+
+def search_files(
+    query: str | Path,
+    database: Sequence[str | Path],
+    costs: EditCosts | None = None,
+    *,
+    k: int = 10,
+    radius: float | None = None,
+    **options: Any,
+) -> Found:
+    """`ged_search`, or with ``radius`` `ged_range`, over files; ``options`` are theirs.
+
+    Raises:
+        OSError: a file cannot be read.
+        GraphError: a file that `read_graph_files` cannot read, a query of several graphs, or as in `ged_search`.
+        ConfigError, DtypeError: as in `ged_search`.
+    """
+    graph = _query(str(query))
+    named: dict[str, Graph] = {}
+    for path in database:
+        prefix = "" if len(database) == 1 or not Path(path).is_dir() else f"{path}/"
+        named.update({prefix + name: each for name, each in read_graph_files(path).items()})
+    graphs, names = list(named.values()), tuple(named)
+    if radius is None:
+        return Found(ged_search(graph, graphs, k, costs, **options), names)
+    return Found(ged_range(graph, graphs, radius, costs, **options), names)
+
+
+def _query(query: str) -> Graph:
+    """The one graph of a file, or that of FILE:NAME."""
+    file, _, name = query.rpartition(":")
+    if file and not Path(query).exists() and Path(file).exists():
+        found = read_graph_files(file)
+        ending = name if Path(file).is_dir() else query
+        if ending in found:
+            return found[ending]
+        raise GraphError(f"{file} holds no graph {name!r}; its first ones are {', '.join(list(found)[:3])}.")
+    found = read_graph_files(query)
+    if len(found) != 1:
+        raise GraphError(f"{query} holds {len(found):,} graphs: name one of them, such as {next(iter(found), '')!r}.")
+    return next(iter(found.values()))
+
+
+def run_search(arguments: Sequence[str]) -> int:
+    """`dagnn ged search`."""
+    given = parsed(Search, "ged search", arguments)
+    if not given.database:
+        raise ConfigError("no files or folders to search in; see dagnn ged search --help.")
+    kinds = [f"{part}_{edit}" for part in ("node", "edge") for edit in ("insertion", "deletion", "substitution")]
+    found = search_files(
+        given.query,
+        given.database,
+        EditCosts(**{kind: getattr(given, kind) for kind in kinds}),
+        k=given.k,
+        radius=given.radius,
+        budget=given.budget,
+        seconds=given.seconds,
+        workers=given.workers,
+        progress=sys.stderr.isatty(),
+        directed=False if given.undirected else None,
+        node_label=None if given.node_label == "none" else given.node_label,
+        edge_label=None if given.edge_label == "none" else given.edge_label,
+    )
+    print(json.dumps(found.summary()) if given.json else found.text)
+    return 0

@@ -4,8 +4,10 @@ from dagnn.ged.cliques import clique_counts, expected_edit_cost
 from dagnn.ged.costs import EditCosts
 from dagnn.ged.distance import GedBounds, GedResult, ged_bounds, graph_edit_distance
 from dagnn.ged.edit_path import Edit
+from dagnn.ged.files import read_graph_files
 from dagnn.ged.loss import GedLoss, GedLossTerms
 from dagnn.ged.matrix import GedMatrix, GedMetric, GedSummary, ged_matrix
+from dagnn.ged.retrieval import GedMatches, Settled, ged_range, ged_search
 from dagnn.ged.targets import GraphTargets, decode
 from dagnn.ged.tree import tree_edit_distance
 
@@ -15,16 +17,21 @@ __all__ = [
     "GedBounds",
     "GedLoss",
     "GedLossTerms",
+    "GedMatches",
     "GedMatrix",
     "GedMetric",
     "GedResult",
     "GedSummary",
     "GraphTargets",
+    "Settled",
     "clique_counts",
     "decode",
     "expected_edit_cost",
     "ged_bounds",
     "ged_matrix",
+    "ged_range",
+    "ged_search",
     "graph_edit_distance",
+    "read_graph_files",
     "tree_edit_distance",
 ]

@@ -215,14 +215,14 @@ class Limits(NamedTuple):
     upper_bound: float | None
 
 
-def checked_limits(budget: Any, seconds: Any = None, upper_bound: Any = None) -> Limits:
-    """The arguments as plain numbers.
+def checked_limits(budget: Any, seconds: Any = None, upper_bound: Any = None, called: str = "upper_bound") -> Limits:
+    """The arguments as plain numbers; errors call the last one ``called``.
 
     Raises:
         ConfigError: a limit that is no number, negative or NaN.
     """
     nodes = whole_number("budget", budget, 0, "search nodes")
-    return Limits(nodes, _checked_limit("seconds", seconds), _checked_limit("upper_bound", upper_bound))
+    return Limits(nodes, _checked_limit("seconds", seconds), _checked_limit(called, upper_bound))
 
 
 def whole_number(name: str, value: Any, least: int, unit: str) -> int:

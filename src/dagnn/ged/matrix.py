@@ -103,13 +103,12 @@ def ged_matrix(
             [3.]], dtype=torch.float64)
     """
     limits = checked_limits(budget, seconds)
-    workers = _cores() if workers is None else whole_number("workers", workers, 1, "threads")
-    if not (progress is None or callable(progress) or isinstance(progress, bool)):
-        raise ConfigError(f"progress is {progress!r}: give True, False or a function of two numbers.")
+    workers = checked_workers(workers)
+    progress = check_progress(progress)
     watch = Watch(limits.seconds)
     costs = checked_costs(costs)
-    rows = _listed(graphs, "graphs")
-    columns = rows if other is None else _listed(other, "other")
+    rows = listed(graphs, "graphs")
+    columns = rows if other is None else listed(other, "other")
     names = [f"graphs[{i}]" for i in range(len(rows))]
     names += [] if other is None else [f"other[{j}]" for j in range(len(columns))]
     read = read_graphs(
@@ -148,7 +147,7 @@ def ged_matrix(
                 lower[j, i], upper[j, i], proved[j, i] = lower[i, j], upper[i, j], proved[i, j]
             count.add()
 
-    with closing(_Report(progress, len(pairs))) as report:
+    with closing(Report(progress, len(pairs), "pair")) as report:
         pool = ThreadPoolExecutor(workers)
         try:
             waiting = {pool.submit(fill, start) for start in range(0, len(pairs), share)}
@@ -172,6 +171,18 @@ def ged_matrix(
     )
 
 
+def checked_workers(workers: Any) -> int:
+    """How many threads to use: ``workers``, or one for each core; ConfigError unless it is a whole number above 0."""
+    return _cores() if workers is None else whole_number("workers", workers, 1, "threads")
+
+
+def check_progress(progress: Any) -> Any:
+    """``progress``; ConfigError unless it is a bool or a function."""
+    if not (progress is None or callable(progress) or isinstance(progress, bool)):
+        raise ConfigError(f"progress is {progress!r}: give True, False or a function of two numbers.")
+    return progress
+
+
 def _cores() -> int:
     """How many cores this process may use; all of the machine where the system does not say."""
     if hasattr(os, "sched_getaffinity"):
@@ -179,7 +190,8 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _listed(graphs: Any, name: str) -> list[Graph]:
+def listed(graphs: Any, name: str) -> list[Graph]:
+    """``graphs`` as a list; DtypeError, which calls them ``name``, if it is one graph or no list of them."""
     is_one = isinstance(graphs, Dag) or hasattr(graphs, "adjacency") or hasattr(graphs, "edge_index")
     if is_one and not isinstance(graphs, DagBatch) and not hasattr(graphs, "to_data_list"):
         raise DtypeError(f"{name} must be a list of graphs, got one {type(graphs).__name__}: write [graph].")
@@ -203,17 +215,17 @@ class _Count:
             self.value += 1
 
 
-class _Report:
+class Report:
     """Shows progress on a bar, reports it to a function, or does neither."""
 
-    def __init__(self, progress: bool | Callable[[int, int], object], total: int) -> None:
+    def __init__(self, progress: bool | Callable[[int, int], object], total: int, unit: str) -> None:
         self._total, self._shown = total, -1
         self._report = progress if callable(progress) else None
         self._bar: Any = None
         if progress is True:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, unit="pair", dynamic_ncols=True)
+            self._bar = tqdm(total=total, unit=unit, dynamic_ncols=True)
 
     def show(self, done: int) -> None:
         if done == self._shown:

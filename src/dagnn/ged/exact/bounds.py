@@ -57,7 +57,7 @@ def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Sear
     n1, n2 = problem.node.shape
     labels = int(problem.directions.max()) + 1 if problem.constants[UNIFORM] == 1 else 1
     left, right = np.zeros((5, n1), np.int64), np.zeros((3, n2), np.int64)
-    _open_all(problem, left, right)
+    open_all(problem, left, right)
     return Search(
         numbers=np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0], 0]),
         left=left,
@@ -76,7 +76,7 @@ def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Sear
 
 
 @jitted
-def _open_all(problem: Problem, left: Ints, right: Ints) -> None:
+def open_all(problem: Problem, left: Ints, right: Ints) -> None:
     """Fill rows of `Search.left` and `Search.right`: nobody is mapped, and all edges are open."""
     pairs_left, pairs_right, pair = problem.left, problem.right, problem.pair
     left[:ANCHORED_DELETE] = DELETED

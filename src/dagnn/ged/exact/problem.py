@@ -85,12 +85,12 @@ def new_problem(tables: Tables, a: GraphArrays, b: GraphArrays) -> Problem:
         twin=np.empty(n2, np.int64),
         constants=np.zeros(6, np.int64),
     )
-    _fill(problem, tables, a.kind, b.kind)
+    fill(problem, tables, a.kind, b.kind)
     return problem
 
 
 @jitted
-def _fill(problem: Problem, tables: Tables, kind_a: Ints, kind_b: Ints) -> None:
+def fill(problem: Problem, tables: Tables, kind_a: Ints, kind_b: Ints) -> None:
     """Compute what `new_problem` has only allocated."""
     node, delete, insert, constants = problem.node, problem.delete, problem.insert, problem.constants
     right, pair, substitute = problem.right, problem.pair, tables.substitute

@@ -53,7 +53,7 @@ def advance(problem: Problem, prices: Prices, search: Search, starts: int, budge
     # For plain literals numba would compile `move` once each.
     down, up = np.int64(1), np.int64(-1)
     if numbers[HERE] < 0:  # nothing is bounded yet
-        _begin(problem, prices, search, starts)
+        begin(problem, prices, search, starts)
     if numbers[ROOT] > _cut(numbers):
         return True
     while True:
@@ -79,21 +79,22 @@ def advance(problem: Problem, prices: Prices, search: Search, starts: int, budge
             move(problem, prices, search, u, image[u] if image[u] >= 0 else len(search.right[FREE]), up)
 
 
+@jitted
 def proved_lower(search: Search, done: bool) -> int:
     """The distance is at least this, in units: the least bound among all nodes that are still open."""
-    numbers: list[int] = search.numbers.tolist()
-    highest = min(numbers[UPPER], numbers[LIMIT] + 1)
+    numbers = search.numbers
+    highest: int = min(numbers[UPPER], numbers[LIMIT] + 1)
     if done:
         return highest
-    parts = numbers[PARTS]
-    least = parts * highest
-    if numbers[ENTERING]:
+    least = numbers[PARTS] * highest
+    if numbers[ENTERING] == 1:
         least = min(least, numbers[HERE])
     for depth in range(numbers[DEPTH] + 1 - numbers[ENTERING]):
         place = search.depths[NEXT_CHILD, depth]
         if place < search.depths[NUM_CHILDREN, depth]:
-            least = min(least, int(search.child_bound[depth, place]))
-    return -(-max(least, numbers[ROOT]) // parts)
+            least = min(least, search.child_bound[depth, place])
+    lower: int = -(-max(least, numbers[ROOT]) // numbers[PARTS])
+    return lower
 
 
 @jitted
@@ -104,7 +105,7 @@ def _cut(numbers: Ints) -> int:
 
 
 @jitted
-def _begin(problem: Problem, prices: Prices, search: Search, starts: int) -> None:
+def begin(problem: Problem, prices: Prices, search: Search, starts: int) -> None:
     """Bound the distance from both sides at the root; keeps a map that ``search`` already has, with its cost."""
     numbers, best = search.numbers, search.left[BEST]
     _map_order(problem.left, search.left[ORDER])
