@@ -72,7 +72,11 @@ class ConstantNodesWarning(UserWarning):
 
 
 class AccumulationWarning(UserWarning):
-    """The loop runs, but its result may differ from that of the full batch, or from what you meant."""
+    """The loop runs, but its result may differ from that of the full batch, or from what you meant.
+
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", AccumulationWarning)  # a test that must not train on doubtful gradients
+    """
 
 
 _PACKAGE = str(Path(__file__).parent) + os.sep

@@ -177,6 +177,9 @@ class Sample:
 
     ``input`` is as the level reads it: on level 4 without the ``(approx ...)`` that its level implies.
     `make_sample`, `stream` and `dataset` return such samples.
+
+    >>> make_sample(1, seed=0, index=0)
+    Sample(id='L1-train-0-0', level=1, split='train', input=('-', 22, 53), answer=-31)
     """
 
     id: str

@@ -35,6 +35,9 @@ class LevelSpec:
     ``has_digits`` says whether the length of its whole numbers can be set: training at 2, testing at 4.
 
     `level_spec` returns it; `LEVELS` has all of them.
+
+    >>> [spec.number for spec in LEVELS.values() if spec.has_digits]
+    [1, 2, 3]
     """
 
     number: int

@@ -52,6 +52,13 @@ def read_records(path: str | Path) -> list[Record]:
         DataError: the file cannot be read, or a line is broken: not JSON, a key missing, unknown or of the wrong type,
             an id used before, an empty line, bytes that are not UTF-8, a last line that was cut off. All lines are
             checked; the message gives the first broken one with the reason, and the numbers of others.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "sums.jsonl")
+    >>> write_records(path, [Record("0", 1, "(+ 2 3)", "5")])
+    1
+    >>> read_records(path)[0].answer
+    '5'
     """
     try:
         content = Path(path).read_bytes()

@@ -294,6 +294,14 @@ class Cell(Protocol):
             ``operators`` that is not None, the number of them.
     and returns one ``[n, width]`` tensor per entry of ``state_sizes``. A node's state may depend on
     its own features and edges only.
+
+    >>> class Sum:
+    ...     state_sizes = (2,)
+    ...
+    ...     def __call__(self, features, states, target, position):
+    ...         return (features.index_add(0, target, states[0]),)
+    >>> Sum()(torch.ones(1, 2), (torch.ones(3, 2),), torch.zeros(3, dtype=torch.int64), torch.arange(3))
+    (tensor([[4., 4.]]),)
     """
 
     state_sizes: tuple[int, ...]

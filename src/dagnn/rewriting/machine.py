@@ -20,7 +20,13 @@ _STEPS_AT_ONCE = 20_000
 
 
 class Rewriter(Protocol):
-    """Whatever knows the replacements: an exact engine, a `RuleRewriter` or a trained `GraphRewriter`."""
+    """Whatever knows the replacements: an exact engine, a `RuleRewriter` or a trained `GraphRewriter`.
+
+    >>> class LeaveAll:
+    ...     def rewrite(self, neighbourhoods):
+    ...         return [() for _ in neighbourhoods]
+    >>> rewriter: Rewriter = LeaveAll()
+    """
 
     def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> Sequence[ReplacementTokens]:
         """One replacement for each neighbourhood; the empty tuple leaves it as it is."""
@@ -35,6 +41,9 @@ class Rewritten:
         tokens: preorder label ids of the normal form; None when the term did not reach one.
         steps: rewrite steps taken, memoised sub-graphs not counted again.
         stopped: empty, or why there is no normal form.
+
+    >>> Rewritten([1, 1, 0], steps=3).stopped
+    ''
     """
 
     tokens: list[int] | None
@@ -50,6 +59,9 @@ class Step:
         neighbourhood: what the step saw, as tokens.
         replacement: what it put there, as tokens.
         before, after: the sub-term that was rewritten and the one in its place, as preorder label ids.
+
+    >>> Step(neighbourhood=(1, 2), replacement=(3,), before=[1, 0], after=[0]).after
+    [0]
     """
 
     neighbourhood: NeighbourhoodTokens
@@ -365,6 +377,13 @@ class Steps(Sequence[Step]):
     """The steps of `RewritingMachine.recorded`; each is written out on access, which needs the machine's graph.
 
     They are valid until the graph is cleared: by `clear_graph`, `trace`, `recorded`, or a `run` on a full graph.
+
+    >>> from dagnn.rewriting import Label
+    >>> signature = Signature((Label("zero", 0), Label("drop", 1, neighbourhood_depth=0)))
+    >>> machine = RewritingMachine(signature, RuleRewriter(lambda tokens: (3,)))  # (drop E) is E
+    >>> _, steps = machine.recorded([1, 0])
+    >>> len(steps), steps[0].before, steps[0].after
+    (1, [1, 0], [0])
     """
 
     def __init__(self, machine: RewritingMachine, log: term_graph.Log, max_tokens: int) -> None:

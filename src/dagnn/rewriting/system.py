@@ -199,7 +199,7 @@ class Neighbourhood:
     """One node of a neighbourhood, with what may be seen below it.
 
     The same node is the same object wherever it is reached, so ``a is b`` is true where two children
-    are one shared sub-graph. `read_neighbourhood` has an example.
+    are one shared sub-graph.
 
     Attributes:
         label: as shown: a label, ``label:tag`` or ``?`` for a node whose label is out of sight.
@@ -207,6 +207,11 @@ class Neighbourhood:
         children: empty where they are out of sight.
         index: position among the distinct nodes of the neighbourhood, in preorder.
         address: path of child positions from the root by which it is first reached.
+
+    >>> signature = Signature((Label("zero", 0), Label("drop", 1, neighbourhood_depth=0)))
+    >>> root = read_neighbourhood((1, 2), signature)
+    >>> root, root[0].kind, root[0].index, root[0].address
+    ((drop ?), '?', 1, (0,))
     """
 
     __slots__ = ("address", "children", "index", "kind", "label")

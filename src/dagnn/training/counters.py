@@ -181,6 +181,9 @@ class TrainingResult:
         seconds, cpu_seconds: spent in `Trainer.fit`, in all sessions.
         checkpoint: the last one; None without a run directory.
         stopped_early: the monitor had not got better for ``early_stopping.patience`` evaluations.
+
+    >>> TrainingResult.of(Counters(step=3, loss=0.5), Clock(), None, stopped_early=False).step
+    3
     """
 
     step: int

@@ -34,6 +34,11 @@ class BatchLoader(Protocol[Batch_co]):
     be empty), and the state is the same in all of them. A loader with an attribute ``epoch`` (of the next batch, from
     0) gets the mean loss of every epoch in the metrics. The trainer calls its method ``close``, if it has one, at the
     end of a training.
+
+    >>> from dagnn.data import BatchIterator
+    >>> loader: BatchLoader = BatchIterator([1, 1], batch_size=2, seed=0)
+    >>> sorted(loader.next_batch().tolist())
+    [0, 1]
     """
 
     def next_batch(self) -> Batch_co: ...

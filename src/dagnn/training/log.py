@@ -103,6 +103,13 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
     Raises:
         DataError: the file cannot be read, or a line is no JSON object; names the line.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "metrics.jsonl")
+    >>> with path.open("w") as file:
+    ...     print('{"kind": "epoch", "step": 1}', file=file)
+    >>> read_metrics(path)
+    [{'kind': 'epoch', 'step': 1}]
     """
     try:
         content = Path(path).read_bytes()

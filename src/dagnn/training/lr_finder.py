@@ -26,6 +26,9 @@ class LrCurve:
     Attributes:
         rates, losses: one for every step made; the losses smoothed.
         suggestion: a tenth of the rate where the loss was lowest; None when it never falls.
+
+    >>> LrCurve(rates=(0.01, 0.1, 1.0), losses=(1.0, 0.5, 0.9)).suggestion
+    0.01
     """
 
     rates: tuple[float, ...]

@@ -138,6 +138,9 @@ class TrainingInterrupted(Exception):
         exit_code: what the process should exit with: 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP.
         step: optimizer steps made.
         checkpoint: where they are saved; None for a training without a run directory.
+
+    >>> TrainingInterrupted(signal.SIGINT, 7, None)
+    TrainingInterrupted('stopped by SIGINT at step 7; not saved: there is no run directory.')
     """
 
     def __init__(self, signal_number: int, step: int, checkpoint: Path | None) -> None:

@@ -56,6 +56,9 @@ class Checkpoint:
         tensors: group (of `TENSOR_GROUPS`) -> name -> tensor; in "model" also extra state that is no tensor.
         state: JSON values, finite numbers only.
         clock: ``seconds`` and ``cpu_seconds`` of training so far.
+
+    >>> Checkpoint("a-run", step=3, score=None, tensors={}, state={}).clock
+    {}
     """
 
     run_id: str
@@ -138,6 +141,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: a file is missing, damaged, a symbolic link, or of a newer format; names the file.
+
+    >>> import tempfile
+    >>> write_checkpoint(path := Path(tempfile.mkdtemp(), "new"), Checkpoint("a-run", 3, 0.5, {}, {}))
+    >>> read_checkpoint(path).score
+    0.5
     """
     manifest = read_manifest(path)
     contents = {name: _verified(path, name, *entry) for name, entry in manifest.files.items()}
@@ -153,7 +161,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def verify_checkpoint(path: Path) -> Manifest:
-    """The manifest, after every file was compared with it, and nothing else is there. Raises as `read_checkpoint`."""
+    """The manifest, after every file was compared with it, and nothing else is there. Raises as `read_checkpoint`.
+
+    >>> import tempfile
+    >>> write_checkpoint(path := Path(tempfile.mkdtemp(), "new"), Checkpoint("a-run", 3, 0.5, {}, {}))
+    >>> sorted(verify_checkpoint(path).files)
+    ['clock.json', 'state.json']
+    """
     manifest = read_manifest(path)
     for name, entry in manifest.files.items():
         _verified(path, name, *entry)
@@ -169,13 +183,9 @@ def json_bytes(value: Any) -> bytes:
 
 
 def _file_contents(checkpoint: Checkpoint) -> list[tuple[str, bytes]]:
-    contents = []
-    for group in TENSOR_GROUPS:
-        if group in checkpoint.tensors:
-            contents.append((f"{group}.safetensors", tensor_file(checkpoint.tensors[group], f"the {group}'s")))
-    contents.append(("state.json", json_bytes(checkpoint.state)))
-    contents.append(("clock.json", json_bytes(checkpoint.clock)))
-    return contents
+    given = [group for group in TENSOR_GROUPS if group in checkpoint.tensors]
+    tensors = [(f"{group}.safetensors", tensor_file(checkpoint.tensors[group], f"the {group}'s")) for group in given]
+    return [*tensors, ("state.json", json_bytes(checkpoint.state)), ("clock.json", json_bytes(checkpoint.clock))]
 
 
 def _manifest_bytes(manifest: dict[str, Any]) -> bytes:
@@ -186,13 +196,9 @@ def _manifest_bytes(manifest: dict[str, Any]) -> bytes:
 def _rewritten(manifest: dict[str, Any]) -> bytes | None:
     """The bytes that this version would have written; None where JSON has no word for a value."""
     try:
-        return _manifest_bytes(_without_hash(manifest))
+        return _manifest_bytes({key: value for key, value in manifest.items() if key != "sha256"})
     except ValueError:
         return None
-
-
-def _without_hash(manifest: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in manifest.items() if key != "sha256"}
 
 
 def _verified(path: Path, name: str, num_bytes: int, sha256: str) -> bytes:
@@ -210,11 +216,6 @@ def _read(path: Path, name: str, num_bytes: int, *, exactly: bool = False) -> by
     try:
         # Not followed, not waited for: a link or a pipe in the place of a file is refused.
         descriptor = os.open(path / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | _UNALTERED)
-    except OSError as error:
-        if (path / name).is_symlink():
-            raise CheckpointError(f"{path / name} is not a plain file: a checkpoint holds no links.") from error
-        raise DamagedCheckpointError(f"cannot read {path / name}: {error.strerror or error}.") from error
-    try:
         with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -224,6 +225,8 @@ def _read(path: Path, name: str, num_bytes: int, *, exactly: bool = False) -> by
                 raise DamagedCheckpointError(f"{path / name} is damaged: {status.st_size} bytes, {expected}.")
             return file.read(status.st_size)
     except OSError as error:
+        if (path / name).is_symlink():
+            raise CheckpointError(f"{path / name} is not a plain file: a checkpoint holds no links.") from error
         raise DamagedCheckpointError(f"cannot read {path / name}: {error.strerror or error}.") from error
 
 
@@ -248,6 +251,11 @@ class CheckpointStore:
     the run's: others, which somebody has copied or renamed, are neither counted nor ranked nor touched.
 
     One process at a time writes (the run's lock sees to it); any number may read.
+
+    >>> import tempfile
+    >>> store = CheckpointStore(Path(tempfile.mkdtemp(), "checkpoints"), "a-run")
+    >>> store.save(Checkpoint("a-run", 3, 0.5, {}, {})).name, store.steps()
+    ('step-00000003', [3])
     """
 
     def __init__(self, path: Path, run_id: str, *, keep_last: int = 3, keep_best: int = 0, mode: str = "max") -> None:

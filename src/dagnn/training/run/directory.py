@@ -170,6 +170,13 @@ def open_run(config: TrainingConfig, resume: bool, processes: "Processes") -> Ru
 
     Raises:
         RunError: as `RunDirectory.create` or `RunDirectory.open` in the first process; then in all of them.
+
+    >>> import tempfile
+    >>> from dagnn.training import Processes
+    >>> config = TrainingConfig(run_directory=f"{tempfile.mkdtemp()}/run")
+    >>> with open_run(config, resume=False, processes=Processes()) as run:
+    ...     run.path.name
+    'run'
     """
     path = config.run_directory
     taken: list[RunDirectory] = []
