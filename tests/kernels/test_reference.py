@@ -57,7 +57,7 @@ def test_equal_winners_share_the_gradient():
 
 
 def test_softmax_of_large_numbers():
-    logits = torch.tensor([1e4, 1e4 - 1, -1e4])
+    logits = torch.tensor([1e4, 1e4 - 1, -1e4], dtype=torch.float64)
     soft = segment_softmax(logits, torch.zeros(3, dtype=torch.int64), 1)
     torch.testing.assert_close(soft, logits.softmax(0))
 

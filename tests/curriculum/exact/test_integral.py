@@ -98,8 +98,8 @@ def test_definite_integrals(text, lower, upper, expected):
         ("(/ x (* (exp x) (^ (+ x -1) 2)))", 0, 3, "(+ x -1) is 0 there"),
         ("(/ 1 (^ (cos x) 2))", 1, 2, "(cos x) is 0 there"),
         ("(tan x)", 1, 2, "has a pole between"),
-        ("(log x)", -1, 1, "has no real value in all of -1 to 1"),
-        ("(sqrt x)", -1, 1, "has no real value in all of -1 to 1"),
+        ("(log x)", -1, 1, "does not have a real value everywhere between -1 and 1"),
+        ("(sqrt x)", -1, 1, "does not have a real value everywhere between -1 and 1"),
     ],
 )
 def test_a_pole_in_the_interval_is_refused(text, lower, upper, message):

@@ -23,11 +23,18 @@ _LARGEST_SEARCH = 600  # pieces of the interval; 2 + sin(x) on 100 half turns ta
 
 
 class _Need(Enum):
-    """What an operator asks of an operand."""
+    """What an operator asks of an operand, and the words for an operand that breaks it."""
 
     NONZERO = "is 0"
     POSITIVE = "is not above 0"
     NOT_NEGATIVE = "is below 0"
+
+
+_EVERYWHERE = {
+    _Need.NONZERO: "is nowhere 0",
+    _Need.POSITIVE: "is above 0 everywhere",
+    _Need.NOT_NEGATIVE: "is nowhere below 0",
+}
 
 
 class _Interval(NamedTuple):
@@ -56,10 +63,10 @@ def refuse_discontinuous(expr: Expr, symbol: str, lower: Expr, upper: Expr, *, w
         if symbol not in free_symbols(operand):
             sign = "+" if free_symbols(operand) else _sign_of_number(operand)
             if not _holds(need, sign):
-                what = f"{place(operand)} {need.value}"
                 if sign is None:
-                    raise ExpressionError(f"it cannot be decided whether {what}, in {place(item)}.")
-                raise ExpressionError(f"{place(item)} has no real value: {what}.")
+                    what = "is above 0" if need is _Need.POSITIVE else need.value
+                    raise ExpressionError(f"it cannot be decided whether {place(operand)} {what}, in {place(item)}.")
+                raise ExpressionError(f"{place(item)} has no real value: {place(operand)} {need.value}.")
             continue
         if interval is None:
             interval = _interval(whole or expr, lower, upper)
@@ -71,14 +78,14 @@ def refuse_discontinuous(expr: Expr, symbol: str, lower: Expr, upper: Expr, *, w
         named, ends = place(expr if whole is None else whole), f"{place(lower)} and {place(upper)}"
         if sign is None:
             raise ExpressionError(
-                f"the integrand {named} is not proved continuous between {ends}: nothing shows that {place(operand)} "
-                f"never {need.value} there."
+                f"the integrand {named} is not proved continuous between {ends}: no proof was found that "
+                f"{place(operand)} {_EVERYWHERE[need]} there."
             )
         if need is _Need.NONZERO:
             raise ExpressionError(f"the integrand {named} has a pole between {ends}: {place(operand)} is 0 there.")
-        why = need.value if need is _Need.POSITIVE else "is 0 within, where its sign may change"
+        why = "would have to stay above 0" if need is _Need.POSITIVE else "is 0 inside, where its sign may change"
         raise ExpressionError(
-            f"{place(item)} has no real value in all of {place(lower)} to {place(upper)}: {place(operand)} {why}."
+            f"{place(item)} does not have a real value everywhere between {ends}: {place(operand)} {why}."
         )
 
 

@@ -86,12 +86,14 @@ def over(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
 
 @rule("^", depth=2)
 def power(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
-    if is_number(a) and is_number(b):
+    if is_number(a) and is_number(b) and b.kind != "fraction":
         return arithmetic("^", a, b)
     if b.label == ZERO:
         return integer(1)
     if b.label == ONE:
         return a
+    if a.label == ZERO and is_number(b) and not is_negative(b):
+        return integer(0)
     if b.kind in ("positive", "negative") and a.kind == "^" and is_number(a[1]):
         # Only for a whole b: (x^2)^(1/2) is not x where x is negative.
         return ("^", a[0], ("*", a[1], b))

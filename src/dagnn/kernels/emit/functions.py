@@ -35,6 +35,7 @@ _LN2 = {False: (0.693359375, -2.12194440e-4), True: (0.693147180369123816490, 1.
 # At these ends 2^n is 0 and infinity.
 _EXP_RANGE = {False: (-88.0, 89.0), True: (-709.0, 710.0)}
 _ROUNDING = {False: 1.5 * 2**23, True: 1.5 * 2**52}
+_EXPONENT_BIAS = {False: 127, True: 1023}
 # erfc(z) = t exp(-z^2) P(2 t - 1) with t = 2 / (2 + z), z >= 0. P interpolates at 80 Chebyshev nodes, cut at degree
 # 10 and 26; computed with 60 digits. The substitution is that of Numerical Recipes (3rd edition, section 6.2.2).
 ERFC = {
@@ -53,14 +54,8 @@ ERFC = {
         -1.0590468236053294e-09, 1.2051783485649147e-09,
     ),
 }  # fmt: skip
-# tanh(x) = x P(x^2) / Q(x^2) for |x| below the clamp, float32 only: off by at most 2.7e-7. These are the coefficients
-# of Eigen's ptanh_float.
-_TANH_CLAMP = 7.90531110763549805
-_TANH_P = (
-    4.89352455891786e-03, 6.37261928875436e-04, 1.48572235717979e-05, 5.12229709037114e-08,
-    -8.60467152213735e-11, 2.00018790482477e-13, -2.76076847742355e-16,
-)  # fmt: skip
-_TANH_Q = (4.89352518554385e-03, 2.26843463243900e-03, 1.18534705686654e-04, 1.19825839466702e-06)
+# From here on tanh is 1 to the last bit.
+_TANH_ONE = {False: 10.0, True: 20.0}
 
 
 def activated(code: CodeWriter, name: str, z: Value) -> tuple[Value, Value | None]:
@@ -79,12 +74,12 @@ def activated(code: CodeWriter, name: str, z: Value) -> tuple[Value, Value | Non
         case "tanh":
             return tanh(code, z), None
         case "sigmoid":
-            return _sigmoid(code, z), None
+            return sigmoid(code, z), None
         case "gelu":
             cdf, density = normal_cdf_and_density(code, z)
             return build.fmul(z, cdf), code.multiply_add(z, density, cdf)
         case "silu":
-            sigma = _sigmoid(code, z)
+            sigma = sigmoid(code, z)
             value = build.fmul(z, sigma)
             # sigma (1 + z (1 - sigma)) = sigma + value (1 - sigma)
             return value, code.multiply_add(value, build.fsub(one, sigma), sigma)
@@ -133,21 +128,22 @@ def sgd_step(code: CodeWriter, gradient: Value, address: Value) -> None:
     code.store(code.multiply_add(build.fneg(lr), gradient, parameter), address, code.size)
 
 
-def _sigmoid(code: CodeWriter, z: Value) -> Value:
+def sigmoid(code: CodeWriter, z: Value) -> Value:
+    """1 / (1 + e^-z), to a few units of its last digit: also where a gate is nearly shut."""
+    # Through tanh, (1 + tanh(z / 2)) / 2 costs less and is off by 1e-7 there, which is all that a small gate has.
     one = code.constant(1)
     return code.build.fdiv(one, code.build.fadd(one, exp(code, code.build.fneg(z))))
 
 
 def exp(code: CodeWriter, x: Value) -> Value:
     """e^x; 0 where it is too small for a normal number, and infinity where it is too large."""
-    scale, part = _scale_and_expm1(code, x)
+    scale, part = _scale_and_expm1(code, clamped(code, x, *_EXP_RANGE[code.double]))
     return code.build.fmul(scale, code.build.fadd(part, code.constant(1)))  # infinity * part might cancel infinity
 
 
 def expm1(code: CodeWriter, x: Value) -> Value:
     """e^x - 1 for x below 88, also for small x to full relative precision."""
-    scale, part = _scale_and_expm1(code, x)
-    return code.multiply_add(scale, part, code.build.fsub(scale, code.constant(1)))
+    return _expm1(code, clamped(code, x, *_EXP_RANGE[code.double]))
 
 
 def log1p(code: CodeWriter, t: Value) -> Value:
@@ -158,13 +154,13 @@ def log1p(code: CodeWriter, t: Value) -> Value:
 
 
 def tanh(code: CodeWriter, x: Value) -> Value:
-    if code.double:
-        # em1 / (em1 + 2) with em1 = e^(2x) - 1; beyond 20 it is 1 to the last bit.
-        twice = expm1(code, clamped(code, code.build.fadd(x, x), -40, 40))
-        return code.build.fdiv(twice, code.build.fadd(twice, code.constant(2)))
-    x = clamped(code, x, -_TANH_CLAMP, _TANH_CLAMP)
-    square = code.build.fmul(x, x)
-    return code.build.fdiv(code.build.fmul(x, polynomial(code, square, _TANH_P)), polynomial(code, square, _TANH_Q))
+    """To a few units of its last digit; exactly 1 at the far ends, so that a saturated slope is 0."""
+    # em1 / (em1 + 2) with em1 = e^(2 |x|) - 1. Below 0, em1 would come near to -1 and double its own error.
+    build, end = code.build, code.constant(_TANH_ONE[code.double])
+    size = absolute(code, x)
+    size = build.select(build.fcmp_ordered(">", size, end), end, size)  # NaN stays
+    em1 = _expm1(code, build.fadd(size, size))
+    return code.intrinsic("copysign", build.fdiv(em1, build.fadd(em1, code.constant(2))), x)
 
 
 def normal_cdf_and_density(code: CodeWriter, x: Value) -> tuple[Value, Value]:
@@ -200,13 +196,17 @@ def clamped(code: CodeWriter, x: Value, low: float, high: float) -> Value:
     return build.select(build.fcmp_ordered("<", x, code.constant(low)), code.constant(low), x)
 
 
+def _expm1(code: CodeWriter, x: Value) -> Value:
+    scale, part = _scale_and_expm1(code, x)
+    return code.multiply_add(scale, part, code.build.fsub(scale, code.constant(1)))
+
+
 def _scale_and_expm1(code: CodeWriter, x: Value) -> tuple[Value, Value]:
-    """2^n and e^r - 1 with x = n ln 2 + r, |r| <= ln(2) / 2; so e^x = 2^n (e^r - 1) + 2^n."""
+    """2^n and e^r - 1 with x = n ln 2 + r, |r| <= ln(2) / 2; so e^x = 2^n (e^r - 1) + 2^n. For x in `_EXP_RANGE`."""
     build, double = code.build, code.double
-    x = clamped(code, x, *_EXP_RANGE[double])
-    # Adding 1.5 * 2^52 rounds to a whole number and leaves it in the low bits.
-    magic = code.constant(_ROUNDING[double])
-    shifted = build.fadd(build.fmul(x, code.constant(1 / math.log(2))), magic)
+    # Adding 1.5 * 2^52 rounds to a whole number and leaves it in the low bits; with the bias, as an exponent's bits.
+    magic = code.constant(_ROUNDING[double] + _EXPONENT_BIAS[double])
+    shifted = code.multiply_add(x, code.constant(1 / math.log(2)), magic)
     n = build.fsub(shifted, magic)
     high, low = _LN2[double]
     r = code.multiply_add(n, code.constant(-high), x)
@@ -215,9 +215,8 @@ def _scale_and_expm1(code: CodeWriter, x: Value) -> tuple[Value, Value]:
     series = [1 / math.factorial(k + 1) for k in range(_EXPM1_TERMS[double])]
     part = build.fmul(r, polynomial(code, r, series))
     integer = ir.VectorType(I64 if double else I32, code.lanes)
-    bias, mantissa_bits = (1023, 52) if double else (127, 23)
-    whole = build.add(build.bitcast(shifted, integer), ir.Constant(integer, [bias] * code.lanes))
-    scale = build.shl(whole, ir.Constant(integer, [mantissa_bits] * code.lanes))
+    mantissa_bits = ir.Constant(integer, [52 if double else 23] * code.lanes)
+    scale = build.shl(build.bitcast(shifted, integer), mantissa_bits)
     return build.bitcast(scale, code.vector), part
 
 
@@ -384,7 +383,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "exp": exp,
     "log": log,
     "tanh": tanh,
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
     "relu": lambda code, x: code.build.select(code.build.fcmp_ordered("<", x, code.constant(0)), code.constant(0), x),
     "sqrt": lambda code, x: code.intrinsic("sqrt", x),
     "sin": sine,

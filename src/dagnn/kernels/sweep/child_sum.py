@@ -5,9 +5,10 @@ once, with the node, and not for every edge. Gates of a row, in packs: i, o, u, 
 the forget gates (on the way back only), tanh(c).
 """
 
+from dagnn.kernels.emit.functions import sigmoid
 from dagnn.kernels.emit.writer import Value
 from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, each_block
-from dagnn.kernels.sweep.packed import PRODUCT, PackedLayout, PackedWriter, call, sigmoid
+from dagnn.kernels.sweep.packed import PRODUCT, PackedLayout, PackedWriter, call
 from dagnn.kernels.sweep.tree_lstm import aggregate_operands, input_cells, input_gradients, lstm_output, wants_projected
 
 GATES = GateRows(fixed=5, per_slot=0)

@@ -6,10 +6,10 @@ gradients over them.
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
-from dagnn.kernels.emit.functions import exp, tanh
+from dagnn.kernels.emit.functions import exp, sigmoid, tanh
 from dagnn.kernels.emit.writer import I32, Value
 from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, Row, each_block
-from dagnn.kernels.sweep.packed import PackedLayout, PackedWriter, sigmoid
+from dagnn.kernels.sweep.packed import PackedLayout, PackedWriter
 from dagnn.kernels.sweep.tree_lstm import summed_sources, wants_projected
 
 GATES = GateRows(fixed=4, per_slot=0)

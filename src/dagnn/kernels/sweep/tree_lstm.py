@@ -5,10 +5,10 @@ the last over them. Operands in one slot are summed before they enter: with one 
 ``sum of f c`` is ``f`` times ``sum of c``.
 """
 
-from dagnn.kernels.emit.functions import tanh
+from dagnn.kernels.emit.functions import sigmoid, tanh
 from dagnn.kernels.emit.writer import Value
 from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, Row, each_block
-from dagnn.kernels.sweep.packed import PackedLayout, PackedWriter, sigmoid
+from dagnn.kernels.sweep.packed import PackedLayout, PackedWriter
 
 GATES = GateRows(fixed=4, per_slot=1)
 _I, _O, _U, _F = range(4)
