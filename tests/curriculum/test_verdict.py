@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagnn.curriculum.exact import answer as exact_answer
-from dagnn.curriculum.exact.equivalence import equivalent
+from dagnn.curriculum.exact.answer import equivalent
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.levels import LEVELS
 from dagnn.curriculum.parsing import parse

@@ -23,9 +23,8 @@ from itertools import islice
 from flint import arb, ctx, fmpq
 
 from dagnn.curriculum.exact.answer import answer as exact_answer
-from dagnn.curriculum.exact.answer import resolve
+from dagnn.curriculum.exact.answer import equivalent, resolve
 from dagnn.curriculum.exact.calculus import derivative
-from dagnn.curriculum.exact.equivalence import equivalent
 from dagnn.curriculum.exact.evaluate import complex_value, place
 from dagnn.curriculum.exact.precise import Undecided, approximate_once, enclosure, refuse_undefined, same_decimal
 from dagnn.curriculum.exact.simplify import simplify

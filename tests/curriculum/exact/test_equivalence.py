@@ -2,7 +2,7 @@ import pytest
 from expression_strategies import functions_of_x
 from hypothesis import given, settings
 
-from dagnn.curriculum.exact.equivalence import equivalent
+from dagnn.curriculum.exact.answer import equivalent
 from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.parsing import parse
 from dagnn.errors import ExpressionError

@@ -8,14 +8,13 @@ import torch
 from torch import nn
 
 from dagnn.accumulation.check.arithmetic import dtype_name, ratio_of, relative_error
+from dagnn.accumulation.check.causes import explain, silent_causes, unscaling_cause, update_causes
 from dagnn.accumulation.check.diagnosis import Weights, diagnose_equal, diagnose_ragged, diagnose_tail, weights_of
 from dagnn.accumulation.check.layouts import Examined, Layout, Loop
 from dagnn.accumulation.check.model_check import model_causes
 from dagnn.accumulation.check.recording import TrainStep, num_arguments
 from dagnn.accumulation.check.report import Cause, Kind, Report, cause, find_line, make_report
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, notes_on_precision
-from dagnn.accumulation.check.updates import unscaling_cause, update_causes
-from dagnn.accumulation.check.wrong_steps import explain, silent_causes
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.state import RandomState
 from dagnn.errors import AccumulationError, ConfigError, DagnnError

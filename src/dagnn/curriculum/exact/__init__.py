@@ -8,12 +8,12 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from dagnn.curriculum.exact import calculus as _calculus
-from dagnn.curriculum.exact import equivalence as _equivalence
 from dagnn.curriculum.exact import evaluate as _evaluate
 from dagnn.curriculum.exact import polynomial as _polynomial
 from dagnn.curriculum.exact import precise as _precise
 from dagnn.curriculum.exact import simplify as _simplify
 from dagnn.curriculum.exact.answer import answer
+from dagnn.curriculum.exact.answer import equivalent as _equivalent
 from dagnn.errors import ExpressionError
 
 __all__ = [
@@ -51,7 +51,7 @@ antiderivative = _shallow(_calculus.antiderivative)
 approximate = _shallow(_precise.approximate)
 definite_integral = _shallow(_calculus.definite_integral)
 derivative = _shallow(_calculus.derivative)
-equivalent = _shallow(_equivalence.equivalent)
+equivalent = _shallow(_equivalent)
 evaluate = _shallow(_evaluate.evaluate)
 rational_roots = _shallow(_polynomial.rational_roots)
 simplify = _shallow(_simplify.simplify)
