@@ -299,15 +299,23 @@ def _ged(arguments: Sequence[str]) -> int:
 class Check:
     """Whether a loop accumulates the gradient of the full batch, and if not, why and what to change."""
 
-    target: Positional[Annotated[str, arg(metavar="FILE:FUNCTION")]]
+    target: Positional[Annotated[str | None, arg(metavar="FILE:FUNCTION")]] = None
     """a function without arguments that returns what check_equivalence or check_loop takes, or their report"""
+    transformers: Annotated[tuple[str, ...] | None, arg(metavar="[CLASS ...]")] = None
+    """instead: head classes of the installed transformers, as its Trainer accumulates them; without a name, all"""
+    json: bool = False
+    """with --transformers: one JSON object per class and line"""
 
 
 def _check(arguments: Sequence[str]) -> int:
     given = parsed(Check, "check", arguments)
-    from dagnn.commands.check import run_check
+    from dagnn.commands.check import run_check, run_heads
 
-    return run_check(given.target)
+    if (given.target is None) == (given.transformers is None):
+        raise ConfigError("give either FILE:FUNCTION or --transformers [CLASS ...]; see dagnn check --help.")
+    if given.target is not None:
+        return run_check(given.target)
+    return run_heads(given.transformers or (), as_json=given.json)
 
 
 @dataclass(frozen=True)

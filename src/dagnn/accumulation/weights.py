@@ -6,16 +6,17 @@
 (3, 5, 2)
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from dagnn.accumulation.items import count_items as items
-from dagnn.errors import ConfigError
+from dagnn.errors import AccumulationError, ConfigError
 
-__all__ = ["causal_tokens", "items", "tokens"]
+__all__ = ["Term", "causal_tokens", "items", "terms", "tokens"]
 
 _SHAPES = "a mapping or object with 'labels', a pair (inputs, labels), or the labels themselves"
 
@@ -111,3 +112,174 @@ def _labels(batch: Any, name: str) -> Tensor:
 
 def _call(name: str) -> str:
     return "dagnn.weights.tokens(-100)" if name == "tokens" else "dagnn.weights.causal_tokens"
+
+
+class Term(NamedTuple):
+    """One mean or sum over the items of a micro-batch, as the graph of a loss holds it.
+
+    Attributes:
+        node: the autograd node that reduces.
+        coefficient: what the loss multiplies it by.
+        denominator: what the mean divided by; None for a sum that nothing divides.
+
+    >>> import torch
+    >>> loss = 0.5 * torch.nn.functional.mse_loss(torch.ones(4, 3, requires_grad=True), torch.zeros(4, 3))
+    >>> [(term.coefficient, term.denominator) for term in terms(loss)]
+    [(0.5, 12.0)]
+    """
+
+    node: Any
+    coefficient: float
+    denominator: float | None
+
+
+def terms(loss: Tensor) -> list[Term]:
+    """What ``loss`` divides by, read from its autograd graph: the means and sums that it is a linear combination of.
+
+    So no table of losses is needed: ``cross_entropy`` has counted its valid targets, a mean knows its elements, and a
+    sum over a mask is divided by a number. Read it before ``backward`` frees the graph.
+
+    >>> import torch
+    >>> logits, targets = torch.randn(4, 3, requires_grad=True), torch.tensor([0, -100, 2, 1])
+    >>> [term.denominator for term in terms(torch.nn.functional.cross_entropy(logits, targets))]
+    [3.0]
+
+    Args:
+        loss: one number with a graph.
+
+    Returns:
+        the terms, in the order of the graph; ``loss`` is the sum of each coefficient times its mean or sum.
+
+    Raises:
+        AccumulationError: the loss is no linear combination of means and sums over items (a product or a logarithm of
+            means, as in the load-balancing loss of experts), or a custom function hides how it divides.
+    """
+    if loss.numel() != 1 or loss.grad_fn is None:
+        raise AccumulationError(
+            f"the loss must be one number with a graph to read what it divides by, got the shape {list(loss.shape)} "
+            f"and {'no graph' if loss.grad_fn is None else 'a graph'}."
+        )
+    return list(_walk(loss.grad_fn, 1.0))
+
+
+_FUSED = ("NllLoss", "MseLoss", "L1Loss", "HuberLoss", "BinaryCrossEntropy", "SoftMargin", "MultiMargin", "Multilabel")
+_SAME = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1",
+         "UnsqueezeBackward0", "CloneBackward0", "ToCopyBackward0", "AliasBackward0", "ExpandBackward0",
+         "SqueezeBackward2"}  # fmt: skip
+_REDUCTIONS = {"MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1"}
+# Between a reduction and the items: what works element by element or only gives other names to elements.
+_ELEMENTWISE = _SAME | {"MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1", "AddBackward0", "SubBackward0",
+                        "NegBackward0", "PowBackward0", "LogBackward0", "ExpBackward0", "SqrtBackward0",
+                        "ClampMinBackward0", "ClampBackward0", "PermuteBackward0", "TBackward0"}  # fmt: skip
+_DEPTH = 12  # nodes below a reduction that are looked at for another one
+
+
+def _walk(node: Any, coefficient: float) -> Iterator[Term]:
+    name = node.name()
+    parents = [parent for parent, _ in node.next_functions]
+    if name in _SAME:
+        yield from _walk(parents[0], coefficient)
+    elif name == "NegBackward0":
+        yield from _walk(parents[0], -coefficient)
+    elif name in ("AddBackward0", "SubBackward0"):
+        sign = -1.0 if name == "SubBackward0" else 1.0
+        for parent, factor in zip(parents, (1.0, sign * float(node._saved_alpha)), strict=False):
+            if parent is not None:
+                yield from _walk(parent, coefficient * factor)
+    elif name in ("MulBackward0", "MulBackward1"):
+        parent, factor = _constant_factor(node, parents)
+        yield from _walk(parent, coefficient * factor)
+    elif name in ("DivBackward0", "DivBackward1"):
+        yield from _divided(node, parents, coefficient)
+    elif name in ("MeanBackward0", "SumBackward0") and _stacked_numbers(node, parents[0]):
+        share = coefficient / node._saved_self_sym_numel if name == "MeanBackward0" else coefficient
+        for parent, _ in parents[0].next_functions:
+            if parent is not None:
+                yield from _walk(parent, share)
+    else:
+        yield Term(node, coefficient, _denominator(node, name))
+
+
+def _divided(node: Any, parents: list[Any], coefficient: float) -> Iterator[Term]:
+    if len(parents) > 1 and parents[1] is not None:
+        _refuse(node, "divides by something that has a gradient")
+    divisor = _number(node._saved_other, node)
+    below = list(_walk(parents[0], 1.0))
+    if divisor == 0.0:
+        # A mean over nothing, which is nan: it has no weight, and must not reach the gradients.
+        yield Term(node, coefficient, 0.0)
+    elif all(term.denominator is None for term in below):
+        # Sums divided by a number are a mean written by hand, and the number is what counts.
+        yield Term(node, coefficient, divisor)
+    else:
+        yield from (Term(t.node, t.coefficient * coefficient / divisor, t.denominator) for t in below)
+
+
+def _constant_factor(node: Any, parents: list[Any]) -> tuple[Any, float]:
+    if node.name() == "MulBackward1":
+        return parents[0], float(node._saved_other)
+    first, second = (*parents, None)[:2]
+    if first is not None and second is not None:
+        _refuse(node, "multiplies two things that have gradients")
+    constant = node._saved_other if first is not None else node._saved_self
+    return (first if first is not None else second), _number(constant, node)
+
+
+def _number(value: Any, node: Any) -> float:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            _refuse(node, f"combines the loss with a tensor of shape {list(value.shape)}")
+        return float(value)
+    if value is None:
+        _refuse(node, "keeps no value that can be read")
+    return float(value)
+
+
+def _stacked_numbers(node: Any, parent: Any) -> bool:
+    """Whether this mean or sum runs over several losses that were stacked, not over items."""
+    if parent is None or parent.name() not in ("StackBackward0", "CatBackward0"):
+        return False
+    return bool(math.prod(node._saved_self_sym_sizes) == len(parent.next_functions))
+
+
+def _denominator(node: Any, name: str) -> float | None:
+    if name.startswith(_FUSED) or name.startswith("Smooth"):
+        if node._saved_reduction == 2:
+            return None
+        if node._saved_reduction != 1:
+            _refuse(node, "gives one loss per item")
+        return float(node._saved_total_weight if name.startswith("NllLoss") else node._saved_self.numel())
+    if name in _REDUCTIONS:
+        inner = _inner_reduction(node)
+        if inner is not None:
+            _refuse(inner, "reduces over items before the loss does, so that the loss of an item depends on others")
+        return float(math.prod(node._saved_self_sym_sizes)) if name.startswith("Mean") else None
+    _refuse(node, "is no mean or sum of PyTorch's")
+
+
+def _inner_reduction(node: Any) -> Any:
+    """A reduction over the first dimension below ``node``, with nothing but elementwise operations between; or None."""
+    waiting, seen = [(parent, 0) for parent, _ in node.next_functions], set()
+    while waiting:
+        at, depth = waiting.pop()
+        if at is None or at in seen or depth > _DEPTH:
+            continue
+        seen.add(at)
+        name = at.name()
+        if name in _REDUCTIONS:
+            sizes = at._saved_self_sym_sizes
+            dims = getattr(at, "_saved_dim", None)
+            over_items = dims is None or not dims or any(d in (0, 2**64 - len(sizes), -len(sizes)) for d in dims)
+            if over_items and len(sizes) and sizes[0] > 1:
+                return at
+        elif name in _ELEMENTWISE:
+            waiting += [(parent, depth + 1) for parent, _ in at.next_functions]
+    return None
+
+
+def _refuse(node: Any, why: str) -> NoReturn:
+    raise AccumulationError(
+        f"what the loss divides by cannot be read from its graph: {node.name()} {why}. Say it yourself with "
+        "weight=..., a function of the micro-batch; a loss that depends on the items together (contrastive losses, "
+        "load balancing of experts) needs dagnn.accumulate(..., coupled=True)."
+    )

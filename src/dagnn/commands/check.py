@@ -1,8 +1,10 @@
-"""``dagnn check path/to/file.py:function``: run a check from the command line."""
+"""``dagnn check``: run a check of a file, or of the heads of transformers, from the command line."""
 
 import importlib.util
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,46 @@ def run_check(target: str) -> int:
         return _could_not_run(f"{target} raised {type(error).__name__}: {text}")
     print(report)
     return EQUAL if report.equal else NOT_EQUAL
+
+
+def run_heads(names: Sequence[str], *, as_json: bool = False) -> int:
+    """Print a table of head classes of transformers: what its Trainer makes of a window, and why.
+
+    Returns:
+        0 if every class that could be judged has the full batch's gradient, 1 if one has not, 2 if none was judged.
+
+    Args:
+        names: classes; none of them means all.
+        as_json: one JSON object per class and line, in place of the table.
+    """
+    try:
+        from dagnn.integrations.transformers_heads import head_classes, judge_head
+    except ImportError as error:
+        return _could_not_run(f"--transformers needs more packages ({error}): pip install dagnn[transformers]")
+    except DagnnError as error:
+        return _could_not_run(str(error))
+    if not as_json:
+        print(f"{'class':<46} {'factor':>8} {'error':>9} {'exact':>9}  cause", flush=True)
+    equal, judged = True, 0
+    for name in names or head_classes():
+        try:
+            verdict = judge_head(name)
+        except DagnnError as error:
+            return _could_not_run(str(error))
+        judged += verdict.judged
+        equal &= not verdict.cause
+        print(json.dumps(asdict(verdict)) if as_json else head_row(verdict), flush=True)
+    return COULD_NOT_RUN if not judged else EQUAL if equal else NOT_EQUAL
+
+
+def head_row(verdict: Any) -> str:
+    """One line of the table: class, factor and error of the stock Trainer, error of ExactTrainer, cause."""
+    if not verdict.judged:
+        return f"{verdict.name:<46} {'':>8} {'':>9} {'':>9}  {verdict.note}"
+    exact = "refused" if verdict.exact is None else f"{verdict.exact:.1e}"
+    text = verdict.cause.partition(":")[0] or "none: equal to the full batch"
+    note = f" ({verdict.note})" if verdict.note else ""
+    return f"{verdict.name:<46} {verdict.factor:>8.4f} {verdict.error:>9.1e} {exact:>9}  {text}{note}"
 
 
 def _load_function(target: str) -> Callable[[], Any]:

@@ -1,0 +1,237 @@
+"""transformers: a Trainer whose gradient is the full batch's for any head, and a callback that judges any Trainer."""
+
+import functools
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from dagnn.accumulation.check.arithmetic import widened
+from dagnn.accumulation.check.report import Report
+from dagnn.accumulation.check.subject import Gradients
+from dagnn.accumulation.partition import WeightFn
+from dagnn.accumulation.state import RandomState, Snapshot
+from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
+from dagnn.integrations.windows import TrainerWindows, judge
+
+__all__ = ["OLDEST", "ExactTrainer", "GradientCheck"]
+
+OLDEST = (5, 17)
+_VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2] if part.isdigit())
+if _VERSION < OLDEST:
+    raise ConfigError(
+        f"transformers {transformers.__version__} is installed, but dagnn.integrations.transformers needs "
+        f"{'.'.join(map(str, OLDEST))} or newer: pip install -U transformers."
+    )
+
+
+class ExactTrainer(transformers.Trainer):  # type: ignore[misc]
+    """A ``transformers.Trainer`` whose gradient is that of the full batch, whatever the head divides its loss by.
+
+    ``gradient_accumulation_steps``, ragged batches, a short last window and several processes change nothing: each
+    step is that of ``model(**whole_batch).loss.backward()``. All else is the Trainer's own: clipping, schedules,
+    callbacks, checkpoints, resume. The logged loss is that of the full batch.
+
+    The model computes its plain mean loss for each micro-batch (``num_items_in_batch`` is not passed on). What that
+    loss divided by is read from its graph, see ``dagnn.weights.terms``. Losses with several denominators that do not
+    keep one proportion (tokens and sentences) cost one more forward pass. In the first window the loss of two items is
+    compared with those of each, so a loss that couples the items of a batch is refused, not trained wrongly.
+
+    Args:
+        weight: a function of the micro-batch that returns what its mean loss divides by, where the graph cannot show
+            it (a compiled model, a custom autograd function).
+        args, kwargs: those of ``transformers.Trainer``. A ``compute_loss_func`` gets ``num_items_in_batch=None`` and
+            must then return a mean.
+
+    Raises:
+        ConfigError: DeepSpeed, FSDP, sharded or replicated models (``DataParallel``) and optimizers that update inside
+            backward: the gradient is not in ``.grad`` there.
+        AccumulationError: in ``train()``: the loss couples its items, or its denominator cannot be read.
+    """
+
+    def __init__(self, *args: Any, weight: WeightFn | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _refuse_unsupported(self)
+        self._exact_weight = weight
+        self._exact_windows: tuple[nn.Module, TrainerWindows] | None = None
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Add one micro-batch to the window. Returns the window's loss with its last micro-batch, and 0 before."""
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        if self._exact_windows is None or self._exact_windows[0] is not model:
+            self._exact_windows = (model, TrainerWindows(model, weight=self._exact_weight))
+        batch = dict(self._prepare_inputs(inputs))
+        last = self.accelerator.sync_gradients
+        loss = self._exact_windows[1].add(
+            batch, functools.partial(self._mean_loss, model), last=last, scale=self._loss_scale()
+        )
+        return torch.zeros((), device=self.args.device) if loss is None else loss.to(self.args.device)
+
+    def _mean_loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        with self.compute_loss_context_manager():
+            # A copy: label smoothing takes the labels out of it.
+            loss: Any = self.compute_loss(model, dict(batch), num_items_in_batch=None)
+        if not isinstance(loss, Tensor):
+            raise AccumulationError(f"compute_loss returned {type(loss).__name__}: return the mean loss, a tensor.")
+        return loss.squeeze() if loss.numel() == 1 else loss
+
+    def _loss_scale(self) -> float:
+        """What accelerate will divide the gradient by before clipping: the scale of its float16 scaler."""
+        scaler = getattr(self.accelerator, "scaler", None)
+        if scaler is None or not scaler.is_enabled():
+            return 1.0
+        scaler.scale(torch.zeros((), device=self.args.device))  # it makes its scale with the first loss
+        return float(scaler.get_scale())
+
+
+def _refuse_unsupported(trainer: Any) -> None:
+    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
+    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_XPU"):
+        raise ConfigError(
+            f"ExactTrainer sums gradients in one process or in DDP, but accelerate runs as {kind}: use DDP, or "
+            "transformers.Trainer with GradientCheck, which says what the gradient is."
+        )
+    if trainer.args.n_gpu > 1:
+        raise ConfigError(
+            f"one process would use {trainer.args.n_gpu} GPUs through DataParallel: start one process per GPU "
+            "(torchrun --nproc_per_node), or set CUDA_VISIBLE_DEVICES to one."
+        )
+    if "lomo" in str(trainer.args.optim).lower():
+        raise ConfigError(f"optim={str(trainer.args.optim)!r} updates inside backward, before a window has its sum.")
+    if trainer.args.max_steps == 0:
+        raise ConfigError("max_steps=0 trains nothing: leave it out, or give at least 1.")
+
+
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+
+
+class GradientCheck(transformers.TrainerCallback):  # type: ignore[misc]
+    """A callback that compares the first window's gradient with that of the full batch, and says what is wrong.
+
+    ``trainer.add_callback(GradientCheck(trainer))``. It works with any ``transformers.Trainer``, subclasses included.
+    The micro-batches of the first window run again afterwards, from the same random numbers, so training goes on as it
+    would have without the check; it takes the time of about two windows, once, and the memory of a set of gradients
+    for each micro-batch where the verdict is "not equal".
+
+    Args:
+        trainer: the trainer whose training is judged.
+        on_unequal: "warn", or "raise" an AccumulationError.
+
+    Attributes:
+        report: the verdict, a ``dagnn.accumulation.Report``; None before the first step, and where
+            the loss couples its items, so that there is nothing to compare with.
+
+    Raises:
+        ConfigError: ``on_unequal`` has another value.
+    """
+
+    def __init__(self, trainer: transformers.Trainer, *, on_unequal: Literal["warn", "raise"] = "warn") -> None:
+        if on_unequal not in ("warn", "raise"):
+            raise ConfigError(f"on_unequal must be 'warn' or 'raise', got {on_unequal!r}.")
+        self.report: Report | None = None
+        self._trainer = trainer
+        self._on_unequal = on_unequal
+        self._model: nn.Module = trainer.model
+        self._ran: list[tuple[Any, RandomState]] = []
+        self._found: Gradients | None = None
+        self._undo: list[Any] = []
+        self._judged = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to watch the first window."""
+        if self._judged or self._undo:
+            return
+        step, clip = self._trainer.training_step, torch.nn.utils.clip_grad_norm_
+
+        def training_step(model: nn.Module, inputs: Any, *rest: Any, **more: Any) -> Any:
+            self._model = model
+            self._ran.append((dict(inputs), RandomState.now()))
+            return step(model, inputs, *rest, **more)
+
+        def clip_grad_norm_(*given: Any, **more: Any) -> Any:
+            if self._found is None:
+                self._found = self._gradients()
+            return clip(*given, **more)
+
+        for patch in (
+            mock.patch.object(self._trainer, "training_step", training_step),
+            mock.patch.object(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_),  # accelerate's way to the norm
+        ):
+            patch.start()
+            self._undo.append(patch)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Judge the window, once its gradient is complete."""
+        if self._judged or not self._ran:
+            return
+        self._stop()
+        found = self._found if self._found is not None else self._gradients()
+        random, buffers = RandomState.now(), Snapshot([self._model])
+        gradients = [(p, p.grad) for p in self._model.parameters()]
+        self._judged = True
+        try:
+            self.report = self._judge(found)
+        except AccumulationError as error:
+            warn(f"the gradient of this training cannot be judged: {error}", AccumulationWarning)
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            buffers.restore()
+            random.restore()
+            self._ran, self._found = [], None
+        if self.report is not None and not self.report.equal:
+            if self._on_unequal == "raise":
+                raise AccumulationError(str(self.report))
+            warn(str(self.report), AccumulationWarning)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the hooks off where training ended inside the first window."""
+        self._stop()
+
+    def _stop(self) -> None:
+        while self._undo:
+            self._undo.pop().stop()
+
+    def _judge(self, found: Gradients) -> Report:
+        named = [(n.removeprefix("module."), p) for n, p in self._model.named_parameters() if p.requires_grad]
+        parameters = [p for _, p in named]
+        windows = TrainerWindows(self._model)
+        loss_of = functools.partial(self._mean_loss, self._model)
+        for i, (inputs, random) in enumerate(self._ran):
+            random.restore()
+            windows.add(dict(self._trainer._prepare_inputs(inputs)), loss_of, last=i == len(self._ran) - 1)
+        expected = self._gradients()
+        parts = []
+        for inputs, random in self._ran:
+            random.restore()
+            single = TrainerWindows(self._model, weight=lambda batch: 1.0)
+            single.add(dict(self._trainer._prepare_inputs(inputs)), loss_of, last=True)
+            parts.append(self._gradients())
+        tolerance = max(_TOLERANCE.get(p.dtype, 1e-4) for p in parameters)
+        if self._trainer.args.bf16 or self._trainer.args.fp16:
+            tolerance = max(tolerance, _TOLERANCE[torch.bfloat16])
+        return judge(
+            [name for name, _ in named],
+            parameters,
+            found,
+            expected,
+            parts,
+            remedy="use dagnn.integrations.transformers.ExactTrainer in place of transformers.Trainer.",
+            tolerance=tolerance,
+        )
+
+    def _mean_loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        with self._trainer.compute_loss_context_manager():
+            loss: Tensor = self._trainer.compute_loss(model, dict(batch), num_items_in_batch=None)
+        return loss.squeeze() if loss.numel() == 1 else loss
+
+    def _gradients(self) -> Gradients:
+        return [
+            None if p.grad is None else widened(p.grad).clone() for p in self._model.parameters() if p.requires_grad
+        ]

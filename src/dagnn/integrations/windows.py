@@ -1,0 +1,419 @@
+"""The window that somebody else's trainer runs: micro-batch after micro-batch, with weights read from each loss.
+
+A trainer steps on its own. Here the gradient of the full batch is summed meanwhile, and put into ``.grad`` with the
+last micro-batch, for the trainer to clip and to step with. Sums, shares and processes are those of
+``dagnn.accumulation``.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
+
+from dagnn.accumulation.check.arithmetic import close, ratio_of, relative_error
+from dagnn.accumulation.check.diagnosis import fit_finite
+from dagnn.accumulation.check.report import Cause, Kind, Report, make_report
+from dagnn.accumulation.check.subject import Gradients
+from dagnn.accumulation.items import count_items
+from dagnn.accumulation.partition import WeightFn, slice_batch
+from dagnn.accumulation.ranks import Ranks, ranks_of
+from dagnn.accumulation.shares import KnownWeights, check_weights
+from dagnn.accumulation.state import BatchNorms, RandomState, Snapshot
+from dagnn.accumulation.sums import GradientSums
+from dagnn.accumulation.weights import Term, terms
+from dagnn.accumulation.window import Window
+from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, DagnnError, warn
+
+LossOf = Callable[[Any], Tensor]
+_Counts = tuple[float | None, ...]
+# Up to which a loss may miss the mean of its parts, relative to them: rounding, or a loss that couples its items.
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-4}
+_COARSE = 5e-2
+
+
+class TrainerWindows:
+    """Windows of a trainer that runs its own loop.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(2, 3)
+    >>> windows = TrainerWindows(model)
+    >>> def loss_of(batch):
+    ...     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+    >>> batches = [(torch.randn(4, 2), torch.tensor(labels)) for labels in ([0, 1, 2, -100], [2, -100, -100, -100])]
+    >>> [windows.add(batch, loss_of, last=i == 1) is None for i, batch in enumerate(batches)], windows.weight
+    ([True, False], 4.0)
+
+    Args:
+        model: the model as the trainer calls it, in DDP or not.
+        weight: a function of the micro-batch that returns what its mean loss divides by; default: what the graph of
+            the loss says, see ``dagnn.weights.terms``.
+
+    Raises:
+        ConfigError: the model is wrapped in a way that cannot be summed exactly.
+    """
+
+    def __init__(self, model: nn.Module, *, weight: WeightFn | None = None) -> None:
+        self._model = model
+        self._weight = weight
+        self._ranks: Ranks = ranks_of([model], [p for p in model.parameters() if p.requires_grad])
+        if self._ranks.every_backward:
+            raise ConfigError(
+                "the model is sharded with fully_shard, whose gradients cannot be summed inside another trainer: use "
+                "DDP, or dagnn.GradientAccumulator in a loop of your own."
+            )
+        self._batch_norms = BatchNorms([model], "warn")
+        self._window: Window | None = None
+        self._sums: GradientSums | None = None
+        self._ran: list[tuple[Any, LossOf]] = []  # micro-batches of this window that may have to run again
+        self._start: RandomState | None = None  # of this window
+        self._counts: list[_Counts] = []  # denominators of each micro-batch that ran
+        self._num_terms: int | None = None
+        self._unverified: Any = None if weight is None else ()  # a micro-batch of one item that waits for another
+        self._verified = weight is not None
+        self._waits = False  # losses have denominators of their own: a window runs once all of them are known
+        self.weight = 0.0
+
+    def add(self, batch: Any, loss_of: LossOf, *, last: bool, scale: float = 1.0) -> Tensor | None:
+        """Run one micro-batch, forward and backward; at the last of a window, leave its gradient in ``.grad``.
+
+        Args:
+            batch: the micro-batch. It may run a second time, so ``loss_of`` must not change it.
+            loss_of: the mean loss of a micro-batch, with a graph.
+            last: this is the last micro-batch before the trainer steps.
+            scale: what the gradient of the window is multiplied by, where a loss scaler will divide by it.
+
+        Returns:
+            the loss of the whole window, over all processes, where ``last``; else None.
+
+        Raises:
+            AccumulationError: the loss couples its items, or what it divides by cannot be read.
+        """
+        # Around each micro-batch: a trainer switches DDP's synchronisation on and off between them.
+        self._ranks.open_window([])
+        try:
+            if self._start is None and self._num_terms != 1:
+                self._start = RandomState.now()
+            if self._num_terms != 1:
+                self._ran.append((batch, loss_of))
+            if not self._waits:
+                self._run(batch, loss_of)
+            return self._finish(scale) if last else None
+        except BaseException:
+            self.discard()
+            raise
+        finally:
+            self._ranks.close_window()
+
+    def discard(self) -> None:
+        """Give up what was summed since the last step, for example when training stops inside a window."""
+        if self._window is not None:
+            self._window.discard()
+        self._window, self._sums, self._start = None, None, None
+        self._ran, self._counts = [], []
+
+    def _open(self, known: KnownWeights | None) -> Window:
+        self._sums = GradientSums([p for p in self._model.parameters() if p.requires_grad])
+        return Window([], known, sums=self._sums, ranks=self._ranks, batch_norms=self._batch_norms)
+
+    def _run(self, batch: Any, loss_of: LossOf) -> None:
+        if self._window is None:
+            self._window = self._open(None)
+        if not self._verified:
+            self._verify(batch, loss_of)  # before there is a graph whose buffers it would move
+        self._window.add_micro_batch()
+        loss = loss_of(batch)
+        if self._weight is not None:
+            self._num_terms = 1
+            self._window.backward(loss, next(iter(check_weights(self._weight(batch), "weight(micro_batch)").values())))
+        else:
+            counts = tuple(term.denominator for term in self._terms(loss))
+            self._counts.append(counts)
+            if all(count is None for count in counts):
+                self._window.backward(loss, reduction="undivided")
+            else:
+                # Exact while all denominators keep one proportion; otherwise the window runs again, see _finish.
+                self._window.backward(loss, max(count or 0.0 for count in counts))
+        self._window.end_micro_batch()
+
+    def _terms(self, loss: Tensor) -> list[Term]:
+        found = terms(loss)
+        if self._num_terms is None:
+            self._num_terms = len(found)
+        elif len(found) != self._num_terms:
+            raise AccumulationError(
+                f"the loss had {self._num_terms} terms with denominators of their own and now has {len(found)}: give "
+                "weight=..., a function of the micro-batch that returns what its mean loss divides by."
+            )
+        return found
+
+    def _finish(self, scale: float) -> Tensor:
+        if not self._waits and self._num_terms != 1 and not self._one_proportion():
+            # All processes decide alike, from the counts of all.
+            self._waits = True
+            assert self._window is not None
+            self._window.discard()
+            self._ranks.open_window([])
+        if self._waits:
+            self._run_planned()
+        assert self._window is not None and self._sums is not None
+        self._window.settle()
+        totals = self._window.totals
+        self._window.finish_gradients()
+        self._sums.scale_(scale)
+        self.weight = totals.weight
+        gradients = [(p, p.grad) for p in self._sums.parameters]
+        self.discard()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        device = gradients[0][0].device if gradients else None
+        return torch.tensor(totals.loss, device=device)
+
+    def _one_proportion(self) -> bool:
+        rows = [row for rows in self._ranks.gather(self._counts) for row in rows]
+        if all(count is None for row in rows for count in row):
+            return True
+        counts = [[count for count in row if count is not None] for row in rows]
+        if any(len(given) < len(row) for given, row in zip(counts, rows, strict=True)):
+            return False
+        first = max(counts, key=max)
+        return all(
+            math.isclose(a * max(first), b * max(row), rel_tol=1e-12)
+            for row in counts
+            for a, b in zip(row, first, strict=True)
+        )
+
+    def _run_planned(self) -> None:
+        """Run all micro-batches twice: to count what each term divides by, and with their exact shares."""
+        assert self._start is not None
+        buffers = Snapshot([self._model])
+        self._start.restore()
+        counted, states = [], []
+        for batch, loss_of in self._ran:
+            states.append(RandomState.now())
+            counted.append(tuple(term.denominator for term, _ in self._valued(batch, loss_of)))
+        buffers.restore_buffers()
+        everywhere = self._ranks.gather(counted)
+        num_micro_batches = float(sum(len(rows) for rows in everywhere))
+        names = [f"term {k}" for k in range(len(counted[0]))]
+        # A sum has no denominator: with equal weights and a factor of their total, its share is 1.
+        weights = [{name: 1.0 if n is None else n for name, n in zip(names, row, strict=True)} for row in counted]
+        totals = dict.fromkeys(names, 0.0)
+        for row in (row for rows in everywhere for row in rows):
+            for name, n in zip(names, row, strict=True):
+                totals[name] += 1.0 if n is None else n
+        self._window = self._open(KnownWeights(weights, totals, declared=True))
+        for (batch, loss_of), state in zip(self._ran, states, strict=True):
+            state.restore()
+            self._window.add_micro_batch()
+            losses = {}
+            for name, (term, value) in zip(names, self._valued(batch, loss_of), strict=True):
+                losses[name] = value * term.coefficient * (num_micro_batches if term.denominator is None else 1.0)
+            self._window.backward(losses)
+            self._window.end_micro_batch()
+
+    def _valued(self, batch: Any, loss_of: LossOf) -> list[tuple[Term, Tensor]]:
+        """The terms of a loss, each with the tensor of its mean or sum."""
+        with _Numbers() as numbers:
+            found = self._terms(loss_of(batch))
+        return list(numbers.valued(found))
+
+    def _verify(self, batch: Any, loss_of: LossOf) -> None:
+        """Compare the loss of two items with those of each: what the graph cannot show are items that are coupled."""
+        try:
+            num_items = count_items(batch)
+            if num_items >= 2:
+                parts = [slice_batch(batch, i, i + 1, num_items) for i in (0, 1)]
+                both = slice_batch(batch, 0, 2, num_items)
+            elif self._unverified is None:
+                self._unverified = batch
+                return
+            else:
+                parts, both = [self._unverified, batch], _joined(self._unverified, batch)
+        except DagnnError as error:
+            both, why = None, str(error)
+        else:
+            why = "two micro-batches of one item cannot be put together"
+        self._unverified = None
+        if both is None:
+            self._verified = True
+            warn(
+                f"whether the loss couples the items of a batch could not be tried out ({why}): a contrastive loss "
+                "would go unnoticed.",
+                AccumulationWarning,
+            )
+            return
+        with _undisturbed(self._model):
+            whole, *pieces = [self._valued(each, loss_of) for each in (both, *parts)]
+        tried = [_check_additive(term, value, [piece[k] for piece in pieces]) for k, (term, value) in enumerate(whole)]
+        self._verified = any(tried)  # else in the next micro-batch: nothing in this one counted
+
+
+class _Numbers(TorchFunctionMode):
+    """Keeps every result of one element, by the autograd node that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_node: dict[Any, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.numel() == 1 and result.grad_fn is not None:
+            self.of_node[result.grad_fn] = result
+        return result
+
+    def valued(self, found: list[Term]) -> Iterator[tuple[Term, Tensor]]:
+        """Each of ``found`` with its number; terms that one function made together (label smoothing) as one term."""
+        rest = {id(term.node): term for term in found}
+        for term in found:
+            if id(term.node) not in rest:
+                continue
+            if term.node in self.of_node:
+                yield rest.pop(id(term.node)), self.of_node[term.node].reshape(())
+                continue
+            number, inner = min(self._above(term), key=lambda pair: len(pair[1]), default=(None, []))
+            members = [rest.pop(id(each.node), None) for each in inner]
+            if number is None or None in members or len({each.denominator for each in inner}) > 1:
+                raise AccumulationError(
+                    "the loss has several denominators inside one function, which cannot be taken apart: give "
+                    "weight=..., a function of the micro-batch."
+                )
+            own = next(each for each in inner if each.node is term.node)
+            yield term._replace(coefficient=term.coefficient / own.coefficient), number.reshape(())
+
+    def _above(self, term: Term) -> Iterator[tuple[Tensor, list[Term]]]:
+        for number in self.of_node.values():
+            with contextlib.suppress(AccumulationError):
+                inner = terms(number)
+                if any(each.node is term.node for each in inner):
+                    yield number, inner
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; afterwards its modes, buffers and random numbers are as before."""
+    modes = [(module, module.training) for module in model.modules()]
+    before = Snapshot([model])
+    model.eval()
+    try:
+        yield
+    finally:
+        before.restore()
+        for module, mode in modes:
+            module.training = mode
+
+
+def _check_additive(term: Term, whole: Tensor, pieces: list[tuple[Term, Tensor]]) -> bool:
+    """Whether both items count in this term; raises where it is not the mean of theirs."""
+    counts = [piece.denominator for piece, _ in pieces]
+    values = [float(value.detach()) for _, value in pieces]
+    if term.denominator is None:
+        expected, total = sum(values), None
+    else:
+        total = sum(count or 0.0 for count in counts)
+        shares = [(count or 0.0) / total if total else 0.0 for count in counts]
+        expected = sum(share * value for share, value in zip(shares, values, strict=True) if share)
+    if total == 0.0:
+        return False
+    allowed = _ROUNDING.get(whole.dtype, _COARSE) * max(1e-3, *(abs(v) for v in values if math.isfinite(v)))
+    same_total = total is None or abs(total - (term.denominator or 0.0)) <= 1e-6 * total
+    if not same_total or not abs(float(whole.detach()) - expected) <= allowed:
+        divisors = f"divided by {term.denominator if total is not None else 'nothing'} and {counts}"
+        raise AccumulationError(
+            f"the loss of two items together is {float(whole.detach()):.6g}, but those of each give {expected:.6g} "
+            f"({divisors}): the loss of an item depends on the other items, or a sum is divided by a constant. No "
+            "shares of micro-batches make the gradient of a coupled loss: use dagnn.accumulate(..., coupled=True). "
+            "Otherwise give weight=..., a function of the micro-batch that returns what its mean loss divides by."
+        )
+    return all(count is None or count > 0 for count in counts)
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """Two batches as one, padded at the end; None where it is not known how."""
+    leaves, spec = tree_flatten_with_path(one)
+    others, other_spec = tree_flatten_with_path(other)
+    if spec != other_spec:
+        return None
+    masked = any("attention_mask" in keystr(path) for path, _ in leaves)
+    joined: list[Any] = []
+    for (path, first), (_, second) in zip(leaves, others, strict=True):
+        if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.ndim and first.ndim == second.ndim):
+            if not isinstance(first, (int, float, str, bool, type(None))) or first != second:
+                return None
+            joined.append(first)
+            continue
+        sizes = [max(a, b) for a, b in zip(first.shape[1:], second.shape[1:], strict=True)]
+        if not masked and any(list(value.shape[1:]) != sizes for value in (first, second)):
+            return None  # nothing would tell the model where the padding is
+        fill = -100 if "label" in keystr(path) else 0
+        joined.append(torch.cat([_padded(value, sizes, fill) for value in (first, second)]))
+    return tree_unflatten(joined, spec)
+
+
+def _padded(value: Tensor, sizes: list[int], fill: int) -> Tensor:
+    if list(value.shape[1:]) == sizes:
+        return value
+    result = value.new_full([len(value), *sizes], fill)
+    result[tuple(slice(0, n) for n in value.shape)] = value
+    return result
+
+
+def judge(
+    names: Sequence[str],
+    parameters: Sequence[Tensor],
+    actual: Gradients,
+    expected: Gradients,
+    parts: Sequence[Gradients],
+    *,
+    remedy: str,
+    tolerance: float,
+) -> Report:
+    """The verdict on a trainer's gradient, with the weights of its micro-batches as the cause.
+
+    Args:
+        names, parameters: those that require a gradient.
+        actual: what the optimizer would step with, before clipping.
+        expected: the gradient of the full batch.
+        parts: that of the mean loss of each micro-batch.
+        remedy: what to change, in one sentence.
+        tolerance: relative error up to which gradients are equal.
+    """
+    equal = relative_error(actual, expected) <= tolerance
+    causes = [] if equal else [_cause(parameters, actual, expected, parts, remedy, tolerance)]
+    precision = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+    return make_report(causes, names, actual, expected, equal=equal, precision=precision)
+
+
+def _cause(
+    parameters: Sequence[Tensor],
+    actual: Gradients,
+    expected: Gradients,
+    parts: Sequence[Gradients],
+    remedy: str,
+    tolerance: float,
+) -> Cause:
+    k, ratio = len(parts), ratio_of(actual, expected)[0]
+    factor = f"{ratio:.4g} times that of the full batch"
+    loose = max(1e-6, 10 * tolerance)
+    try:
+        (found, rest), (right, right_rest) = (fit_finite(parts, each, parameters) for each in (actual, expected))
+    except ConfigError:
+        found, rest, right, right_rest = [], 1.0, [], 1.0
+    if rest > loose:
+        text = f"no weights of the {k} micro-batches explain the gradient, which is about {factor}: its loss has terms "
+        return Cause(Kind.WRONG_DENOMINATOR, f"{text}that are divided by different counts.", remedy)
+    shares = ", ".join(f"{share:.4g}" for share in found)
+    if right_rest <= loose:
+        shares += f"; right are {', '.join(f'{share:.4g}' for share in right)}"
+    if close(found, [1.0] * k, loose):
+        text = f"the mean losses of {k} micro-batches are added without a division: the gradient is {factor}."
+        return Cause(Kind.NOT_SCALED, text, remedy)
+    if close(found, [1.0 / k] * k, loose):
+        text = f"all micro-batches have the same weight, whatever counts in them: their shares are {shares}."
+        return Cause(Kind.MEAN_OF_MEANS, text, remedy)
+    kind = Kind.WRONG_DENOMINATOR if abs(sum(found) - 1.0) <= loose else Kind.WRONG_SCALE
+    return Cause(kind, f"the shares of the micro-batches are {shares}: the gradient is about {factor}.", remedy)
