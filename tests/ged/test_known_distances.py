@@ -1,5 +1,7 @@
 """Distances known in closed form, from other libraries' tests, and from their bug reports."""
 
+import random
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -217,3 +219,39 @@ def test_triangle_inequality_is_not_claimed_for_costs_that_are_no_metric():
     costs = EditCosts(node_substitution=table, node_insertion=10, node_deletion=10)
     a, b, c = (Dag([], 1, node_attributes={"label": (label,)}) for label in range(3))
     assert [distance(a, b, costs), distance(b, c, costs), distance(a, c, costs)] == [1, 1, 5]
+
+
+def twins(rng, nodes, directed, plain):
+    """A graph of few classes of nodes: whether two nodes are joined depends on their classes alone, but for some."""
+    classes = rng.randint(1, 3)
+    label, of = [rng.randrange(2) for _ in range(classes)], [rng.randrange(classes) for _ in range(nodes)]
+    joined = {(c, d): rng.random() < 0.4 for c in range(classes) for d in range(classes)}
+    pairs = [(u, v) for u in range(nodes) for v in (range(nodes) if directed else range(u))]
+    edges = [(u, v, None) for u, v in pairs if joined[of[u], of[v]] and u != v and rng.random() < 0.95]
+    return plain([label[c] for c in of], edges, directed)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_nodes_that_can_be_exchanged_lose_no_map(directed, oracle):
+    rng = random.Random(4)
+    for _ in range(60):
+        a, b = (twins(rng, rng.randint(0, 5), directed, oracle.Graph) for _ in range(2))
+        costs = {"node_substitution": rng.choice([1.0, 5.0]), "edge_deletion": rng.choice([1.0, 3.0])}
+        costs["node_insertion"] = 2.0
+        plain = oracle.Costs(
+            node_substitution=lambda x, y, costs=costs: costs["node_substitution"] * (x != y),
+            node_insertion=lambda _: 2.0,
+            edge_deletion=lambda _, costs=costs: costs["edge_deletion"],
+        )
+        found = graph_edit_distance(oracle.to_networkx(a), oracle.to_networkx(b), EditCosts(**costs))
+        assert found.proved and found.upper == oracle.brute_force(a, b, plain)
+
+
+def test_unions_of_cliques_are_proved_in_few_nodes():
+    """Ego networks of actors: every node of a clique can be exchanged with every other, on either side."""
+    left, right = (
+        nx.compose_all([nx.complete_graph([0, *range(start, start + size - 1)]) for start, size in sizes])
+        for sizes in ([(1, 5), (5, 6), (10, 4)], [(1, 4), (4, 4), (7, 6), (12, 3)])
+    )
+    found = graph_edit_distance(left, right)
+    assert found.proved and found.search_nodes < 2_000

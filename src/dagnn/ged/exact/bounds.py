@@ -13,9 +13,10 @@ from dagnn.graph.cached import jitted
 # so far; the largest distance worth finding; how many nodes were bounded; the bound of the node to be entered, and of
 # the root; parts of a unit; 1 if the caller judges whole maps and sets UPPER.
 DEPTH, ENTERING, UPPER, LIMIT, NODES, HERE, ROOT, PARTS, JUDGED = range(9)
-# Rows of `Search.left`, int64 [5, n1]: image of the best map; nodes in the order in which they are mapped; image now;
-# cost of deleting all anchored edges of u (their other end is mapped already), and all open ones (the rest).
-BEST, ORDER, IMAGE, ANCHORED_DELETE, OPEN_DELETE = range(5)
+# Rows of `Search.left`, int64 [6, n1]: image of the best map; nodes in the order in which they are mapped; image now;
+# cost of deleting all anchored edges of u (their other end is mapped already), and all open ones (the rest); the last
+# node before u in the order that can be exchanged with u, or -1.
+BEST, ORDER, IMAGE, ANCHORED_DELETE, OPEN_DELETE, BEFORE = range(6)
 # Rows of `Search.right`, int64 [3, n2]: 1 if nobody is mapped to v; cost of inserting anchored and open edges of v.
 FREE, ANCHORED_INSERT, OPEN_INSERT = range(3)
 # Rows of `Search.depths`, int64 [3, n1 + 1]: cost of the map so far, in parts; next of its children; their number.
@@ -56,7 +57,7 @@ def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Sear
     """A search that has not begun; it need not find distances above ``limit``."""
     n1, n2 = problem.node.shape
     labels = int(problem.directions.max()) + 1 if problem.constants[UNIFORM] == 1 else 1
-    left, right = np.zeros((5, n1), np.int64), np.zeros((3, n2), np.int64)
+    left, right = np.zeros((6, n1), np.int64), np.zeros((3, n2), np.int64)
     open_all(problem, left, right)
     return Search(
         numbers=np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0], 0]),

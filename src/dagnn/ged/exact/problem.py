@@ -30,6 +30,7 @@ class Problem(NamedTuple):
         left: int64 ``[n1, n1]``, right: int64 ``[n2, n2]``: pair types.
         pair: int64 ``[types, types]``, directions: int64 ``[2, types]``: as in `Tables`.
         twin: int64 ``[n2]``: an earlier node that can be exchanged with v at no cost, or -1.
+        left_twin: int64 ``[n1]``: the same for u.
         constants: int64 ``[6]``: cost of inserting all edges of the right graph; 1 if deletions can pay although
             n1 <= n2; then `Tables.uniform`.
     """
@@ -42,6 +43,7 @@ class Problem(NamedTuple):
     pair: Ints
     directions: Ints
     twin: Ints
+    left_twin: Ints
     constants: Ints
 
 
@@ -83,6 +85,7 @@ def new_problem(tables: Tables, a: GraphArrays, b: GraphArrays) -> Problem:
         pair=tables.pair,
         directions=tables.directions,
         twin=np.empty(n2, np.int64),
+        left_twin=np.empty(n1, np.int64),
         constants=np.zeros(6, np.int64),
     )
     fill(problem, tables, a.kind, b.kind)
@@ -106,6 +109,7 @@ def fill(problem: Problem, tables: Tables, kind_a: Ints, kind_b: Ints) -> None:
                 constants[DELETIONS_PAY] = 1
     constants[UNIFORM:] = tables.uniform
     _find_twins(kind_b, right, problem.twin)
+    _find_twins(kind_a, problem.left, problem.left_twin)
 
 
 @jitted

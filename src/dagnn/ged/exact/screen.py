@@ -199,6 +199,7 @@ def _problem(tables: Tables, kind: Ints, pairs: Ints, other: Ints, matrix: Ints)
         tables.pair,
         tables.directions,
         np.empty(n2, np.int64),
+        np.empty(n1, np.int64),
         np.zeros(6, np.int64),
     )
     fill(problem, tables, kind, other)
@@ -214,7 +215,7 @@ def _search(problem: Problem, limit: int, stop: Ints) -> Search:
         labels = problem.directions.max() + 1
     numbers = np.zeros(9, np.int64)
     numbers[:] = np.array([0, 1, -1, limit, 0, -1, 0, 2, 0])
-    left, right = np.zeros((5, n1), np.int64), np.zeros((3, n2), np.int64)
+    left, right = np.zeros((6, n1), np.int64), np.zeros((3, n2), np.int64)
     open_all(problem, left, right)
     return Search(
         numbers,

@@ -13,6 +13,7 @@ from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import COLUMN_PRICE, ROW_OF, ROW_PRICE
 from dagnn.ged.exact.bounds import (
     ANCHORED_DELETE,
+    BEFORE,
     BEST,
     COST,
     DEPTH,
@@ -109,6 +110,7 @@ def begin(problem: Problem, prices: Prices, search: Search, starts: int) -> None
     """Bound the distance from both sides at the root; keeps a map that ``search`` already has, with its cost."""
     numbers, best = search.numbers, search.left[BEST]
     _map_order(problem.left, search.left[ORDER])
+    _link_twins(problem.left_twin, search.left[ORDER], search.left[BEFORE])
     if problem.constants[UNIFORM] == 1:
         _count(problem.left, problem.directions, search.left_count)
         _count(problem.right, problem.directions, search.right_count)
@@ -126,6 +128,17 @@ def begin(problem: Problem, prices: Prices, search: Search, starts: int) -> None
             numbers[UPPER] = improve(problem, best, search.stop)
         elif last <= starts:
             numbers[UPPER] = search_upper(problem, best, numbers[UPPER], first, last, search.room, search.stop)
+
+
+@jitted
+def _link_twins(twin: Ints, order: Ints, before: Ints) -> None:
+    """Write into ``before[u]`` the last node before u in the order that can be exchanged with u, or -1."""
+    first, last = twin.copy(), np.full(len(twin), -1, np.int64)
+    for u in range(len(twin)):
+        first[u] = u if twin[u] < 0 else first[twin[u]]
+    for u in order:
+        before[u] = last[first[u]]
+        last[first[u]] = u
 
 
 @jitted
@@ -174,13 +187,17 @@ def _enter(problem: Problem, prices: Prices, search: Search) -> None:
     child, bounds = search.child[depth], search.child_bound[depth]
     price, column_price = search.room[ROW_PRICE, 1], search.room[COLUMN_PRICE]
     u, count, column = left[ORDER, depth], 0, 0
+    # Of maps that differ by exchanges only, try the first one in the order of images, in which a deletion comes last:
+    # the images of nodes that can be exchanged ascend, and of images that can be exchanged the first free one is taken.
+    before, least = left[BEFORE, u], 0
+    if before >= 0:
+        least = left[IMAGE, before] + 1 if left[IMAGE, before] >= 0 else n2
     for v in range(n2):
         if free[v] == 0:
             continue
         reduced = full[0, column] - price - column_price[column + 1]
         column += 1
-        # Of nodes that can be exchanged, try the first free one only.
-        if twin[v] < 0 or free[twin[v]] == 0:
+        if v >= least and (twin[v] < 0 or free[twin[v]] == 0):
             count = _insert_child(child, bounds, count, v, max(known, bound + reduced), cut)
     if problem.constants[DELETIONS_PAY] == 1:
         deletion = 0
