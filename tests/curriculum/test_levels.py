@@ -4,7 +4,7 @@ import pytest
 
 from dagnn.curriculum.exact import answer
 from dagnn.curriculum.expression import to_text
-from dagnn.curriculum.levels import LEVELS, check_depth, check_digits, level_of, level_spec, preset_of
+from dagnn.curriculum.levels import LEVELS, check_drawn, level_of, level_spec, preset_of
 from dagnn.curriculum.parsing import parse
 from dagnn.errors import ConfigError
 
@@ -54,23 +54,23 @@ def test_a_level_cannot_be_changed():
 @pytest.mark.parametrize("digits", [0, -1, 13, 2.0, True])
 def test_digits_out_of_range_are_refused(digits):
     with pytest.raises(ConfigError, match="digits must be a whole number from 1 to 12"):
-        check_digits(level_spec(2), digits)
+        check_drawn(level_spec(2), depth=None, digits=digits)
 
 
 @pytest.mark.parametrize("level", [4, 5, 6, 7])
 def test_levels_without_digits_say_which_have_them(level):
-    check_digits(level_spec(level), None)
+    check_drawn(level_spec(level), depth=None, digits=None)
     with pytest.raises(ConfigError, match="has no digits to set: levels 1, 2, 3 have them"):
-        check_digits(level_spec(level), 4)
+        check_drawn(level_spec(level), depth=None, digits=4)
 
 
 @pytest.mark.parametrize("depth", [0, -1, 13, 2.0, True])
 def test_depth_out_of_range_is_refused(depth):
     with pytest.raises(ConfigError, match="depth must be a whole number from 1 to 12"):
-        check_depth(level_spec(2), depth)
+        check_drawn(level_spec(2), depth=depth, digits=None)
 
 
 @pytest.mark.parametrize("level", [1, 6])
 def test_levels_without_depth_say_which_have_one(level):
     with pytest.raises(ConfigError, match="has no depth to set: levels 2, 3, 4, 5, 7 have one"):
-        check_depth(level_spec(level), 3)
+        check_drawn(level_spec(level), depth=3, digits=None)

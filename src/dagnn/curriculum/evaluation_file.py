@@ -227,12 +227,7 @@ class Evaluation:
             raise RunError(f"{path} is damaged ({error}): evaluate the run again.") from error
 
     def _cost(self) -> dict[str, Any]:
-        return {
-            "cpu_seconds": self.cpu_seconds,
-            "wall_seconds": self.wall_seconds,
-            "parameters": self.parameters,
-            "step": self.step,
-        }
+        return {name: getattr(self, name) for name in ("cpu_seconds", "wall_seconds", "parameters", "step")}
 
 
 def operator_of(expression: str) -> str:
@@ -263,12 +258,9 @@ def _level_result(values: Mapping[str, Any]) -> LevelResult:
     """Each value in its own type: a file may say anything, and an older one nothing of ``engine_misses``."""
     examples = tuple(
         Example(
-            str(each["input"]),
-            str(each["answer"]),
-            str(each["expected"]),
-            bool(each["right"]),
-            str(each["reason"]),
-            bool(each.get("engine_misses", False)),
+            **{name: str(each[name]) for name in ("input", "answer", "expected", "reason")},
+            right=bool(each["right"]),
+            engine_misses=bool(each.get("engine_misses", False)),
         )
         for each in values["examples"]
     )

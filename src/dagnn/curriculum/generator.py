@@ -34,7 +34,7 @@ from dagnn.curriculum.exact.evaluate import LimitError, evaluate, is_well_rounde
 from dagnn.curriculum.exact.precise import decimal_leaf, refuse_undefined
 from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.expression import CONSTANTS, Expr, from_fraction, is_decimal, size, walk
-from dagnn.curriculum.levels import LevelSpec, check_depth, check_digits, level_spec, preset_of
+from dagnn.curriculum.levels import LevelSpec, check_drawn, level_spec, preset_of
 from dagnn.curriculum.verdict import confirmed
 from dagnn.errors import ConfigError, ExpressionError
 
@@ -243,8 +243,7 @@ def make_sample(
     True
     """
     spec, sizes, known_split = level_spec(level), preset_of(preset), check_split(split)
-    check_depth(spec, depth)
-    check_digits(spec, digits)
+    check_drawn(spec, depth=depth, digits=digits)
     if digits is not None:
         sizes = with_digits(sizes, digits)
     _check_whole("seed", seed)
@@ -293,8 +292,7 @@ def stream(
     level_spec(level)
     preset_of(preset)
     check_split(split)
-    check_depth(level_spec(level), depth)
-    check_digits(level_spec(level), digits)
+    check_drawn(level_spec(level), depth=depth, digits=digits)
     return (
         make_sample(level, seed=seed, index=index, split=split, preset=preset, depth=depth, digits=digits, stats=stats)
         for index in count(start)

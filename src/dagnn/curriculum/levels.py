@@ -45,10 +45,10 @@ class LevelSpec:
     description: str
     example: str
     example_answer: str
-    numeric: bool
-    has_depth: bool
-    has_digits: bool
     draw: DrawLevel = field(repr=False, compare=False)
+    numeric: bool = False
+    has_depth: bool = True
+    has_digits: bool = False
 
 
 LEVELS: Mapping[int, LevelSpec] = {
@@ -60,7 +60,6 @@ LEVELS: Mapping[int, LevelSpec] = {
             description="one of + - * / on whole numbers within 99; a quotient is a reduced fraction",
             example="(/ 84 -36)",
             example_answer="(/ -7 3)",
-            numeric=False,
             has_depth=False,
             has_digits=True,
             draw=draw_level_1,
@@ -71,8 +70,6 @@ LEVELS: Mapping[int, LevelSpec] = {
             description="nested + - * / of depth 2 or 3 on whole numbers within 20; every value within 9999",
             example="(+ (/ (- 10 -6) (+ 10 -15)) (* -17 12))",
             example_answer="(/ -1036 5)",
-            numeric=False,
-            has_depth=True,
             has_digits=True,
             draw=draw_level_2,
         ),
@@ -82,8 +79,6 @@ LEVELS: Mapping[int, LevelSpec] = {
             description="one to three symbols bound by subst in + - * / ^ of depth 1 to 3",
             example="(subst (^ (+ x 3) 2) x 5)",
             example_answer="64",
-            numeric=False,
-            has_depth=True,
             has_digits=True,
             draw=draw_level_3,
         ),
@@ -94,8 +89,6 @@ LEVELS: Mapping[int, LevelSpec] = {
             example="(* (log 9) (/ 12 (cos 19)))",
             example_answer="26.7",
             numeric=True,
-            has_depth=True,
-            has_digits=False,
             draw=draw_level_4,
         ),
         LevelSpec(
@@ -104,9 +97,6 @@ LEVELS: Mapping[int, LevelSpec] = {
             description="(derive E x) with every operator and function, depth 1 to 4",
             example="(derive (^ x 2) x)",
             example_answer="(* 2 x)",
-            numeric=False,
-            has_depth=True,
-            has_digits=False,
             draw=draw_level_5,
         ),
         LevelSpec(
@@ -115,9 +105,7 @@ LEVELS: Mapping[int, LevelSpec] = {
             description="definite integrals of polynomials, antiderivatives: powers, functions, by parts, substitution",
             example="(integrate (* 3 (^ x 2)) x 0 2)",
             example_answer="8",
-            numeric=False,
             has_depth=False,
-            has_digits=False,
             draw=draw_level_6,
         ),
         LevelSpec(
@@ -126,9 +114,6 @@ LEVELS: Mapping[int, LevelSpec] = {
             description="(solve (= L R) x): nested, linear on both sides, quadratic with rational roots",
             example="(solve (= (+ (* -1 (^ x 2)) (* -3 x)) -10) x)",
             example_answer="(roots -5 2)",
-            numeric=False,
-            has_depth=True,
-            has_digits=False,
             draw=draw_level_7,
         ),
     )
@@ -178,31 +163,20 @@ def preset_of(name: str) -> Preset:
     return PRESETS[name]
 
 
-def check_depth(spec: LevelSpec, depth: int | None) -> None:
-    """Refuse a depth that a level cannot draw.
+def check_drawn(spec: LevelSpec, *, depth: int | None, digits: int | None) -> None:
+    """Refuse a depth, or a length of whole numbers, that a level cannot draw.
 
     Raises:
-        ConfigError: the level has no depth to set, or the depth is not in 1 .. 12.
+        ConfigError: the level has none to set, or it is not in 1 .. 12.
     """
-    if depth is None:
-        return
-    if not spec.has_depth:
-        able = ", ".join(str(other.number) for other in LEVELS.values() if other.has_depth)
-        raise ConfigError(f"level {spec.number} ({spec.name}) has no depth to set: levels {able} have one.")
-    if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= MAX_DRAWN_DEPTH:
-        raise ConfigError(f"depth must be a whole number from 1 to {MAX_DRAWN_DEPTH}, got {depth!r}.")
-
-
-def check_digits(spec: LevelSpec, digits: int | None) -> None:
-    """Refuse a length of whole numbers that a level cannot draw.
-
-    Raises:
-        ConfigError: the level has no length to set, or it is not in 1 .. 12.
-    """
-    if digits is None:
-        return
-    if not spec.has_digits:
-        able = ", ".join(str(other.number) for other in LEVELS.values() if other.has_digits)
-        raise ConfigError(f"level {spec.number} ({spec.name}) has no digits to set: levels {able} have them.")
-    if not isinstance(digits, int) or isinstance(digits, bool) or not 1 <= digits <= MAX_DRAWN_DIGITS:
-        raise ConfigError(f"digits must be a whole number from 1 to {MAX_DRAWN_DIGITS}, got {digits!r}.")
+    for name, value, them, limit in (
+        ("depth", depth, "one", MAX_DRAWN_DEPTH),
+        ("digits", digits, "them", MAX_DRAWN_DIGITS),
+    ):
+        if value is None:
+            continue
+        if not getattr(spec, f"has_{name}"):
+            able = ", ".join(str(other.number) for other in LEVELS.values() if getattr(other, f"has_{name}"))
+            raise ConfigError(f"level {spec.number} ({spec.name}) has no {name} to set: levels {able} have {them}.")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+            raise ConfigError(f"{name} must be a whole number from 1 to {limit}, got {value!r}.")

@@ -76,19 +76,14 @@ class Counters:
 
     def rank(self, score: float, mode: str) -> bool:
         """Note this score, reached at ``step``; True when it is the best so far. NaN and infinity never are."""
-        if not math.isfinite(score):
-            return False
-        sign = 1.0 if mode == "max" else -1.0
-        if self.best_score is not None and sign * score <= sign * self.best_score:
+        if not _beats(score, self.best_score, mode):
             return False
         self.best_score, self.best_step = score, self.step
         return True
 
     def wait(self, score: float, mode: str, min_delta: float) -> None:
         """Count an evaluation with this score towards early stopping. NaN and infinity beat nothing."""
-        sign = 1.0 if mode == "max" else -1.0
-        beaten = math.isfinite(score) and (self.waited_from is None or sign * (score - self.waited_from) > min_delta)
-        if beaten:
+        if _beats(score, self.waited_from, mode, by=min_delta):
             self.waited_from, self.waited = score, 0
         else:
             self.waited += 1
@@ -102,8 +97,7 @@ class Counters:
         """Count an evaluation; True when the learning rate drops. As torch's ReduceLROnPlateau(threshold=0)."""
         if score is None:
             return False
-        sign = 1.0 if mode == "max" else -1.0
-        if math.isfinite(score) and (self.plateau_from is None or sign * (score - self.plateau_from) > 0):
+        if _beats(score, self.plateau_from, mode):
             self.plateau_from, self.plateau_waited = score, 0
         else:
             self.plateau_waited += 1
@@ -123,6 +117,12 @@ class Counters:
     def from_json(cls, values: Mapping[str, Any]) -> "Counters":
         """What `to_json` wrote."""
         return cls(**values)
+
+
+def _beats(score: float, best: float | None, mode: str, *, by: float = 0.0) -> bool:
+    """Is the score better by more than this? NaN and infinity beat nothing."""
+    sign = 1.0 if mode == "max" else -1.0
+    return math.isfinite(score) and (best is None or sign * (score - best) > by)
 
 
 def strict_json(value: Any) -> Any:

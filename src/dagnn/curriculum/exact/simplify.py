@@ -2,7 +2,7 @@
 
 ``simplify`` walks an expression once, innermost first; the smart constructors (``add``, ``multiply``, ...) take
 canonical operands and return a canonical result, each by looking at two levels only, so that the same steps can be
-taken by a local rewriting system. Two equal expressions need not end equal: see ``equivalence`` for that.
+taken by a local rewriting system. Two equal expressions need not end equal: see ``answer.equivalent`` for that.
 """
 
 from fractions import Fraction
