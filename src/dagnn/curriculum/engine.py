@@ -94,7 +94,7 @@ def normal_form(expression: Expr, level: int | None = None, *, budget: int = MAX
 
     Raises:
         ConfigError: there is no such level.
-        ExpressionError: no expression, one that the rules cannot write (see `to_term`), or no normal form within
+        ExpressionError: no expression, one that the rules cannot express (see `to_term`), or no normal form within
             the budget.
 
     >>> normal_form(("derive", ("^", "x", 2), "x"))
@@ -203,7 +203,7 @@ def from_term(tokens: Sequence[int], names: Mapping[str, str] | None = None, *, 
     Args:
         tokens: preorder label ids.
         names: of the symbols that were renamed, from `to_term`.
-        numerals: writes a digit chain that is no number yet as ``#23``, to be read by people: else it is
+        numerals: writes a digit chain that is no number yet as ``#23``, for people to read; otherwise it is
             ``(d3 (d2 end))``.
 
     A label of the system that is no operator of the language, such as a half-finished sum, stays in the

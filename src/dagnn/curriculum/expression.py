@@ -17,7 +17,7 @@ An expression is an ``int``, a ``str`` (a symbol, or a decimal such as ``"0.1"``
 =====================  =======================================================================
 
 The symbols ``e`` and ``pi`` are constants. Nothing here knows what an operator means: see ``exact``. Polish text is
-read and written here; ``parsing`` reads infix text too, and hints at the one where the other was meant.
+read and written here; ``parsing`` also reads infix text, and suggests the one where the other was meant.
 """
 
 import difflib

@@ -2,7 +2,7 @@
 
 The split of an expression is a pure function of its canonical form, the same on every machine: the expression and its
 rearrangements (``(+ 2 3)``, ``(+ 3 2)``) have one hash and so one split. The seed of a run changes which expressions
-are drawn, never to which split they belong.
+are drawn, never the split that they belong to.
 """
 
 import time

@@ -34,7 +34,7 @@ class LevelSpec:
     ``has_depth`` says whether the depth of its expressions can be set: training at 3, testing at 5.
     ``has_digits`` says whether the length of its whole numbers can be set: training at 2, testing at 4.
 
-    `level_spec` returns it; `LEVELS` has all of them.
+    `level_spec` looks one up; `LEVELS` has all of them.
 
     >>> [spec.number for spec in LEVELS.values() if spec.has_digits]
     [1, 2, 3]

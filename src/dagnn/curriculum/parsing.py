@@ -1,6 +1,6 @@
-"""Text to expressions: Polish by `parse`, infix such as ``2*x + 5 = 13``, as people type it, by `from_infix`.
+"""Text to expressions: `parse` reads Polish, `from_infix` reads infix text as people type it, ``2*x + 5 = 13``.
 
-Each hints at the other where it was meant. Infix text is
+Each suggests the other where that was meant. Infix text is
 
 =============================  ========================================================================
 ``+ - * / ^``                  as in Python, ``^`` and ``**`` alike: ``-x^2`` is ``-(x^2)``

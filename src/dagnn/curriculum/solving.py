@@ -90,7 +90,7 @@ class Solution:
         has_answer: whether the engine knows an answer at all.
         finished: whether ``answer`` has the form of an answer; False for an expression that was left half-way.
         engine_fails: how the engine's own steps fail at it too; empty where they reach the answer, and where nobody
-            asked them, since the network's answer is right or there is none.
+            ran them, because the network's answer is right or there is none.
         least_certain: the step of the least confidence; None without steps.
         unseen: different neighbourhoods that it met and its training never showed; None where nobody knows.
         doubt: why ten decimals may not give three digits; empty where they do, and where there is nothing to round.

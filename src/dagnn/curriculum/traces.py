@@ -58,7 +58,7 @@ def collect_neighbourhoods(
     if processes <= 1:
         parts = [_trace_share(samples, seed, preset, 0, 1)]
     else:
-        # Not fork: the parent may already run PyTorch's threads, which a forked child would wait for forever.
+        # Not fork: a forked child would wait forever for PyTorch's threads, which the parent may already run.
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
             with _ignoring_ctrl_c():
                 shares = [
@@ -97,7 +97,7 @@ def kind_of(neighbourhood: NeighbourhoodTokens) -> str:
 def _ignoring_ctrl_c() -> Iterator[None]:
     """Processes started inside ignore Ctrl-C: a terminal sends it to all of them, and each would print a traceback.
 
-    The parent gets it too, and ends them.
+    The parent gets it too, and terminates them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only there may Python set a handler

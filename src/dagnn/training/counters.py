@@ -89,7 +89,7 @@ class Counters:
             self.waited += 1
 
     def restart_waiting(self) -> None:
-        """Forget what was waited for: a harder stage lowers every score."""
+        """Start waiting afresh: a harder stage lowers every score."""
         self.waited, self.waited_from = 0, None
         self.plateau_waited, self.plateau_from = 0, None
 

@@ -97,7 +97,7 @@ class IterableLoader:
       is seeded again for every epoch, from its first state; and ``set_epoch`` is called where one of them has it;
     - no draw moves the generators of the training.
 
-    The draws of ``persistent_workers``, and an order that comes from elsewhere, such as the file system, cannot be
+    What ``persistent_workers`` draw, and an order that comes from elsewhere, such as the file system, cannot be
     repeated. A warning reports a first batch that differs after a resume.
 
     Attributes:
@@ -114,7 +114,7 @@ class IterableLoader:
         """Nothing is loaded before the first `next_batch`.
 
         Args:
-            batches: is iterated once per epoch. An iterator that can be iterated only once serves until its end.
+            batches: is iterated once per epoch. One that can be iterated only once lasts until its end.
             seed: of the training.
             rank: of this process; the state is that of the first.
         """
@@ -355,7 +355,7 @@ class DatasetLoader:
             collate_fn=_as_it_is,
             num_workers=num_workers,
             worker_init_fn=_in_its_own_group if hasattr(os, "setpgid") else None,
-            # Its own: DataLoader draws from it, and would else draw from the training's.
+            # Its own: DataLoader draws from it, and otherwise from the generator of the training.
             generator=torch.Generator(),
         )
         self._batches: Iterator[Any] | None = None
@@ -434,7 +434,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _in_its_own_group(worker: int) -> None:
-    """Ctrl-C and torchrun signal the whole group: a worker that ended by it would take the step at hand with it.
+    """Ctrl-C and torchrun signal the whole group: a worker that died of it would take the current step with it.
 
     Workers end with the trainer all the same: it ends them, and where it was killed they notice within seconds.
     """

@@ -249,7 +249,7 @@ class Progress:
 
     On a terminal: a tqdm bar that starts at the step resumed from, its rate measured in this session only. Elsewhere
     (a file, a pipe): at most one line every ``max_steps / 50`` steps, and the last step always. Where nobody can read
-    it (any more), training goes on without it.
+    it any more, training goes on without it.
     """
 
     def __init__(self, max_steps: int, *, step: int = 0, stream: TextIO | None = None, shown: bool = True) -> None:

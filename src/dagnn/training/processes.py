@@ -21,7 +21,7 @@ from dagnn.accumulation.ranks import gather_objects
 
 T = TypeVar("T")
 
-# One process may trace or evaluate for long while the others wait; that a peer has died is noticed at once.
+# One process may trace or evaluate for long while the others wait; the death of a peer is noticed at once.
 _TIMEOUT = timedelta(hours=6)
 
 
@@ -44,7 +44,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes."""
+        """Whether this process is the one that writes."""
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
@@ -94,15 +94,16 @@ def process_group() -> Iterator[Processes]:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    # torchrun's restarted workers meet in the store of the failed ones, whose addresses are still in it: waiting for
-    # those, both would hang. So each start has keys of its own.
+    # torchrun's restarted workers meet in the store of the failed ones, which still holds their addresses. Waiting for
+    # those would hang forever, so each start has keys of its own.
     store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
     store = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     try:
         yield Processes()
     finally:
-        # A trainer that is garbage holds the group in cycles; freed only while Python ends, its threads would abort it.
+        # Reference cycles keep the group of a dropped trainer alive. Freed as late as interpreter exit, its threads
+        # would abort the process.
         gc.collect()
         # Not a barrier: where one process leaves by an error, the others must not wait for it.
         dist.destroy_process_group()
@@ -234,7 +235,7 @@ class StopRequest:
 def _handlers(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     if before.get(_HANGUP) is signal.SIG_IGN:
-        del before[_HANGUP]  # nohup: the training is to survive its terminal
+        del before[_HANGUP]  # nohup: the training should survive its terminal
     try:
         for number in before:
             signal.signal(number, handle)

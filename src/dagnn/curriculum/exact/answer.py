@@ -2,7 +2,7 @@
 
 Sameness is decided exactly for rational functions, else by values at points. At real points interval arithmetic proves
 that a difference is not 0; what it cannot tell from 0 with 512 bits (4,096 at the first two) counts as 0. Complex
-points, where log and sqrt of negative numbers have values too, are looked at in doubles.
+points, where log and sqrt of negative numbers have values too, are compared in doubles.
 """
 
 import cmath
@@ -94,7 +94,7 @@ def _resolved(expr: tuple[Any, ...]) -> Expr:
         if inside != ("subst", body, symbol, value):
             return resolve(inside)
         if body[0] == "derive" and body[2] == symbol:
-            # Where the function has no value it has no slope either, whatever the formula says.
+            # Where the function has no value it has no derivative either, whatever the formula says.
             refuse_undefined(_one_value(resolve(("subst", body[1], symbol, value)), body))
         result = _substituted(resolve(body), symbol, value)
     elif head == "derive":
@@ -110,7 +110,9 @@ def _resolved(expr: tuple[Any, ...]) -> Expr:
         if any(isinstance(item, tuple) and item[0] == "derive" for item in walk(body)):
             for root in result[1:] if isinstance(result, tuple) and result[0] == "roots" else (result,):
                 for side in (left, right):
-                    resolve(("subst", side, expr[2], root))  # refused where a function that is derived has no value
+                    resolve(
+                        ("subst", side, expr[2], root)
+                    )  # refused where the function to be differentiated has no value
         return result
     elif head == "approx":
         return approximate(_one_value(resolve(body), expr))
@@ -124,7 +126,7 @@ def _resolved(expr: tuple[Any, ...]) -> Expr:
 
 def _substituted(body: Expr, symbol: str, value: Expr) -> Expr:
     if symbol not in free_symbols(body):
-        refuse_undefined(value)  # which is not seen again
+        refuse_undefined(value)  # which does not appear in the result
     return substitute(body, symbol, value)
 
 
@@ -133,7 +135,7 @@ def _function(expr: Expr, whole: Expr) -> Expr:
 
 
 def _simplified(expr: Expr) -> Expr:
-    """Canonical; refused before a part without a value is cancelled, and where cancelling leaves one."""
+    """Canonical. Refused if a part has no value, before it can cancel and after."""
     refuse_undefined(expr)
     result = simplify(expr)
     refuse_undefined(result)
@@ -286,7 +288,7 @@ def _values(a: Expr, b: Expr, values: Mapping[str, complex]) -> tuple[complex, c
 
 
 def _close(a: Expr, b: Expr, values: Mapping[str, complex], x: complex, y: complex) -> bool:
-    """Equal as far as doubles tell: relative to the values, or to the largest term where terms cancel."""
+    """Equal as far as doubles can decide: relative to the values, or to the largest term where terms cancel."""
     gap = abs(x - y)
     if gap <= _TOLERANCE * max(abs(x), abs(y)):
         return True
@@ -307,7 +309,7 @@ def _is_real(value: complex) -> bool:
 
 
 def _is_zero(difference: Expr, place: Mapping[str, Fraction], steps: Sequence[int] = _BITS) -> bool | None:
-    """Is it 0 at a real point, as far as the bits tell? None where it has no real value."""
+    """Is it 0 at a real point, as far as these bits can decide? None where it has no real value."""
     size = sum(1 for _ in walk(difference))
     same = None
     for bits in steps:

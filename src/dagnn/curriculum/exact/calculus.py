@@ -1,7 +1,7 @@
 """Derivatives and integrals: a rule for every operator and function, and the supported forms of integrands.
 
 A rule of integration is a function from the integrand to an antiderivative or None; ``antiderivative`` takes the first
-that knows the form. To add a form, write such a function and put it into ``_RULES``.
+that succeeds. To add a form, write such a function and put it into ``_RULES``.
 """
 
 from collections.abc import Callable
@@ -146,7 +146,7 @@ def definite_integral(expr: Expr, symbol: str, lower: Expr, upper: Expr) -> Expr
         return from_fraction(value_at(primitive, Fraction(end)) - value_at(primitive, Fraction(start)))
     refuse_undefined(expr)
     whole = _with_real_logs(antiderivative(simplify(expr), symbol), symbol, lower)
-    # The integrand is continuous; where the antiderivative is not, its values at the bounds do not tell the area.
+    # The integrand is continuous; where the antiderivative is not, its values at the bounds do not give the area.
     refuse_discontinuous(whole, symbol, lower, upper, whole=expr)
     return subtract(simplify(substitute(whole, symbol, upper)), simplify(substitute(whole, symbol, lower)))
 

@@ -1,7 +1,7 @@
 """Is a function continuous on an interval? Proved, or not: by the roots of polynomials, exact, and interval arithmetic.
 
-What ``+ - *``, ``sin``, ``cos`` and ``exp`` make of continuous functions is continuous. Every other operator asks
-something of an operand on the whole interval: a divisor is not 0, the argument of ``log`` is above 0 ...
+``+ - *``, ``sin``, ``cos`` and ``exp`` of continuous functions are continuous. Every other operator requires something
+of an operand on the whole interval: a divisor is not 0, the argument of ``log`` is above 0 ...
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ _LARGEST_SEARCH = 600  # pieces of the interval; 2 + sin(x) on 100 half turns ta
 
 
 class _Need(Enum):
-    """What an operator asks of an operand, and the words for an operand that breaks it."""
+    """What an operator requires of an operand, and the words for an operand that fails it."""
 
     NONZERO = "is 0"
     POSITIVE = "is not above 0"
@@ -53,7 +53,7 @@ def refuse_discontinuous(expr: Expr, symbol: str, lower: Expr, upper: Expr, *, w
         expr: operators and functions, as written: ``(/ x x)`` has no value at 0. Another symbol counts as a constant
             for which a part without ``symbol`` has a value.
         symbol: what runs from ``lower`` to ``upper``.
-        whole: named in the error in the place of ``expr``.
+        whole: the error names it instead of ``expr``.
 
     Raises:
         ExpressionError: it has a pole or no real value in the interval, or no proof was found.
@@ -96,7 +96,7 @@ def _holds(need: _Need, sign: str | None) -> bool:
 
 
 def _needs(expr: Expr) -> Iterator[tuple[_Need, Expr, Expr]]:
-    """What is asked, of which operand, by which part."""
+    """What is required, of which operand, by which part."""
     for item in walk(expr):
         if not isinstance(item, tuple):
             continue
@@ -121,7 +121,7 @@ def _needs(expr: Expr) -> Iterator[tuple[_Need, Expr, Expr]]:
 
 
 def _factors(divisor: Expr) -> list[Expr]:
-    """The parts of which one is 0 where this is; what else they need is looked at by itself."""
+    """The factors, one of which is 0 wherever this is; whatever else they need is checked separately."""
     factors, waiting = [], [divisor]
     while waiting:
         factor = waiting.pop()
@@ -151,7 +151,7 @@ def _interval(expr: Expr, lower: Expr, upper: Expr) -> _Interval:
 
 
 def _ends(bound: Expr) -> tuple[Fraction, Fraction]:
-    """Two rationals with the bound between, which are equal if it is one itself."""
+    """Two rationals around the bound; both are the bound if it is rational."""
     exact = exact_value(bound)
     if exact is not None:
         return exact, exact
@@ -213,7 +213,7 @@ def _sign_by_pieces(expr: Expr, symbol: str, interval: _Interval) -> str | None:
                 return signs.pop()
             start, end = waiting.popleft()
             middle = ((start + end) / 2).mid()
-            # All of the piece; where that tells nothing, one point of it.
+            # The whole piece; where that decides nothing, one point of it.
             for part in (start.union(end), middle):
                 try:
                     ball = enclosure(expr, _BITS, {symbol: part})

@@ -1,4 +1,4 @@
-"""Values: of an expression of numbers, as an exact rational or a fast float; and for the symbols of an expression."""
+"""Values of expressions: exact rationals and fast floats; and substitution of values for symbols."""
 
 import cmath
 import math
@@ -124,7 +124,7 @@ def checked_size(value: Fraction, expr: Expr) -> Fraction:
 
 
 def no_rational_value(symbol: str) -> str:
-    """What to do about a symbol where a rational is needed; no ``subst`` binds a constant."""
+    """The message about a symbol where a rational is needed; no ``subst`` can bind a constant."""
     if symbol in CONSTANTS:
         return f"{symbol} has no rational value: write (approx ...) around the whole for 3 digits."
     return f"{symbol} has no value: bind it with (subst E {symbol} value)."
@@ -173,7 +173,7 @@ TIE_MARGIN = 1e-3  # distance from a rounding tie, in units of the third digit
 
 
 def well_conditioned_value(expr: Expr) -> float:
-    """The value of a level-4 expression, if every step keeps far from the edges of its domain.
+    """The value of a level-4 expression, if every step stays far from the edges of its domain.
 
     Args:
         expr: ``+ - * / ^`` with two operands, functions, numbers, ``e`` and ``pi``.
@@ -243,7 +243,7 @@ def _well_conditioned_function(name: str, a: float) -> float:
 
 
 def is_well_rounded(value: float) -> bool:
-    """Has the value three digits that a small error cannot change? 0, or in range and not near a rounding tie."""
+    """Are the three digits safe from a small error? For 0, and for values in range that are not near a rounding tie."""
     if value == 0:
         return True
     size = abs(value)
@@ -297,7 +297,7 @@ def _complex_leaf_or_function(expr: Expr, values: Mapping[str, complex]) -> comp
         function = _COMPLEX_FUNCTIONS.get(head)
         if len(expr) == 2 and (function is not None or head == "-"):
             a = complex_value(expr[1], values)
-            # Without the sign of a zero: log(1 / -1) and log(-1) are on one side of the cut.
+            # Drop the sign of a zero, so that log(1 / -1) and log(-1) are on the same side of the cut.
             return -a if function is None else function(a if a.imag else complex(a.real))
         raise ExpressionError(f"{head} has no numeric value, at {place(expr)}.")
     if isinstance(expr, int):
@@ -329,7 +329,7 @@ def substitute(expr: Expr, symbol: str, value: Expr) -> Expr:
 
 
 def bind_inside(expr: Expr, symbol: str, value: Expr) -> Expr:
-    """``value`` for every free ``symbol``, before anything is worked out: ``(solve (= x y) x)`` needs y before.
+    """``value`` for every free ``symbol``, before anything is worked out: ``(solve (= x y) x)`` needs y first.
 
     A ``derive`` or an antiderivative by the symbol, or by one in the value, is worked out first: a ``subst`` stays
     around it. A bound symbol that the value holds is renamed.
@@ -364,7 +364,7 @@ def bind_inside(expr: Expr, symbol: str, value: Expr) -> Expr:
 
 
 def check_growth(expr: Expr) -> None:
-    """Refuse an expression that has grown beyond 100,000 nodes, before it takes all memory."""
+    """Refuse an expression of more than 100,000 nodes, before it fills the memory."""
     for count, _ in enumerate(walk(expr)):
         if count >= MAX_SIZE:
             raise ExpressionError(f"the expression grows beyond {MAX_SIZE:,} nodes: solve it in parts.")

@@ -93,7 +93,7 @@ def times(a: Polynomial, b: Polynomial) -> Polynomial:
     if len(a) + len(b) > MAX_DEGREE + 2:
         raise ExpressionError(f"a polynomial of degree above {MAX_DEGREE}.")
     product = [Fraction(0)] * (len(a) + len(b) - 1 if a and b else 0)
-    # Most factors are single terms: what is 0 there is not multiplied.
+    # Most factors are single terms: zero coefficients are skipped.
     terms = [(j, q) for j, q in enumerate(b) if q]
     for i, p in enumerate(a):
         for j, q in terms if p else ():
@@ -126,7 +126,7 @@ def without_root(polynomial: Polynomial, root: Fraction) -> Polynomial:
 
 
 def has_root_between(polynomial: Polynomial, lower: Fraction, upper: Fraction) -> bool:
-    """Is it 0 anywhere from ``lower`` to ``upper``, both included? Exact, for rational and irrational roots.
+    """Has it a root from ``lower`` to ``upper``, both included? Exact, for rational and irrational roots.
 
     Source: Sturm, "Mémoire sur la résolution des équations numériques", 1829: the signs of a chain of remainders
     change once less for every root passed.
@@ -208,7 +208,7 @@ def solve(left: Expr, right: Expr, symbol: str) -> Expr:
     """The value of ``symbol`` that makes both sides equal; several values as ``(roots r1 r2)`` in rising order.
 
     Args:
-        left, right: operators and functions, as written: a root has to give every part of them a value.
+        left, right: operators and functions, as written: every part of them must have a value at a root.
 
     Raises:
         ExpressionError: no solution, every number a solution, irrational or complex roots, or no equation between
@@ -241,7 +241,7 @@ def rational_roots(left: Expr, right: Expr, symbol: str) -> list[Fraction]:
 
 
 def _have_values(sides: tuple[Expr, Expr], symbol: str, root: Fraction) -> bool:
-    """Every part of both: at 0, ``(/ 1 (/ 1 x))`` has none, though its canonical form is x."""
+    """Do all parts of both sides have a value? At 0 ``(/ 1 (/ 1 x))`` has none, though its canonical form is x."""
     try:
         for side in sides:
             simplify(substitute(side, symbol, from_fraction(root)))

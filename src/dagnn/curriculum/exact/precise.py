@@ -35,11 +35,11 @@ def decimal_leaf(value: float | Fraction | Decimal) -> int | str:
 
 
 def _leaf_of_fraction(value: Fraction) -> int | str:
-    """In integers: no quotient of finitely many digits tells every tie."""
+    """In integers: a quotient with finitely many digits cannot detect every tie."""
     if value == 0:
         return 0
     numerator, denominator = abs(value.numerator), value.denominator
-    # The digits before the point, one too many or too few at most.
+    # The number of digits before the point, off by one at most.
     exponent = int((numerator.bit_length() - denominator.bit_length()) * 0.30103) - SIGNIFICANT_DIGITS
     while True:
         above, below = (
@@ -92,21 +92,21 @@ def _is_plain_number(expr: Expr) -> bool:
     return isinstance(expr, int) or (isinstance(expr, str) and is_decimal(expr))
 
 
-# 64 bits settle every generated sample; more only after cancellation. 16,384 is where we give up and say so.
+# 64 bits settle every generated sample; only cancellation needs more. At 16,384 we give up and say so.
 _BITS = (64, 256, 1024, 4096, 16384)
 # Bits times nodes: a second or two.
 _LARGEST_WORK = 1 << 25
 _SPINE = ("+", "-", "*", "/", "^")
 _TOO_LARGE = arb(2) ** 256  # under exp: the exponent of the value then has 77 digits
-_LARGEST_EXPONENT = 3322  # of 2, of a value that is written out: 10 to the 1,000
+_LARGEST_EXPONENT = 3322  # the largest exponent of 2 of a value that is written out: 10 to the 1,000
 
 # The precision is one setting of the library for all threads. Another thread could only make a ball wider, never wrong,
-# but then the same expression would not always be answered.
+# but then the same expression would not always get an answer.
 _PRECISION = RLock()
 
 
 class Undecided(Exception):
-    """The ball of an operand meets the edge of a domain: more bits, or a smaller interval, may tell."""
+    """The ball of an operand touches the edge of a domain: more bits, or a smaller interval, may decide."""
 
 
 class _Unbounded(Undecided):
@@ -140,7 +140,7 @@ def approximate(expr: Expr) -> int | str:
         leaf = _leaf(ball)
         if leaf is not None:
             return leaf
-        if not looked:  # 0 and ties, which no ball ever tells, and rationals of up to 4,000 digits
+        if not looked:  # 0 and ties, which no ball can ever prove, and rationals of up to 4,000 digits
             looked = True
             exact = exact_value(expr)
             if exact is not None:
@@ -155,7 +155,7 @@ def approximate(expr: Expr) -> int | str:
 
 
 def approximate_once(expr: Expr) -> int | str | None:
-    """As ``approximate``, at the first precision only; None where that proves no digits."""
+    """Like ``approximate``, at the first precision only; None where that proves no digits."""
     try:
         return _leaf(enclosure(expr))
     except Undecided:
@@ -181,7 +181,7 @@ def enclosure(expr: Expr, bits: int = _BITS[0], values: Mapping[str, arb | Fract
 
 
 def refuse_undefined(expr: Expr) -> None:
-    """Refuse an expression with a part without symbols that has no real value, as far as 4,096 bits tell.
+    """Refuse an expression if a part without symbols has no real value, as far as 4,096 bits can decide.
 
     Raises:
         DomainError: log or sqrt of a negative number, a negative number to a fractional power, division by zero ...
@@ -212,7 +212,7 @@ def refuse_undefined(expr: Expr) -> None:
 
 
 def _has_value(expr: Expr) -> bool:
-    """False for what is too large to tell. Raises where it has none, or may have none."""
+    """False where the value is too large to decide. Raises where there is none, or may be none."""
     unsure: Undecided | None = None
     for bits in _BITS[:4]:
         try:
@@ -355,14 +355,14 @@ def _of_fraction(value: Fraction) -> arb:
 
 
 def _leaf(ball: arb) -> int | str | None:
-    """The 3 digits on which the whole ball agrees; None where it does not, or is too far from 1 to write out."""
+    """The 3 digits that the whole ball shares; None where there are none, or the value is too long to write out."""
     if 0 in ball:
         return 0 if ball.is_zero() else None
     if is_far(ball):
         return None
     middle = float(ball)
     if ball.rel_accuracy_bits() > 45 and 1e-290 < abs(middle) < 1e290:
-        # Half the time of the exact ends, which lie between these two.
+        # Takes half the time of the exact ends, which lie between these two.
         leaf = decimal_leaf(middle * (1 - 1e-12))
         if leaf == decimal_leaf(middle * (1 + 1e-12)):
             return leaf

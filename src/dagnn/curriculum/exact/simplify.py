@@ -1,8 +1,8 @@
 """The canonical form: numbers folded, like terms merged, the number first in products and last in sums.
 
 ``simplify`` walks an expression once, innermost first; the smart constructors (``add``, ``multiply``, ...) take
-canonical operands and return a canonical result, each by looking at two levels only, so that the same steps can be
-taken by a local rewriting system. Two equal expressions need not end equal: see ``answer.equivalent`` for that.
+canonical operands and return a canonical result. Each looks at two levels only, so that a local rewriting system can
+take the same steps. Two equal expressions may end up different: see ``answer.equivalent`` for that.
 """
 
 from fractions import Fraction
@@ -245,7 +245,7 @@ def apply_function(name: str, a: Expr) -> Expr:
 
 
 def _at_multiple_of_pi(name: str, half_turns: Fraction | int) -> Expr | None:
-    """sin, cos or tan at multiples of pi / 4 and pi / 6; None at others."""
+    """sin, cos or tan at multiples of pi / 4 and pi / 6; None elsewhere."""
     twelfths = half_turns * 12
     if twelfths.denominator != 1 or (twelfths % 2 and twelfths % 3):
         return None
@@ -279,7 +279,7 @@ def as_number(expr: Expr) -> Fraction | int | None:
     return None
 
 
-# Every operation asks for the same few fractions: remembered, they cost a twentieth.
+# Every operation needs the same few fractions: the cache takes a twentieth of the time.
 _fraction = lru_cache(maxsize=4096)(Fraction)
 
 

@@ -1,4 +1,4 @@
-"""Rules of algebra and calculus: simplification, special values, equations, derivatives, integrals, subst."""
+"""Rules of algebra and calculus: simplification, special values, equations, derivatives, integrals, substitution."""
 
 from dagnn.curriculum.rules.numbers import MINUS_ONE, ONE, TWO, ZERO, constructor, integer, is_negative, is_number, rule
 from dagnn.curriculum.rules.rationals import arithmetic
@@ -294,7 +294,7 @@ def integrate(f: Neighbourhood, x: Neighbourhood) -> Replacement | None:
 
 
 def _by_slope(f: Replacement, slope: Replacement, x: Neighbourhood) -> Replacement:
-    """f / slope, as far as the slope is constant: only then is it the integral over x."""
+    """f / slope, where the slope is constant: only then is it the integral over x."""
     return ("times_constant", ("/", integer(1), slope), f, x)
 
 
@@ -344,12 +344,12 @@ def definite(f: Neighbourhood, x: Neighbourhood, lower: Neighbourhood, upper: Ne
 
 @rule("between", depth=0)
 def between(f: Neighbourhood, x: Neighbourhood, lower: Neighbourhood, upper: Neighbourhood) -> Replacement:
-    """f at the upper bound less f at the lower one."""
+    """f at the upper bound minus f at the lower one."""
     return ("-", ("subst", f, x, upper), ("subst", f, x, lower))
 
 
-# What is left of these has found no rule, and still needs its symbol: the integral of f over x has no value at x = 1
-# that f at 1 would tell.
+# No rule has applied to what is left of these, and they still need their symbol: f at x = 1 does not tell the value
+# of the integral of f over x there.
 _BINDING = ("subst", "derive", "integrate", "times_constant", "coefficients")
 
 

@@ -18,7 +18,7 @@ def fixed(value: float) -> Replacement:
 
 
 def scaled_up(digits: Replacement) -> Replacement:
-    """A digit chain times 10^10."""
+    """A digit chain multiplied by 10^10."""
     for _ in range(DECIMALS):
         digits = ("d0", digits)
     return digits
@@ -98,7 +98,7 @@ def fixed_negate(a: Neighbourhood) -> Replacement | None:
 ONE_DIGITS = chain(10**DECIMALS)
 _ANGLE_DIGITS = DECIMALS + 4  # angles below 10,000
 _EXPONENT_DIGITS = DECIMALS + 2
-_LARGEST_EXPONENT = 25.0  # beyond it exp(x), or 1 / exp(x), has no three digits left
+_LARGEST_EXPONENT = 25.0  # beyond this, fewer than three digits of exp(x) or 1 / exp(x) are left
 _LOG_STEPS = 7
 
 
@@ -152,7 +152,7 @@ def fixed_tan(a: Neighbourhood) -> Replacement | None:
 
 def _circle_digit(position: int) -> Rule:
     def circle_digit(digits: Neighbourhood) -> Replacement | None:
-        """The pair (cos, sin) of an angle: that of its lowest digit, turned by all the others."""
+        """The pair (cos, sin) of an angle: the point of its lowest digit, rotated by all the others."""
         if digits.kind == "end":
             return ("pair", fixed(1), fixed(0))
         if position == _ANGLE_DIGITS:
@@ -169,7 +169,7 @@ family([f"circle{i}" for i in range(_ANGLE_DIGITS + 1)], _circle_digit, depth=1)
 
 @rule("turn", depth=1)
 def turn(point: Neighbourhood, cosine: Neighbourhood, sine: Neighbourhood) -> Replacement | None:
-    """Angle addition: the point (c, s) turned by the angle of (cosine, sine)."""
+    """Angle addition: the point (c, s) rotated by the angle of (cosine, sine)."""
     if point.kind != "pair":
         return None
     c, s = point.children
@@ -251,7 +251,7 @@ def fixed_sqrt(a: Neighbourhood) -> Replacement | None:
 def constant_terms() -> list[Replacement]:
     """One term for every (digit position, digit) whose constant the rules hold.
 
-    Angles in the thousands are rare in drawn expressions, and a constant can only be learned by seeing it.
+    Drawn expressions hardly ever have angles in the thousands, and a network learns a constant only by seeing it.
     """
     terms: list[Replacement] = []
     for position in range(_ANGLE_DIGITS):

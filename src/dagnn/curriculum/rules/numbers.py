@@ -164,7 +164,7 @@ def subtract_borrow(a: Neighbourhood, b: Neighbourhood) -> Replacement:
 
 
 def _compare(so_far: str, name: str) -> None:
-    """Digits are met least significant first, so the last difference decides: it is carried in the label."""
+    """Compares from the least significant digit up, so the last difference decides; the label carries it."""
 
     @rule(name, depth=1)
     def compare(a: Neighbourhood, b: Neighbourhood) -> Replacement:

@@ -10,7 +10,7 @@
 
 Nothing here is pickled, and no name in a file is imported or becomes a path: file names are a closed list.
 The manifest is written last and carries its own sha256, so a checkpoint is whole exactly when it verifies.
-safetensors refuses a truncated file by itself, but loads a flipped bit without a word: hence the hashes.
+safetensors refuses a truncated file, but silently loads a flipped bit: hence the hashes.
 """
 
 import hashlib
@@ -194,7 +194,7 @@ def _manifest_bytes(manifest: dict[str, Any]) -> bytes:
 
 
 def _rewritten(manifest: dict[str, Any]) -> bytes | None:
-    """The bytes that this version would have written; None where JSON has no word for a value."""
+    """The bytes that this version would have written; None where JSON cannot express a value."""
     try:
         return _manifest_bytes({key: value for key, value in manifest.items() if key != "sha256"})
     except ValueError:
@@ -211,7 +211,7 @@ def _verified(path: Path, name: str, num_bytes: int, sha256: str) -> bytes:
 def _read(path: Path, name: str, num_bytes: int, *, exactly: bool = False) -> bytes:
     """The bytes of a plain file of at most (or exactly) ``num_bytes``.
 
-    Its size is looked at before memory is taken for it: neither a file nor a manifest that lies about one fills it.
+    The size is checked before anything is read: neither a huge file nor a lying manifest fills the memory.
     """
     try:
         # Not followed, not waited for: a link or a pipe in the place of a file is refused.
@@ -246,7 +246,7 @@ class CheckpointStore:
     """The folder ``checkpoints/`` of a run.
 
     A save writes a hidden sibling, waits for the disk, renames it in one step, waits again, and only then
-    removes what is too many. Killed at any moment, the folder holds the old checkpoints or those and the new
+    removes the surplus. Killed at any moment, the folder holds the old checkpoints or those and the new
     one. Checkpoints are ordered by step, never by file time. Only those that carry the run's id and their own step are
     the run's: others, which somebody has copied or renamed, are neither counted nor ranked nor touched.
 

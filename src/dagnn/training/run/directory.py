@@ -49,10 +49,10 @@ if hasattr(os, "register_at_fork"):
 class RunDirectory:
     """The places of a run's files, and the lock on them.
 
-    `create` begins a run, `open` goes on with one, `read` only looks. The first two hold the lock until `close`
+    `create` begins a run, `open` continues one, `read` only reads it. The first two hold the lock until `close`
     (or the end of a ``with`` block); the system drops it when the process dies, however it dies.
 
-    A run holds no links: through those of a stranger's run, what is written into it would go over files elsewhere.
+    A run holds no links: writing through the links of a stranger's run would overwrite files elsewhere.
 
     Attributes:
         path: the directory.
@@ -75,7 +75,7 @@ class RunDirectory:
         """Begin a run in a new or empty directory, and store its configuration.
 
         Raises:
-            RunError: the directory is not empty, another process is just taking it, or it cannot be written.
+            RunError: the directory is not empty, another process is taking it right now, or it cannot be written.
         """
         path = Path(path)
         try:
@@ -151,7 +151,7 @@ class RunDirectory:
             raise RunError(f"cannot write {path}: {error.strerror or error}.") from error
 
     def close(self) -> None:
-        """Let the lock go; a second time does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._lock is not None:
             _let_go(self._lock)
             self._lock = None
@@ -166,7 +166,7 @@ class RunDirectory:
 
 
 def open_run(config: TrainingConfig, resume: bool, processes: "Processes") -> RunDirectory:
-    """The run in ``config.run_directory``, begun or gone on with by the first process, looked at by the others.
+    """The run in ``config.run_directory``, which the first process creates or opens and the others read.
 
     Raises:
         RunError: as `RunDirectory.create` or `RunDirectory.open` in the first process; then in all of them.
@@ -210,7 +210,7 @@ def _run_id(path: Path) -> str:
 
 
 def _refuse_links(path: Path) -> None:
-    """A run from a stranger may lead elsewhere: what is written into it would go over a file of ours."""
+    """Links in a stranger's run may lead elsewhere: writing through one would overwrite a file of the user's."""
     for folder in (path, path / _CHECKPOINTS):
         try:
             with os.scandir(folder) as entries:
@@ -230,7 +230,7 @@ def _refuse_links(path: Path) -> None:
 def _refuse_used(path: Path) -> None:
     if (path / _RUN).exists():
         raise RunError(f"{path} already holds a run: go on with --resume {path}, or choose another run_directory.")
-    # Without run.json, the rest of ours is a beginning that was killed: it may be begun again.
+    # Without run.json, our other files are left from a process killed at the start: the run may begin again.
     foreign = sorted(
         each.name
         for each in path.iterdir()

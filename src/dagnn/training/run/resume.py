@@ -76,7 +76,7 @@ def resumed_config(stored: Config, given: Mapping[str, Any], *, reschedule: str 
             over to the curve that spans the new ``max_steps``. It has no effect where ``max_steps`` stays.
 
     Raises:
-        ConfigError: a setting would change the training itself; a resume then would be no resume.
+        ConfigError: a setting would change the training itself, so it would not be a resume.
     """
     if reschedule is not None and reschedule not in RESCHEDULE:
         raise ConfigError(f"reschedule = {reschedule}: allowed is one of {', '.join(RESCHEDULE)}.")
@@ -107,7 +107,7 @@ def resumed_config(stored: Config, given: Mapping[str, Any], *, reschedule: str 
 def same_training(stored: Config, wanted: Config, *, reschedule: str | None = None) -> Config:
     """What `resumed_config` makes of a whole configuration; raises ConfigError where it does."""
     given = flatten(wanted)
-    # Whoever resumes a run that was rescheduled before need not know where its curve ends.
+    # Users who resume a run that was rescheduled before need not know where its curve ends.
     if wanted.schedule.steps == 0:
         given["schedule.steps"] = stored.schedule.steps
     return resumed_config(stored, given, reschedule=reschedule)
@@ -150,7 +150,7 @@ class Resumable:
     begun: list[list[str]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Note the optimizer's groups as they are when a training begins: a resume finds them so, whatever came since.
+        """Record the groups of the optimizer when a training begins: a resume starts from them, not from later ones.
 
         Raises:
             RunError: the optimizer has a parameter that is not the model's.
@@ -206,7 +206,7 @@ class Resumable:
         """
         try:
             counters = self._restore(checkpoint.tensors, checkpoint.state, announce_stages)
-            # Last, so that what the other parts have drawn does not count.
+            # Last, because loading the other parts may draw random numbers.
             generators = _generators_of(checkpoint)
             if rank < len(generators):
                 set_rng_state(generators[rank])

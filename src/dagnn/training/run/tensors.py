@@ -87,7 +87,7 @@ def load_weights(model: nn.Module, groups: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def flags_of(model: nn.Module) -> dict[str, list[str]]:
-    """What of a model is no tensor and decides how it trains on: frozen parameters, and modules in eval mode."""
+    """What decides how a model trains and is no tensor: frozen parameters, and modules in eval mode."""
     inside = unwrapped(model)
     return {
         "frozen": [name for name, parameter in inside.named_parameters() if not parameter.requires_grad],
@@ -113,7 +113,7 @@ def optimizer_state(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The optimizer's state: tensors by ``"<parameter name>/<slot>"``, and the rest as JSON values.
 
-    By name, not by position: a model whose parameters come in another order gets its own moments back.
+    By name, not by position: each parameter gets its own moments back, even if the order has changed.
 
     Args:
         begun: `names_of_groups` when the training began, where groups may have been added since.

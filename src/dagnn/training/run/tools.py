@@ -72,7 +72,7 @@ def _checkpoints(path: Path) -> list[tuple[Path, str | None]]:
 def list_checkpoints(path: str | Path) -> list[str]:
     """One line per checkpoint of a run, by step: score, size, and whether it is the newest or the best.
 
-    Only manifests are read: a flipped bit elsewhere is `verify`'s to find.
+    Only manifests are read; `verify` finds a flipped bit elsewhere.
 
     Raises:
         RunError: there is no run.
@@ -251,7 +251,7 @@ def write_weights(target: Path, weights: Mapping[str, Tensor], metadata: dict[st
         separate = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
         with new_file(target) as temporary:
             safetensors.torch.save_file(separate, temporary, metadata=metadata)
-    except KeyError as error:  # a dtype that safetensors has no word for
+    except KeyError as error:  # a dtype that safetensors cannot express
         odd = ", ".join(sorted(name for name, each in weights.items() if str(each.dtype) in str(error)))
         raise RunError(f"cannot write {target}: a safetensors file cannot hold {error.args[0]} ({odd}).") from error
     except (OSError, safetensors.SafetensorError) as error:

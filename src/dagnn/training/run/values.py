@@ -1,4 +1,4 @@
-"""Values as JSON, and named tensors as a safetensors file, that come back as they were."""
+"""Writes values as JSON and named tensors as a safetensors file, and reads them back unchanged."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ def packed(value: Any, name: str) -> Any:
         name: what it is, for the message.
 
     Raises:
-        RunError: there is something else in it; the message says where.
+        RunError: it holds something else; the message says where.
     """
     try:
         return _packed(value, 0)
@@ -119,13 +119,13 @@ def tensor_of(dtype: str, shape: list[int], content: bytearray) -> Tensor:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the tensor is its own numbers in memory, and nothing else is needed to make it again."""
+    """Whether the tensor is plain numbers in memory, and nothing else is needed to rebuild it."""
     plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
     return plain and not tensor.is_quantized and not torch.nn.parameter.is_lazy(tensor)
 
 
 class _Unknown(Exception):
-    """A value without a form, and where it lies."""
+    """A value that no form fits, and where it is."""
 
     def __init__(self, kind: str) -> None:
         self.kind, self.where = kind, ""
@@ -243,7 +243,7 @@ def check_kept(entries: Mapping[str, Any], what: str) -> None:
 
 
 def _kept(name: str, value: Any, what: str) -> tuple[Tensor, str]:
-    """What the file holds under this name, and what its metadata say of it."""
+    """What the file holds under this name, and what its metadata say about it."""
     if not isinstance(value, Tensor):
         content = json.dumps(packed(value, f"{what} {name}"), sort_keys=True, separators=(",", ":")).encode()
         return torch.frombuffer(bytearray(content), dtype=torch.uint8), _VALUE
@@ -257,7 +257,7 @@ def _kept(name: str, value: Any, what: str) -> tuple[Tensor, str]:
             # Copies: safetensors refuses tensors that share memory, such as tied weights.
             copy = value.detach().cpu().resolve_conj().resolve_neg().contiguous().clone()
             if type(copy) is not Tensor:
-                safetensors.torch.save({name: copy})  # what is a tensor by name only fails here
+                safetensors.torch.save({name: copy})  # a subclass that is no real tensor fails here
             return copy, ""
         raw = bytearray(tensor_bytes(value))
     except (RuntimeError, NotImplementedError, SafetensorError, ValueError, KeyError, TypeError) as error:
