@@ -105,6 +105,27 @@ def test_a_refilled_buffer_is_an_error_that_says_what_to_do(loader):
 
 
 @pytest.mark.fault("accumulation", 6)
+class Sample:
+    def __init__(self):
+        self.inner = self  # objects may hold themselves
+        self.x = torch.zeros(2)
+
+
+@pytest.mark.parametrize("new_tensor", [False, True])
+def test_an_object_that_is_filled_again_is_noticed(new_tensor):
+    def loader():
+        sample = Sample()
+        for value in VALUES:
+            sample.x = torch.full((2,), value) if new_tensor else sample.x.fill_(value)
+            yield sample
+
+    w = nn.Parameter(torch.zeros(()))
+    accumulator = GradientAccumulator(nn.ParameterList([w]), torch.optim.SGD([w], lr=1.0))
+    with pytest.raises(AccumulationError, match="the loader changed batch 0"):
+        next(accumulator.windows(loader(), micro_batches=2, weight=lambda sample: len(sample.x)))
+    next(accumulator.windows(iter([Sample()] * 2), micro_batches=2, weight=lambda sample: len(sample.x)))
+
+
 def test_rings_matter_only_where_they_are_shorter_than_the_window():
     assert updates(ring(1), micro_batches=1) == [float(v) for v in range(1, 9)]
     assert updates(ring(2), micro_batches=2) == [1.5, 3.5, 5.5, 7.5]

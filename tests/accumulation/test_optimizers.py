@@ -37,6 +37,16 @@ def run(accumulator, model, windows=1, inside=None, between=None):
             between()
 
 
+def test_a_window_that_reaches_no_parameter_of_the_optimizer_is_refused():
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    window = next(accumulator.windows([torch.ones(3, 2)], micro_batches=1))
+    for x in window:
+        window.backward(other(x).mean())
+    with pytest.raises(AccumulationError, match="none of the 2 parameters that the optimizer holds got a gradient"):
+        window.step()
+
+
 @pytest.mark.fault("accumulation", 2)
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_frozen_layer_does_not_move_by_gradients_of_a_loop_before(optimizer_class):

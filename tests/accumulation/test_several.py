@@ -92,6 +92,15 @@ def test_a_loss_without_a_weight_of_its_name_is_an_error():
             window.backward({"main": losses_of(model, x, targets)["tokens"]})
 
 
+def test_a_loss_that_some_micro_batches_lack_is_an_error():
+    model = TwoHeads()
+    window = next(GradientAccumulator(model, sgd(model)).windows(token_batches(), micro_batches=4, weight=weight))
+    with pytest.raises(AccumulationError, match=r"micro-batch 2 has the weight 5 for 'aux', but no such loss"):
+        for index, (x, targets) in enumerate(window):
+            losses = losses_of(model, x, targets)
+            window.backward(losses if index != 2 else {"tokens": losses["tokens"]})
+
+
 def test_weights_of_several_losses_cannot_come_with_backward():
     model = TwoHeads()
     window = next(GradientAccumulator(model, sgd(model)).windows(token_batches(), micro_batches=4))

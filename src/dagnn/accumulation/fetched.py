@@ -6,6 +6,7 @@ when it arrived: which objects, and a sample of their values.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from dagnn.accumulation.items import is_structure, parts_of
 from dagnn.errors import AccumulationError
 
 _SAMPLE = 1024  # values of a tensor; one with fewer is compared whole
+_DEPTH = 4  # of objects that hold objects: they may hold each other in a circle
 
 
 class _Batch(NamedTuple):
@@ -102,14 +104,26 @@ def _contents(batch: Any) -> tuple[Sequence[Any], Sequence[int]]:
     return leaves, containers
 
 
-def _collect(value: Any, leaves: list[Any], containers: list[int]) -> None:
-    if isinstance(value, (Tensor, np.ndarray)) or not is_structure(value):
+def _collect(value: Any, leaves: list[Any], containers: list[int], depth: int = 0) -> None:
+    if isinstance(value, (Tensor, np.ndarray)):
+        leaves.append(value)
+        return
+    parts = parts_of(value) if is_structure(value) else _attributes(value) if depth < _DEPTH else None
+    if parts is None:
         leaves.append(value)
         return
     if not isinstance(value, tuple):
         containers.append(id(value))
-    for part in parts_of(value):
-        _collect(part, leaves, containers)
+    for part in parts:
+        _collect(part, leaves, containers, depth + 1)
+
+
+def _attributes(value: Any) -> list[Any] | None:
+    """What an object of a user's own class holds, which may be filled again as a list may; None for anything else."""
+    held = getattr(value, "__dict__", None)
+    if isinstance(value, (type, ModuleType)) or callable(value) or not isinstance(held, dict):
+        return None
+    return list(held.values())
 
 
 def _address(leaf: Any) -> int:

@@ -91,8 +91,8 @@ class OwnedParameters:
         """Raise where a step would move what it must not, or not move what it should.
 
         Raises:
-            AccumulationError: parameters were frozen, unfrozen or exchanged since the window was opened, or the
-                optimizer holds parameters that the model has no more.
+            AccumulationError: parameters were frozen, unfrozen or exchanged since the window was opened, the
+                optimizer holds parameters that the model has no more, or nothing got a gradient.
         """
         if not self._is_current():
             raise AccumulationError(
@@ -113,6 +113,12 @@ class OwnedParameters:
                     raise AccumulationError(self._toggled(parameter, "frozen", "a gradient from"))
         if not all(found):
             self._check_stale([p for p, has_sum in zip(sums.parameters, found, strict=True) if not has_sum])
+        if not any(found):
+            raise AccumulationError(
+                f"none of the {len(found)} parameters that the optimizer holds got a gradient in this window: the loss "
+                "depends on others only, or a hook of yours took the gradients out of .grad. Give the window up with "
+                "window.discard()."
+            )
 
     def names(self) -> dict[int, str]:
         """``id(parameter)`` -> its name in the model."""

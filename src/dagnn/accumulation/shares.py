@@ -125,7 +125,12 @@ class Shares:
             self._divisor = None
 
     def contribution(self) -> Contribution:
-        """Everything this process contributes, as plain numbers (waits for the device once)."""
+        """Everything this process contributes, as plain numbers (waits for the device once).
+
+        Raises:
+            AccumulationError: a loss of some micro-batches is missing in one that has a weight for it.
+        """
+        self._check_all_came()
         used: Weights = {}
         for weights in self._weights.values():
             for name, weight in weights.items():
@@ -135,6 +140,20 @@ class Shares:
             previous = losses[record.name][1] if record.name in losses else 0.0
             losses[record.name] = (record.denominator, previous + record.factor * loss)
         return Contribution(used, losses, self._divisor, self._dropped, self._overflowed, self._reference)
+
+    def _check_all_came(self) -> None:
+        # A loss that is missing would be missing in the gradient, whose denominator counts it.
+        if self._known is None or len(self._known.totals) < 2 or self._divisor != "planned":
+            return
+        names = {name for weights in self._weights.values() for name in weights}
+        for micro, used in self._weights.items():
+            for name, weight in self._known.weights[micro].items():
+                if weight and name in names and name not in used:
+                    raise AccumulationError(
+                        f"micro-batch {micro} has the weight {weight:g} for {name!r}, but no such loss came to "
+                        "backward, as in other micro-batches: pass it there, or give it the weight 0 in "
+                        "windows(weight=...)."
+                    )
 
     def loss_values(self) -> list[float]:
         """The recorded losses as numbers, in the order of the backward calls."""

@@ -35,7 +35,6 @@ from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
 
 OnNonfinite = Literal["skip", "drop", "raise"]
-_RUN = MicroBatch(None, None)  # in place of one that has run
 
 
 class Window:
@@ -114,7 +113,7 @@ class Window:
             )
         self._started = True
         for index in range(self.micro_batches):
-            data, self._micros[index] = self._micros[index].data, _RUN  # free it after use
+            data, self._micros[index] = self._micros[index].data, MicroBatch(None, None)  # free it after use
             if index < self._resumed_at:
                 continue  # it ran before the state was saved
             self._begin_micro_batch(is_last=index == self.micro_batches - 1)

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from dagnn.accumulation.check import check_loop
+
 K = 4
 
 
@@ -196,17 +198,62 @@ def test_summed_in_bfloat16(kinds):
     assert kinds(train_step) == ["low precision"]
 
 
-def test_forward_in_bfloat16_autocast(kinds):
+def test_a_forward_pass_in_autocast_is_no_mistake_but_is_noted(subject):
     def train_step(model, optimizer, micro_batches):
         for i, (x, y) in enumerate(micro_batches):
             with torch.autocast("cpu", torch.bfloat16):
-                output = model(x.float())  # cannot run in float64: the check falls back to float32
-            (mse_loss(output.float(), y.float()) * len(x) / items_of_window(micro_batches, i)).backward()
+                output = model(x)
+            (mse_loss(output.float(), y) * len(x) / items_of_window(micro_batches, i)).backward()
             if ends(micro_batches, i):
                 optimizer.step()
                 optimizer.zero_grad()
 
-    assert kinds(train_step) == ["low precision"]
+    report = check_loop(train_step, *subject, loss_fn=lambda m, b: mse_loss(m(b[0]), b[1]), micro_batches=K)
+    assert report.equal
+    assert "its passes run in 16 bits, as in autocast" in str(report)
+
+
+def test_the_length_of_the_tail_divides_all_windows(kinds):
+    def train_step(model, optimizer, micro_batches):
+        divisor = len(micro_batches) % K or K
+        for i, (x, y) in enumerate(micro_batches):
+            (mse_loss(model(x), y) / divisor).backward()
+            if ends(micro_batches, i):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert kinds(train_step, ragged=False) == ["wrong scale"]
+
+
+def test_the_root_of_a_mean_couples_the_items(kinds):
+    def loss(model, batch):
+        return mse_loss(model(batch[0]), batch[1]).sqrt()
+
+    def train_step(model, optimizer, micro_batches):
+        for i, inputs in enumerate(micro_batches):
+            (loss(model, inputs) * len(inputs[0]) / items_of_window(micro_batches, i)).backward()
+            if ends(micro_batches, i):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert kinds(train_step, loss_fn=loss) == ["batch-coupled loss"]
+
+
+def test_gradients_of_torch_func_that_are_never_divided(kinds):
+    def train_step(model, optimizer, micro_batches):
+        def loss(parameters, x, y):
+            return mse_loss(torch.func.functional_call(model, parameters, (x,)), y)
+
+        for i, (x, y) in enumerate(micro_batches):
+            values = {name: p.detach() for name, p in model.named_parameters()}
+            gradients = torch.func.grad(loss)(values, x, y)
+            for name, p in model.named_parameters():
+                p.grad = gradients[name] if p.grad is None else p.grad + gradients[name]
+            if ends(micro_batches, i):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert kinds(train_step) == ["not scaled"]
 
 
 def test_part_of_the_model_detached(kinds):

@@ -76,7 +76,7 @@ def weights_of(
     for window, gradient in zip(windows, examined.expected, strict=True):
         inside = [columns[j] for j in window]
         found, rest = fit_finite(inside, only(gradient), used)
-        if rest > slack or leaves_out(found, inside, used):
+        if rest > slack or leaves_out(found, inside, used) or fall_short(found):
             coupled = True
             found = [sizes[j] / sum(sizes[i] for i in window) for j in window]
         shares.append(found)
@@ -135,6 +135,14 @@ def leaves_out(shares: Sequence[float], parts: Sequence[Gradients], parameters: 
     norms = [_norm(part, parameters) for part in parts]
     largest = max(map(abs, shares), default=0.0)
     return any(0 < norm < inf and share <= 1e-6 * largest for share, norm in zip(shares, norms, strict=True))
+
+
+def fall_short(shares: Sequence[float]) -> bool:
+    """Whether shares differ and add up to less than 1: those of a root of a mean do, whose parts have smaller ones.
+
+    What a loss divides by adds up over the parts, or is a little more where it has a constant.
+    """
+    return sum(shares) < 1 - 1e-3 and not close(shares, [shares[0]] * len(shares), 1e-3)
 
 
 def _norm(gradients: Gradients, parameters: Sequence[Tensor]) -> float:
@@ -225,7 +233,11 @@ def diagnose_tail(found: Weights, k: int) -> list[Cause]:
         return [cause(Kind.EXTRA_STEP if len(supports) >= len(found.windows) else Kind.MISSING_STEP, text)]
     step, shares = [found.steps[-1][j] for j in tail], found.shares[-1]
     if close(step, shares, slack):
-        return []
+        before = [found.steps[0][j] / s for j, s in zip(found.windows[0], found.shares[0], strict=True)]
+        if len(found.windows) == 1 or close(before, [1.0] * len(before), slack):
+            return []
+        text = f"before {whose}, a full window counts {_list(before)} times what is right: only the tail is short."
+        return [cause(Kind.WRONG_SCALE, text)]
     if close(step, [s * len(tail) / k for s in shares], slack):
         times = f"{k / len(tail):.3g} times too small"
         return [cause(Kind.SHORT_WINDOW, f"{whose} make a window, but were divided by {k}: its gradient is {times}.")]

@@ -148,6 +148,8 @@ class Loop:
             if (error := self._error(small, seen.expected)) <= self.tolerance:
                 self._usual = SMALL  # a clipping acts on usual gradients, most likely in other layouts too
                 return seen._replace(steps=small, error=error)
+            if self._by_hand(seen, small):
+                return seen
             left = [recordings[0].left[i] for i in held]
             if len(small) == len(seen.steps) and tuple(held) in self._pure:
                 return seen._replace(steps=small, left=left, error=error)
@@ -167,6 +169,13 @@ class Loop:
         if adds or not self.is_wrong(looked) or len(small) != len(seen.expected) or self._scales(looked):
             return looked
         return self._of_whole_windows(looked)
+
+    def _by_hand(self, seen: Examined, small: list[Gradients]) -> bool:
+        """Whether no backward pass gave the gradients (``torch.func.grad``): then nothing scales them."""
+        came = any(gradient is not None for gradients in seen.incoming for gradient in gradients)
+        if came or len(small) != len(seen.steps):
+            return False
+        return _close([combine([step], [SMALL]) for step in small], seen.steps, self.slack)
 
     def _added_once(self, layout: Layout, pieces: list[Any], held: list[int], added: list[Gradients]) -> bool:
         """Whether what the loop adds by itself, such as weight decay, is the same for windows of any length."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dagnn.accumulation.check.arithmetic import close, combine, relative_error, seed_python, total_norm
-from dagnn.accumulation.check.diagnosis import fit_finite, leaves_out
+from dagnn.accumulation.check.diagnosis import fall_short, fit_finite, leaves_out
 from dagnn.accumulation.check.layouts import split_by
 from dagnn.accumulation.check.report import Cause, Kind, Report, cause, coupled, make_report
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, notes_on_precision, own_precision_note
@@ -168,7 +168,7 @@ def _loss_causes(subject: Subject, sizes: list[int], weight: WeightFn | None) ->
         found, rest = fit_finite(parts, full, subject.parameters)
     except ConfigError:
         found, rest = [], 1.0
-    if rest <= 10 * subject.tolerance and not leaves_out(found, parts, subject.parameters):
+    if rest <= 10 * subject.tolerance and not leaves_out(found, parts, subject.parameters) and not fall_short(found):
         return [
             cause(
                 Kind.WRONG_DENOMINATOR,

@@ -110,8 +110,10 @@ _CHANGES = {
 
 
 def coupled() -> Cause:
-    """The cause when no weights make the gradient of the whole from the gradients of the parts."""
-    text = "no weights make the gradient of the whole from those of its parts: the loss of an item depends on others."
+    """The cause when no shares make the gradient of the whole from the gradients of the parts."""
+    text = (
+        "no shares of 1 make the gradient of the whole from those of its parts: the loss of an item depends on others."
+    )
     return cause(Kind.COUPLED, text)
 
 
