@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dagnn.errors import ConfigError
-from dagnn.kernels.reference import ACTIVATIONS, SECOND_MOMENT, check_activation
+from dagnn.kernels.nodes import ACTIVATIONS, SECOND_MOMENT, check_activation
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

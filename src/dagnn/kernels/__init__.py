@@ -17,7 +17,8 @@ from dagnn.kernels import autograd, graph_plans, reference
 from dagnn.kernels.level_plans import LevelPlan, plan_levels
 from dagnn.kernels.network import function as _network
 from dagnn.kernels.network.plan import NetworkPlan, plan_network
-from dagnn.kernels.reference import ACTIVATIONS, Aggregate, Cell
+from dagnn.kernels.nodes import ACTIVATIONS, AGGREGATIONS, NEAT_ACTIVATIONS
+from dagnn.kernels.reference import Aggregate, Cell
 from dagnn.kernels.sweep import function as _sweep
 from dagnn.kernels.sweep.cells import Kind, ProjectedCell, Projects
 from dagnn.kernels.sweep.cells import SweepGraph as _SweepGraph
@@ -25,6 +26,8 @@ from dagnn.kernels.sweep.cells import fits as _fits
 
 __all__ = [
     "ACTIVATIONS",
+    "AGGREGATIONS",
+    "NEAT_ACTIVATIONS",
     "Aggregate",
     "Cell",
     "Kind",
@@ -33,6 +36,7 @@ __all__ = [
     "ProjectedCell",
     "Projects",
     "accumulate_network",
+    "explain_network",
     "kernel_path",
     "plan_levels",
     "plan_network",
@@ -89,13 +93,30 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
     """
     if torch.compiler.is_compiling():
         # An exported program outlives this process: it may contain PyTorch's operators only.
-        if not torch.compiler.is_exporting() and _becomes_operator(x, edge_weight, bias):
+        if not torch.compiler.is_exporting() and _becomes_operator(x, edge_weight, bias) and not plan.why_reference:
             return _network.run_operator(plan, x, edge_weight, bias)
         return reference.run_network(plan.levels_as_constant(), x, edge_weight, bias)
-    if _is_compiled(x, edge_weight, bias):
+    if _is_compiled(x, edge_weight, bias) and not plan.why_reference:
         y: Tensor = _network.run_network(plan, x, edge_weight, bias)
         return y
     return reference.run_network(plan.levels, x, edge_weight, bias)
+
+
+def explain_network(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> str:
+    """Which path runs a network with these parameters, and why."""
+    if plan.why_reference:
+        why = plan.why_reference
+    elif kernel_path() != "compiled":
+        why = f"{_VARIABLE}={kernel_path()}"
+    elif not edge_weight.is_cpu:
+        why = f"its parameters are on the device {edge_weight.device}"
+    elif edge_weight.dtype not in _FLOATS:
+        why = f"its parameters are {edge_weight.dtype}"
+    elif not _is_compiled(edge_weight, bias):
+        why = "its parameters are no plain tensors"
+    else:
+        return "compiled: machine code for this processor, forward and backward"
+    return f"reference: plain PyTorch, level by level, because {why}"
 
 
 def accumulate_network(
@@ -109,7 +130,7 @@ def accumulate_network(
     Returns:
         False, with nothing changed, where the compiled path cannot take these tensors: use autograd then.
     """
-    if x.requires_grad or not _is_compiled(x, edge_weight, bias, grad_y):
+    if x.requires_grad or not _is_compiled(x, edge_weight, bias, grad_y) or plan.why_reference:
         return False
     accumulated: bool = _network.accumulate(plan, x, edge_weight, bias, grad_y, lr)
     return accumulated

@@ -143,6 +143,49 @@ class ActivationGroups:
 
 
 @dataclass(frozen=True, eq=False)
+class AggregationGroup:
+    """Nodes of a level that aggregate in one way over equally many edges.
+
+    Attributes:
+        kind: one of `dagnn.kernels.AGGREGATIONS`.
+        shape: how many nodes there are, and how many edges each has, at least 1.
+        edges: int64 ``[nodes * edges of each]``, their places among the edges of the level, node by node.
+    """
+
+    kind: str
+    shape: tuple[int, int]
+    edges: Tensor
+
+    def to(self, device: torch.device) -> "AggregationGroup":
+        return AggregationGroup(self.kind, self.shape, self.edges.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregations:
+    """How the nodes of a network aggregate, where some do more than sum.
+
+    Attributes:
+        groups: of every level; none where all nodes of a level sum with a response of 1, and on level 0.
+        back: of every level int64 ``[nodes]``, row of the level -> row of the groups' concatenation.
+        response: float64 ``[num_nodes]``.
+        of_nothing: float64 ``[sources]``, response times aggregate of the nodes of level 0 that are not inputs.
+    """
+
+    groups: tuple[tuple[AggregationGroup, ...], ...]
+    back: tuple[Tensor, ...]
+    response: Tensor
+    of_nothing: Tensor
+
+    def to(self, device: torch.device) -> "Aggregations":
+        return Aggregations(
+            tuple(tuple(group.to(device) for group in groups) for groups in self.groups),
+            tuple(rows.to(device) for rows in self.back),
+            self.response.to(device),
+            self.of_nothing.to(device),
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class NetworkLevels:
     """A DAG with inputs, outputs, biases and activations, ready to run.
 
@@ -157,6 +200,7 @@ class NetworkLevels:
         output_feed, output_rows: where the outputs lie, as one more level (see `LevelPlan.feeds`).
         output_back: int64 ``[outputs]``, output -> its row in that level.
         num_inputs: features expected.
+        aggregations: None where every node is a plain sum.
     """
 
     levels: LevelPlan
@@ -168,6 +212,7 @@ class NetworkLevels:
     output_rows: Tensor
     output_back: Tensor
     num_inputs: int
+    aggregations: Aggregations | None = None
 
     def to(self, device: torch.device) -> "NetworkLevels":
         """The same plan with its tensors on ``device``."""
@@ -181,11 +226,19 @@ class NetworkLevels:
             self.output_rows.to(device),
             self.output_back.to(device),
             self.num_inputs,
+            None if self.aggregations is None else self.aggregations.to(device),
         )
 
 
 def plan_network_levels(
-    edges: Tensor, levels: Tensor, inputs: Tensor, outputs: Tensor, bias_index: Tensor, activation: Sequence[str]
+    edges: Tensor,
+    levels: Tensor,
+    inputs: Tensor,
+    outputs: Tensor,
+    bias_index: Tensor,
+    activation: Sequence[str],
+    aggregation: Sequence[str],
+    response: Tensor,
 ) -> NetworkLevels:
     """What the reference path needs of a network whose nodes are numbered by level; see `NetworkPlan`."""
     plan = plan_levels(edges, levels)
@@ -211,7 +264,47 @@ def plan_network_levels(
         output_rows=(outputs - first_node[levels[outputs]])[by_level],
         output_back=by_level.argsort(),
         num_inputs=len(inputs),
+        aggregations=_aggregations(plan, sources, aggregation, response),
     )
+
+
+def _aggregations(
+    plan: LevelPlan, sources: Tensor, aggregation: Sequence[str], response: Tensor
+) -> Aggregations | None:
+    """None where every node is a plain sum. Nodes are numbered by level."""
+    is_plain = torch.tensor([kind == "sum" for kind in aggregation], dtype=torch.bool, device="cpu") & (response == 1)
+    if is_plain.all():
+        return None
+    groups: list[tuple[AggregationGroup, ...]] = [()]
+    back: list[Tensor] = [sources.new_zeros(0)]
+    targets = torch.split(plan.target_in_level, plan.edges_per_level)
+    first = plan.nodes_per_level[0]
+    for target, size in zip(targets[1:], plan.nodes_per_level[1:], strict=True):
+        nodes = slice(first, first + size)
+        plain = bool(is_plain[nodes].all())
+        of_level, rows = ([], []) if plain else _aggregation_groups(target, aggregation[nodes])
+        groups.append(tuple(of_level))
+        back.append(torch.cat(rows).argsort() if rows else sources.new_zeros(0))
+        first += size
+    of_nothing = [response[v].item() if aggregation[v] == "product" else 0.0 for v in sources.tolist()]
+    return Aggregations(
+        tuple(groups), tuple(back), response, torch.tensor(of_nothing, dtype=torch.float64, device="cpu")
+    )
+
+
+def _aggregation_groups(target: Tensor, kinds: Sequence[str]) -> tuple[list[AggregationGroup], list[Tensor]]:
+    """The groups of a level whose edges lead to its rows ``target``, and the rows of each group."""
+    degree = torch.bincount(target, minlength=len(kinds))
+    by_target = target.argsort(stable=True)
+    first = degree.cumsum(0) - degree
+    rows_of: dict[tuple[str, int], list[int]] = {}
+    for row, (kind, count) in enumerate(zip(kinds, degree.tolist(), strict=True)):
+        rows_of.setdefault((kind, count), []).append(row)
+    groups = []
+    for (kind, count), rows in rows_of.items():
+        places = first[torch.tensor(rows, device="cpu")].unsqueeze(1) + torch.arange(count, device="cpu")
+        groups.append(AggregationGroup(kind, (len(rows), count), by_target[places.flatten()]))
+    return groups, [torch.tensor(rows, device="cpu") for rows in rows_of.values()]
 
 
 def _activation_groups(names: Sequence[str]) -> ActivationGroups:

@@ -1,71 +1,13 @@
 """The plain-PyTorch sweeps and activations: the oracle of the tests and the path for every device."""
 
-from collections.abc import Callable
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dagnn.errors import ConfigError
 from dagnn.kernels.level_plans import ActivationGroups, LevelPlan, NetworkLevels, gather_sources
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": _identity,
-    "relu": F.relu,
-    "leaky_relu": F.leaky_relu,  # slope 0.01
-    "elu": F.elu,  # alpha 1
-    "tanh": F.tanh,
-    "sigmoid": F.sigmoid,
-    "gelu": F.gelu,  # exact, by erf
-    "silu": F.silu,
-    "softplus": F.softplus,  # beta 1
-}
-
-# E[act(z)^2] for z ~ N(0, 1): what is left of a unit second moment. The argument of He et al.,
-# "Delving Deep into Rectifiers", ICCV 2015, section 2.2, which finds 1/2 for relu; the others by
-# quadrature (tests/kernels/test_activations.py repeats it).
-SECOND_MOMENT: dict[str, float] = {
-    "identity": 1.0,
-    "relu": 0.5,
-    "leaky_relu": 0.50005,
-    "elu": 0.6449454,
-    "tanh": 0.3942945,
-    "sigmoid": 0.2933790,
-    "gelu": 0.4252215,
-    "silu": 0.3557755,
-    "softplus": 0.9212459,
-}
-
-
-def check_activation(name: object, argument: str = "activation", or_else: str = "") -> str:
-    """``name``, if it is one of `ACTIVATIONS`.
-
-    Args:
-        argument: what an error calls it.
-        or_else: what else the argument may be.
-
-    Raises:
-        ConfigError: it is not; the message lists the names, and says which one a function or module of PyTorch has.
-    """
-    if isinstance(name, str) and name in ACTIVATIONS:
-        return str(name)
-    raise ConfigError(
-        f"{argument} must be one of {', '.join(ACTIVATIONS)}{or_else}, got {name!r}{_hint(name, argument)}."
-    )
-
-
-def _hint(given: object, argument: str) -> str:
-    called = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
-    plain = "identity" if given is None else str(called).replace("_", "").lower()
-    close = [name for name in ACTIVATIONS if name.replace("_", "") == plain]
-    return f": write {argument}={close[0]!r}" if close else ""
-
+from dagnn.kernels.nodes import AGGREGATIONS, activation_of
 
 Aggregate = Literal["sum", "mean", "max"]
 
@@ -239,7 +181,9 @@ def _product(rows: Tensor, weight: Tensor, operator: Tensor | None) -> Tensor:
 
 
 def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
-    """``value[v] = act(sum over u -> v of w_uv value[u] + b_v)``, level by level.
+    """``value[v] = act(b_v + r_v * aggregate over u -> v of w_uv value[u])``, level by level.
+
+    The response r_v is 1 and the aggregate a sum, where the plan says nothing else.
 
     Args:
         plan: the DAG, on the device of ``x``.
@@ -257,13 +201,25 @@ def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tenso
     # One zero behind the biases: nodes without a bias read it, and need no branch or mask.
     bias_of_node = torch.cat([bias, bias.new_zeros(1)]).index_select(0, plan.bias_index).unsqueeze(1)
 
-    sources = _activate(bias_of_node.index_select(0, plan.sources), plan.activations[0]).expand(-1, batch)
+    of_sources = bias_of_node.index_select(0, plan.sources)
+    aggregations = plan.aggregations
+    if aggregations is not None:
+        of_sources = of_sources + aggregations.of_nothing.to(x.dtype).unsqueeze(1)
+        responses = torch.split(aggregations.response.to(x.dtype).unsqueeze(1), levels.nodes_per_level)
+    sources = _activate(of_sources, plan.activations[0]).expand(-1, batch)
     values = [torch.cat([x.t(), sources]).index_select(0, plan.level_zero)]
     biases = torch.split(bias_of_node, levels.nodes_per_level)
     for level in range(1, len(levels.nodes_per_level)):
         messages = gather_sources(values, levels.feeds[level], source_rows[level]) * weights[level]
-        summed = biases[level].expand(-1, batch).index_add(0, target_rows[level], messages)
-        values.append(_activate(summed, plan.activations[level]))
+        if aggregations is None or not aggregations.groups[level]:
+            z = biases[level].expand(-1, batch).index_add(0, target_rows[level], messages)
+        else:
+            parts = [
+                AGGREGATIONS[group.kind](messages.index_select(0, group.edges).view(*group.shape, batch))
+                for group in aggregations.groups[level]
+            ]
+            z = biases[level] + responses[level] * torch.cat(parts).index_select(0, aggregations.back[level])
+        values.append(_activate(z, plan.activations[level]))
 
     # Values are [nodes, B] inside: a level gathers whole rows. Outputs are turned once, at the end.
     outputs = gather_sources(values, plan.output_feed, plan.output_rows)
@@ -273,8 +229,8 @@ def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tenso
 def _activate(x: Tensor, groups: ActivationGroups) -> Tensor:
     """The activations of one level's rows."""
     if groups.back is None:  # one activation for the whole level, in its own order
-        return ACTIVATIONS[groups.names[0]](x) if groups.names else x
-    parts = [ACTIVATIONS[name](x.index_select(0, rows)) for name, rows in zip(groups.names, groups.rows, strict=True)]
+        return activation_of(groups.names[0])(x) if groups.names else x
+    parts = [activation_of(name)(x.index_select(0, rows)) for name, rows in zip(groups.names, groups.rows, strict=True)]
     return torch.cat(parts).index_select(0, groups.back)
 
 

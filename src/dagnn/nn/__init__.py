@@ -8,8 +8,7 @@ from dagnn.nn.attention import MultiHeadAttention, NodeAttention
 from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 from dagnn.nn.dag_nn.edit import StructureChange
 from dagnn.nn.dag_nn.export import Exports, Predictor
-from dagnn.nn.dag_nn.network import DagNN
-from dagnn.nn.dag_nn.sequential import from_sequential
+from dagnn.nn.dag_nn.network import DagNN, from_sequential
 from dagnn.nn.dag_nn.tables import NamedParameters
 from dagnn.nn.dag_sweep import DagSweep
 from dagnn.nn.graph_transform_net import GraphTransformNet

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.kernels.graph_plans import Direction, Graph, check_direction, check_graph, edge_ends
-from dagnn.kernels.reference import ACTIVATIONS, Aggregate, aggregate, check_activation, check_aggregate
+from dagnn.kernels.nodes import ACTIVATIONS, check_activation
+from dagnn.kernels.reference import Aggregate, aggregate, check_aggregate
 from dagnn.nn.checks import check_rows, check_size
 from dagnn.nn.learnable import LearnableModule
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from dagnn.graph import Dag
-from dagnn.kernels import ACTIVATIONS, plan_network
-from dagnn.kernels.emit.functions import CODES, INPUT
+from dagnn.kernels import ACTIVATIONS, NEAT_ACTIVATIONS, plan_network
 from dagnn.kernels.network import passes
 from dagnn.kernels.network.passes import Gradients
+from dagnn.kernels.nodes import activation_of
 
 # Units in the last place of the larger of 1 and the result: for a handful of operations, each of them rounded.
 UNITS = {torch.float32: 8, torch.float64: 18}
@@ -42,6 +42,21 @@ def test_value_and_slope(name, dtype):
         assert error.max() <= torch.finfo(dtype).eps, (z[error.argmax()], error.max())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", sorted(NEAT_ACTIVATIONS))
+def test_value_and_slope_of_neat_pythons_activations(name, dtype):
+    ends = torch.tensor([0.0, 3.4, -3.4, 1e-7, -12.0, 12.0, 1e3, -1e3])
+    z = torch.cat([torch.linspace(-20, 20, 2_001), ends]).to(dtype)
+    exact = z.double().requires_grad_()
+    y = activation_of(name)(exact)
+    (slope,) = torch.autograd.grad(y.sum(), exact)
+    for ours, theirs in zip(value_and_slope(name, z), (y.detach(), slope), strict=True):
+        # An argument 5 z of up to 60 is rounded, which its function sees through a slope of 5, and its slope of 25.
+        units = UNITS[dtype] * theirs.abs().clamp(min=1) + 25 * (5 * z.double()).abs().clamp(max=60)
+        error = (ours.double() - theirs).abs() / units
+        assert error.max() <= torch.finfo(dtype).eps, (z[error.argmax()], error.max())
+
+
 @pytest.mark.parametrize("name", ["tanh", "elu"])
 def test_small_values_keep_their_relative_precision(name):
     z = torch.logspace(-300, -1, 300, dtype=torch.float64)
@@ -70,7 +85,3 @@ def test_gates_keep_their_last_digits_where_they_are_nearly_shut_or_open(name, d
 def test_infinity_gives_what_pytorch_gives_or_its_limit(name):
     y, _ = value_and_slope(name, torch.tensor([torch.inf, 1.0], dtype=torch.float64))
     assert y[0] == ACTIVATIONS[name](torch.tensor(torch.inf, dtype=torch.float64))
-
-
-def test_every_activation_has_a_code_of_its_own():
-    assert len({INPUT, *CODES.values()}) == 1 + len(ACTIVATIONS)

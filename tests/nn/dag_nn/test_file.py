@@ -103,7 +103,8 @@ def rewritten(path, **changes) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "has version 2, this dagnn reads version 1: update dagnn"),
+        ({"version": 3}, "has version 3, this dagnn reads versions 1 and 2: update dagnn"),
+        ({"version": 2}, "holds no valid network: 'aggregations'"),
         ({"format": "other"}, "holds a 'other', expected a 'dagnn.DagNN'"),
         ({"dag": "{}"}, "holds no valid network"),
     ],

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
 from dagnn.kernels.emit.expressions import Expr
+from dagnn.kernels.emit.formula import gradients
 from dagnn.kernels.emit.writer import I32, I64, CodeWriter, Value
-from dagnn.kernels.reference import ACTIVATIONS
+from dagnn.kernels.nodes import formula_of
 
 INPUT = 0  # the code of a node whose value is given
-CODES = {name: code for code, name in enumerate(ACTIVATIONS, start=1)}
 # Their slope does not follow from their value: the forward pass stores it. All others need no second array.
-KEEPS_SLOPE = frozenset({"gelu", "silu", "softplus"})
+_KEEPS_SLOPE = frozenset({"gelu", "silu", "softplus"})
 _LEAK = 0.01
 _SOFTPLUS_LINEAR = 20.0  # PyTorch's softplus is the identity from here
 # In pairs: False for float32, True for float64.
@@ -58,8 +58,20 @@ ERFC = {
 _TANH_ONE = {False: 10.0, True: 20.0}
 
 
+def keeps_slope(name: str) -> bool:
+    """Whether the slope of an activation, as `nodes.activation_text` writes it, does not follow from its value."""
+    return name in _KEEPS_SLOPE or formula_of(name) is not None
+
+
 def activated(code: CodeWriter, name: str, z: Value) -> tuple[Value, Value | None]:
-    """``act(z)``, and its slope if it is one of `KEEPS_SLOPE`."""
+    """``act(z)``, and its slope if it `keeps_slope`."""
+    formula = formula_of(name)
+    if formula is not None:
+        (given,), (result,) = formula.inputs, formula.outputs
+        number = given.graph.number
+        slope = gradients({result: number(1)}).get(given, number(0))
+        registers = Registers(code, {given: z})
+        return registers.value(result), registers.value(slope)
     build, zero, one = code.build, code.constant(0), code.constant(1)
     match name:
         case "identity":
@@ -96,7 +108,7 @@ def activated(code: CodeWriter, name: str, z: Value) -> tuple[Value, Value | Non
 
 
 def through(code: CodeWriter, name: str, gradient: Value, y: Value) -> Value:
-    """``gradient * act'(z)`` from the output ``y = act(z)``; not for `KEEPS_SLOPE`."""
+    """``gradient * act'(z)`` from the output ``y = act(z)``; not if it `keeps_slope`."""
     build, zero, one = code.build, code.constant(0), code.constant(1)
     match name:
         case "identity":

@@ -51,6 +51,10 @@ FIELDS = (
     "out_weight",
     "seeded",
     "num_edges",
+    # nodes that are no plain sums: how they aggregate, the factor of that, their rows of gradients for edges
+    "kinds",
+    "scales",
+    "edge_rows",
     # sums over the tiles of a piece: num_sums arrays of each, one after another
     "edge_sums",
     "node_sums",

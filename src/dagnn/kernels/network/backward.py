@@ -2,9 +2,11 @@
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
-from dagnn.kernels.emit.functions import KEEPS_SLOPE, sgd_step, through
+from dagnn.kernels.emit.functions import keeps_slope, sgd_step, through
 from dagnn.kernels.emit.writer import I64, CodeWriter, Value
-from dagnn.kernels.network.forward import Shape, ask_for_row, by_activation, is_given, read_rows, write_rows
+from dagnn.kernels.network import Shape
+from dagnn.kernels.network.aggregation import SCALED, by_aggregation, scale_of, write_edge_rows
+from dagnn.kernels.network.forward import ask_for_row, by_activation, is_given, read_rows, write_rows
 
 # How many edges ahead rows are prefetched. The work on one row fills the processor's window, so that by itself it never
 # gets to the loads of the next: this took 14 to 20 % off the pass over 10,000 nodes, whose rows come from the
@@ -21,7 +23,8 @@ def write_backward(module: Value, shape: Shape, name: str) -> None:
         "pieces", "tiles_per_piece", "tiles", "batch", "num_nodes", "live_nodes", "first", "last", "values", "slopes",
         "deltas", "row_bytes", "tile_bytes", "delta_tile_bytes", "delta_worker_bytes", "codes", "out_offsets",
         "out_targets", "out_weight", "seeded", "num_edges", "edge_sums", "node_sums", "num_inputs", "input_rows",
-        "num_outputs", "output_rows", "grad_y", "grad_x",
+        "num_outputs", "output_rows", "grad_y", "grad_x", "in_offsets", "in_sources", "weight", "kinds", "scales",
+        "edge_rows",
     )  # fmt: skip
     # Without dense blocks, deltas are scratch of a worker and not of a tile: they stay in its caches from tile to tile.
     worker = code.ticket("next_worker")
@@ -105,7 +108,7 @@ def _write_node(
         slope_row = shape.row(code, slopes, node)
         for k in range(shape.vectors):
             g = build.load(gradient[k])
-            if name in KEEPS_SLOPE:
+            if keeps_slope(name):
                 delta = build.fmul(g, code.load_vector(slope_row[k]))
             else:
                 delta = through(code, name, g, row[k])
@@ -114,6 +117,26 @@ def _write_node(
         sums.add_to_node(node, code.sum(total))
 
     by_activation(code, shape, code.byte_at(code.field("codes"), node), through_activation, keep)
+    if shape.aggregations:
+        _to_messages(code, shape, base, deltas, node)
+
+
+def _to_messages(code: CodeWriter, shape: Shape, base: Value, deltas: Value, node: Value) -> None:
+    """From the gradient of a node's sum, in its row, to that of its messages, for its sources to pull."""
+    delta_row = shape.row(code, deltas, node)
+
+    def pass_on(name: str | None) -> None:
+        if name is None:
+            return
+        scale = scale_of(code, node)
+        scaled = [code.build.fmul(scale, code.load_vector(address)) for address in delta_row]
+        if name == SCALED:
+            for value, address in zip(scaled, delta_row, strict=True):
+                code.store_vector(value, address)
+        else:
+            write_edge_rows(code, shape, name, base, deltas, node, scaled)
+
+    by_aggregation(code, shape, node, pass_on)
 
 
 def _pull(

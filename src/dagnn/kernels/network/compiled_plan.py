@@ -1,6 +1,6 @@
 """`CompiledPlan`: a network as the arrays that its compiled functions walk along, and those functions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from dagnn.graph.edges import offsets_of, stable_order
 from dagnn.graph.levels import peel
-from dagnn.kernels.emit.functions import CODES, INPUT, KEEPS_SLOPE
+from dagnn.kernels.emit.functions import INPUT, keeps_slope
 from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled
-from dagnn.kernels.network import backward, forward, single
+from dagnn.kernels.network import Shape, backward, forward, single
+from dagnn.kernels.network.aggregation import PLAIN, aggregated
 from dagnn.kernels.network.dense_blocks import find_blocks
-from dagnn.kernels.network.forward import Shape
+from dagnn.kernels.nodes import ACTIVATIONS, NEAT_ACTIVATIONS
 
 # Up to so many samples are computed one by one.
 _LARGEST_SINGLE = 2
@@ -88,7 +89,9 @@ class CompiledPlan:
         levels: ``[num_nodes]``, not decreasing.
         inputs, outputs: nodes, feature by feature and output by output.
         bias_index: ``[num_nodes]``, where the bias of a node is in the bias vector; -1 for no bias.
-        activation: name for every node; those of inputs are not used.
+        activation: text for every node; those of inputs are not used.
+        aggregation: name for every node.
+        response: ``[num_nodes]``, by which the aggregates are multiplied.
         target: the processor to compile for.
     """
 
@@ -100,6 +103,8 @@ class CompiledPlan:
         outputs: NDArray[np.int64],
         bias_index: NDArray[np.int64],
         activation: Sequence[str],
+        aggregation: Sequence[str],
+        response: NDArray[np.float64],
         target: Target,
     ) -> None:
         self.target = target
@@ -110,12 +115,17 @@ class CompiledPlan:
 
         is_input = np.zeros(self.num_nodes, dtype=bool)
         is_input[inputs] = True
-        codes = np.fromiter(map(CODES.__getitem__, activation), np.uint8, self.num_nodes)
-        self._names = _compiled_for([name for name, code in CODES.items() if (codes[~is_input] == code).any()])
+        used = {name for name, given in zip(activation, is_input.tolist(), strict=True) if not given}
+        self._names = _compiled_for(used)
+        code_of = {name: code for code, name in enumerate(self._names, start=1)}
+        codes = np.fromiter((code_of.get(name, INPUT) for name in activation), np.uint8, self.num_nodes)
         codes[is_input] = INPUT
-        self.keeps_slopes = any((codes[~is_input] == CODES[name]).any() for name in KEEPS_SLOPE)
+        self.keeps_slopes = any(map(keeps_slope, used))
 
-        blocks = find_blocks(source, in_offsets, levels)
+        self._aggregated = aggregated(np.array(aggregation, dtype=str), response, np.diff(in_offsets), is_input)
+        self.num_rows = self._aggregated.num_rows
+        is_plain = self._aggregated.kinds == PLAIN
+        blocks = find_blocks(source, in_offsets, levels, is_plain)
         dense = sum(block.num_edges for block in blocks)
         self.blocks = blocks if dense >= _MIN_BLOCK_SHARE * max(1, self.num_edges) else []
         self.reads_inputs_only = [
@@ -153,12 +163,15 @@ class CompiledPlan:
             "bias_index": bias_index.astype(np.int32),
             "live_bias_index": np.where(live, bias_index, -1).astype(np.int32),
             "out_offsets": offsets_of(np.bincount(source[sparse], minlength=self.num_nodes)),
-            "out_targets": _longer(edges[out_index, 1], backward.AHEAD),
+            "out_targets": _longer(self._rows_of(out_index, edges[out_index, 1], in_offsets), backward.AHEAD),
             "out_index": out_index.astype(np.int32),
             "seeded": seeded,
             "input_rows": inputs.astype(np.int32),
             "output_rows": outputs.astype(np.int32),
         }
+        if self._aggregated.names:
+            found = self._aggregated
+            self._arrays |= {"kinds": found.kinds, "scales": found.scales, "edge_rows": found.edge_rows}
         self._prepared: dict[tuple[int, bool], Prepared] = {}
         self._frame = Frame()
         self._frame.set(
@@ -170,8 +183,17 @@ class CompiledPlan:
             **{name: array.__array_interface__["data"][0] for name, array in self._arrays.items()},
         )
 
+    def _rows_of(
+        self, edges: NDArray[np.int64], targets: NDArray[np.int64], in_offsets: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The row of gradients that the source of each edge pulls from: its target's, or one of its own."""
+        first = self._aggregated.edge_rows[targets].astype(np.int64)
+        return np.where(first < 0, targets, first + edges - in_offsets[targets])
+
     def is_single(self, batch: int) -> bool:
         """Whether so small a batch is computed sample by sample."""
+        if self._aggregated.names:
+            return False
         if self.blocks:
             return batch == 1 and self.num_edges <= _LARGEST_SINGLE_DENSE
         return batch <= _LARGEST_SINGLE
@@ -206,7 +228,15 @@ class CompiledPlan:
     def shape(self, double: bool, tile: int) -> Shape:
         """The shape of compiled functions for this network."""
         far = self.num_nodes * tile * (8 if double else 4) > self.target.level2_bytes
-        return Shape(double, tile, self._names, self.target, apart=bool(self.blocks), far=far)
+        return Shape(
+            double,
+            tile,
+            self._names,
+            self.target,
+            apart=bool(self.blocks),
+            far=far,
+            aggregations=self._aggregated.names,
+        )
 
     def functions(self, shape: Shape) -> Mapping[str, NativeFunction]:
         """``forward``, ``backward``, ``gather`` and ``finish``; ``activate`` if there are blocks."""
@@ -214,9 +244,12 @@ class CompiledPlan:
         return {**functions, **block_functions(shape)} if self.blocks else functions
 
     def single_functions(self, double: bool) -> Mapping[str, NativeFunction]:
-        """``forward`` and ``backward``, sample by sample."""
+        """``forward``, sample by sample, and ``backward`` where all nodes are plain sums."""
         lanes = self.target.vector_bytes // (8 if double else 4)
-        return single_functions(Shape(double, lanes, self._names, self.target, apart=False, far=False))
+        names = self._aggregated.names
+        return single_functions(
+            Shape(double, lanes, self._names, self.target, apart=False, far=False, aggregations=names)
+        )
 
     def frame(self, **values: int) -> Frame:
         """A frame with the addresses of the network."""
@@ -289,9 +322,11 @@ def block_functions(shape: Shape) -> Mapping[str, NativeFunction]:
 
 @cache
 def single_functions(shape: Shape) -> Mapping[str, NativeFunction]:
-    """``forward`` and ``backward``, one sample at a time."""
+    """``forward``, one sample at a time, and ``backward`` where there are no aggregations."""
     module = ir.Module("dagnn")
     single.write_single_forward(module, shape, "forward")
+    if shape.aggregations:
+        return compiled(str(module), ("forward",), shape.target)
     single.write_single_backward(module, shape, "backward")
     return compiled(str(module), ("forward", "backward"), shape.target)
 
@@ -319,10 +354,15 @@ def _longer(nodes: NDArray[np.integer], ahead: int) -> NDArray[np.int32]:
     return np.append(nodes, np.zeros(ahead, nodes.dtype)).astype(np.int32)
 
 
-def _compiled_for(names: list[str]) -> tuple[str, ...]:
-    """The activations to compile for a network that uses ``names``: those, or all if there are several.
+def _compiled_for(used: Collection[str]) -> tuple[str, ...]:
+    """The activations to compile for a network with those that it uses.
 
-    Every set of activations is a compilation of its own. The usual network has one, and another at its outputs; all
-    others share the full set.
+    Every set of activations is a compilation of its own. The usual network has one, and another at its outputs. All
+    others share the set of our names, or that of all names, as do the networks of an evolving population; a network
+    with formulas of its own compiles what it uses.
     """
-    return tuple(sorted(names if len(names) <= 2 else CODES))
+    if NEAT_ACTIVATIONS.keys() & set(used) or len(used) > 2:
+        for known in (ACTIVATIONS.keys(), ACTIVATIONS.keys() | NEAT_ACTIVATIONS.keys()):
+            if known >= set(used):
+                return tuple(sorted(known))
+    return tuple(sorted(used))

@@ -43,13 +43,19 @@ class Block:
         return self.last - self.first, self.source_last - self.source_first
 
 
-def find_blocks(source: NDArray[np.int32], in_offsets: NDArray[np.int64], levels: NDArray[np.int64]) -> list[Block]:
+def find_blocks(
+    source: NDArray[np.int32],
+    in_offsets: NDArray[np.int64],
+    levels: NDArray[np.int64],
+    is_sum: NDArray[np.bool_] | None = None,
+) -> list[Block]:
     """The dense blocks, in the order of their nodes; nodes are numbered by level.
 
     Args:
         source: ``[num_edges]``, sources in the order of the edges by (target, source).
         in_offsets: ``[num_nodes + 1]``.
         levels: ``[num_nodes]``, not decreasing.
+        is_sum: ``[num_nodes]``, the nodes that a product can compute; by default all.
     """
     num_nodes = len(levels)
     degree = np.diff(in_offsets)
@@ -59,14 +65,14 @@ def find_blocks(source: NDArray[np.int32], in_offsets: NDArray[np.int64], levels
     high[has_edges] = source[in_offsets[1:][has_edges] - 1] + 1
     # Full blocks begin where the range of sources changes, has a gap, or a new level begins: nodes of one level never
     # feed each other, so that a block is one product.
-    is_full = has_edges & (high - low == degree)
+    is_full = has_edges & (high - low == degree) & (True if is_sum is None else is_sum)
     same = (low[1:] == low[:-1]) & (high[1:] == high[:-1]) & is_full[1:] & is_full[:-1] & (levels[1:] == levels[:-1])
     bounds = np.concatenate([[0], np.flatnonzero(~same) + 1, [num_nodes]]) if num_nodes else np.zeros(1, np.int64)
     start, stop = bounds[:-1], bounds[1:]
     is_block = (stop - start >= MIN_NODES) & (in_offsets[stop] - in_offsets[start] >= MIN_EDGES) & is_full[start]
     full = list(zip(start[is_block].tolist(), stop[is_block].tolist(), strict=True))
     blocks = [_block(first, last, source, in_offsets, low, high) for first, last in full]
-    taken = np.zeros(num_nodes, dtype=bool)
+    taken = np.zeros(num_nodes, dtype=bool) if is_sum is None else ~is_sum
     for first, last in full:
         taken[first:last] = True
     blocks += _masked(source, in_offsets, levels, low, high, taken)

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
-from dagnn.kernels.emit.functions import CODES, activated
-from dagnn.kernels.emit.native import Target
+from dagnn.kernels.emit.functions import activated
 from dagnn.kernels.emit.writer import I8, I64, CodeWriter, Value
+from dagnn.kernels.network import Shape
+from dagnn.kernels.network.aggregation import SCALED, by_aggregation, messages, scale_of, write_aggregate
 
 # Edges in flight times vectors of a row: enough sums side by side to hide the latency of a multiply-add.
 _SUMS_IN_FLIGHT = 4
@@ -16,57 +17,6 @@ _SUMS_IN_FLIGHT = 4
 # off the pass over 10,000 nodes and 35 % off that over 100,000. From that cache they come in time by themselves: with
 # 1,000 nodes, prefetching cost 10 %.
 AHEAD = 16
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a set of compiled functions is made for.
-
-    Attributes:
-        double: float64, else float32.
-        tile: samples of a tile, a power of two.
-        activations: names of those that occur, sorted.
-        target: the processor.
-        apart: rows are as far from each other as the frame says, not next to each other.
-        far: the values of a tile don't stay in the second-level cache.
-    """
-
-    double: bool
-    tile: int
-    activations: tuple[str, ...]
-    target: Target
-    apart: bool
-    far: bool
-
-    @property
-    def size(self) -> int:
-        """Bytes of a number."""
-        return 8 if self.double else 4
-
-    @property
-    def lanes(self) -> int:
-        """Numbers of a vector."""
-        return min(self.tile, self.target.vector_bytes // self.size)
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of a row."""
-        return self.tile // self.lanes
-
-    def writer(self, module: Value, name: str, num_arguments: int | None = None) -> CodeWriter:
-        return CodeWriter(
-            module, name, double=self.double, lanes=self.lanes, target=self.target, num_arguments=num_arguments
-        )
-
-    def row_start(self, code: CodeWriter, base: Value, node: Value) -> Value:
-        """The address of a node's row."""
-        row_bytes = code.field("row_bytes") if self.apart else code.i64(self.tile * self.size)
-        return code.offset(base, row_bytes, node)
-
-    def row(self, code: CodeWriter, base: Value, node: Value) -> list[Value]:
-        """The addresses of the vectors of a node's row."""
-        first = self.row_start(code, base, node)
-        return [code.build.add(first, code.i64(k * self.lanes * self.size)) for k in range(self.vectors)]
 
 
 def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> None:
@@ -80,7 +30,7 @@ def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> No
     code.fields(
         "pieces", "batch", "live_nodes", "first", "last", "values", "slopes", "row_bytes", "tile_bytes", "codes",
         "in_offsets", "in_sources", "weight", "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs",
-        "output_rows",
+        "output_rows", "kinds", "scales",
     )  # fmt: skip
     with code.pieces() as tile:
         shift = code.build.mul(tile, code.field("tile_bytes"))
@@ -101,6 +51,8 @@ def _write_node(code: CodeWriter, shape: Shape, base: Value, slopes: Value, node
     bias = code.splat(bias_of(code, node))
     if summed:
         z = [code.build.fadd(code.load_vector(address), bias) for address in row]
+    elif shape.aggregations:
+        z = _aggregated(code, shape, base, node, bias)
     else:
         z = _gathered(code, shape, base, node, bias)
 
@@ -154,6 +106,28 @@ def _gathered(code: CodeWriter, shape: Shape, base: Value, node: Value, bias: Va
     return result
 
 
+def _aggregated(code: CodeWriter, shape: Shape, base: Value, node: Value, bias: Value) -> list[Value]:
+    """bias + scale times the aggregate of the node's messages: one value per vector."""
+    build = code.build
+    places = [code.variable(code.vector) for _ in range(shape.vectors)]
+
+    def compute(name: str | None) -> None:
+        if name is None:
+            z = _gathered(code, shape, base, node, bias)
+        elif name == SCALED:
+            scale = scale_of(code, node)
+            z = [code.multiply_add(scale, y, bias) for y in _gathered(code, shape, base, node, code.constant(0))]
+        else:
+            scale = scale_of(code, node)
+            found = write_aggregate(code, name, node, shape.vectors, partial(messages, code, shape, base))
+            z = [code.multiply_add(scale, value, bias) for value in found]
+        for place, value in zip(places, z, strict=True):
+            build.store(value, place)
+
+    by_aggregation(code, shape, node, compute)
+    return [build.load(place) for place in places]
+
+
 def ask_for_row(code: CodeWriter, shape: Shape, base: Value, nodes: str, edge: Value, ahead: int) -> None:
     """Prefetch the row of the node at the other end of a later edge.
 
@@ -173,11 +147,11 @@ def by_activation(
 ) -> None:
     """``case(name)`` for the code of an activation; ``otherwise`` for an input."""
     build = code.build
-    blocks = {name: build.append_basic_block(name) for name in shape.activations}
+    blocks = {name: build.append_basic_block("activation") for name in shape.activations}
     rest, done = build.append_basic_block("input"), build.append_basic_block("activated")
     switch = build.switch(activation, rest)
-    for name, block in blocks.items():
-        switch.add_case(ir.Constant(I8, CODES[name]), block)
+    for number, (name, block) in enumerate(blocks.items(), start=1):
+        switch.add_case(ir.Constant(I8, number), block)
         build.position_at_end(block)
         case(name)
         build.branch(done)

@@ -110,7 +110,7 @@ def backward(
         return grad_x
 
     cut, functions, frame = plan.prepared(batch, double)
-    size, tile_rows = cut.shape.size, plan.num_nodes * cut.shape.tile
+    size, tile_rows = cut.shape.size, plan.num_rows * cut.shape.tile
     # One piece of scratch memory, one part after another. It must be held until the last function has run.
     of_workers = 0 if plan.blocks else (num_workers(cut.pieces) if cut.is_shared else 1) * tile_rows
     of_edges, of_nodes = cut.pieces * plan.num_sparse, cut.pieces * plan.num_nodes
@@ -174,7 +174,7 @@ def _backward_steps(
     """The list of steps, last one first. Dense blocks push to their sources; all other nodes pull."""
     sweep = plan.functions(cut.shape)["backward"]
     # Zeros, not borrowed memory: blocks add to the rows of their sources.
-    deltas = values.new_zeros(plan.num_nodes * cut.row_length)
+    deltas = values.new_zeros(plan.num_rows * cut.row_length)
     frame.set_addresses(deltas=deltas, grad_x=None)
     frame.set(first=0, last=0, delta_worker_bytes=0, delta_tile_bytes=cut.tile_length * cut.shape.size)
     run(sweep, frame, cut.pieces, is_shared=cut.is_shared)  # no nodes yet: only the gradient of y, into its rows

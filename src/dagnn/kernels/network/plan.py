@@ -1,6 +1,7 @@
 """`NetworkPlan`: one DAG prepared as a network with a weight per edge, in the form that each path needs."""
 
 import hashlib
+import json
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,6 +16,9 @@ from dagnn.kernels.emit.native import Target, host_target
 from dagnn.kernels.level_plans import NetworkLevels, plan_network_levels
 from dagnn.kernels.network.compiled_plan import CompiledPlan
 
+# More would take seconds to compile; their codes are bytes.
+_MOST_ACTIVATIONS = 64
+
 
 class NetworkPlan:
     """A DAG with inputs, outputs, biases and activations. What a path needs of it is worked out when it first runs.
@@ -27,7 +31,10 @@ class NetworkPlan:
         inputs: int64, nodes of level 0, feature by feature.
         outputs: int64, any nodes, output by output.
         has_bias: bool ``[num_nodes]``.
-        activation: name for every node.
+        activation: for every node a name, or the text of a formula.
+        aggregation: name for every node.
+        response: float64 ``[num_nodes]``, by which the aggregate of a node is multiplied.
+        why_reference: why the compiled path cannot run this network; empty if it can.
         device: where the reference runs; all of the above is on the CPU.
         fingerprint: a digest of all of the above but the device, the same in every process; see `plan_of`.
     """
@@ -40,11 +47,16 @@ class NetworkPlan:
         outputs: Tensor,
         has_bias: Tensor,
         activation: Sequence[str],
+        aggregation: Sequence[str] | None = None,
+        response: Tensor | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.edges, self.node_levels, self.inputs, self.outputs = edges, node_levels, inputs, outputs
         self.has_bias, self.activation = has_bias, tuple(activation)
+        self.aggregation = ("sum",) * len(node_levels) if aggregation is None else tuple(aggregation)
+        self.response = torch.ones(len(node_levels), dtype=torch.float64) if response is None else response
         self.device = torch.device("cpu") if device is None else device
+        self.why_reference = _why_reference(self.activation, self.aggregation)
         self.fingerprint = _fingerprint(self._parts())
         _alive.add(self)
         _plans[self.fingerprint] = self
@@ -70,7 +82,14 @@ class NetworkPlan:
     def levels(self) -> NetworkLevels:
         """For the reference path, on `device`."""
         return plan_network_levels(
-            self.edges, self.node_levels, self.inputs, self.outputs, self.bias_index, self.activation
+            self.edges,
+            self.node_levels,
+            self.inputs,
+            self.outputs,
+            self.bias_index,
+            self.activation,
+            self.aggregation,
+            self.response,
         ).to(self.device)
 
     @constant
@@ -92,6 +111,8 @@ class NetworkPlan:
             self.outputs.numpy(),
             torch.where(self.has_bias, self.bias_index, -1).numpy(),
             self.activation,
+            self.aggregation,
+            self.response.numpy(),
             target,
         )
 
@@ -106,15 +127,28 @@ class NetworkPlan:
     def __deepcopy__(self, memo: dict[int, Any]) -> "NetworkPlan":
         return self  # nothing in it ever changes, and a copied module may share it
 
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...]]:
-        return self.edges, self.node_levels, self.inputs, self.outputs, self.has_bias, self.activation
+    def _parts(self) -> "_Parts":
+        tensors = (self.edges, self.node_levels, self.inputs, self.outputs, self.has_bias)
+        return (*tensors, self.activation, self.aggregation, self.response)
 
 
-def _fingerprint(parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...]]) -> str:
+def _why_reference(activation: tuple[str, ...], aggregation: tuple[str, ...]) -> str:
+    if "median" in aggregation:
+        return "nodes aggregate by median, which is not compiled"
+    count = len(set(activation))
+    if count > _MOST_ACTIVATIONS:
+        return f"it has {count} different activations, and up to {_MOST_ACTIVATIONS} are compiled"
+    return ""
+
+
+_Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...], tuple[str, ...], Tensor]
+
+
+def _fingerprint(parts: _Parts) -> str:
     # Shapes too: without them, an entry could move from one tensor to the next and the digest would be the same.
-    *tensors, activation = parts
-    found = hashlib.sha256(",".join(activation).encode())
-    for tensor in tensors:
+    *tensors, activation, aggregation, response = parts
+    found = hashlib.sha256(json.dumps([activation, aggregation]).encode())
+    for tensor in (*tensors, response):
         found.update(f"{list(tensor.shape)}".encode())
         found.update(tensor.contiguous().numpy().tobytes())
     return found.hexdigest()
@@ -146,7 +180,14 @@ def plan_of(fingerprint: str) -> NetworkPlan:
 
 
 def plan_network(
-    edges: Tensor, levels: Tensor, inputs: Tensor, outputs: Tensor, has_bias: Tensor, activation: Sequence[str]
+    edges: Tensor,
+    levels: Tensor,
+    inputs: Tensor,
+    outputs: Tensor,
+    has_bias: Tensor,
+    activation: Sequence[str],
+    aggregation: Sequence[str] | None = None,
+    response: Tensor | None = None,
 ) -> NetworkPlan:
     """Plan of the network on a DAG whose nodes are numbered by level.
 
@@ -156,11 +197,13 @@ def plan_network(
         inputs: int64, nodes of level 0, feature by feature.
         outputs: int64, any nodes, output by output.
         has_bias: bool ``[num_nodes]``; the bias vector has one entry per True, in node order.
-        activation: name for every node; those of inputs are not used.
+        activation: a name or the text of a formula for every node; those of inputs are not used.
+        aggregation: a name for every node; by default all sum.
+        response: float64 ``[num_nodes]``; by default 1.
 
     >>> edges, inputs, outputs = torch.tensor([[0, 1]]), torch.tensor([0]), torch.tensor([1])
     >>> has_bias = torch.tensor([False, True])
     >>> plan_network(edges, torch.tensor([0, 1]), inputs, outputs, has_bias, ["identity", "relu"]).num_biases
     1
     """
-    return NetworkPlan(edges, levels, inputs, outputs, has_bias, activation)
+    return NetworkPlan(edges, levels, inputs, outputs, has_bias, activation, aggregation, response)

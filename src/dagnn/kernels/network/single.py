@@ -10,9 +10,11 @@ from contextlib import contextmanager
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
-from dagnn.kernels.emit.functions import KEEPS_SLOPE, activated, sgd_step, through
+from dagnn.kernels.emit.functions import activated, keeps_slope, sgd_step, through
 from dagnn.kernels.emit.writer import I32, I64, CodeWriter, Value
-from dagnn.kernels.network.forward import Shape, bias_of, by_activation, is_given
+from dagnn.kernels.network import Shape
+from dagnn.kernels.network.aggregation import SCALED, by_aggregation, scale_of, write_aggregate
+from dagnn.kernels.network.forward import bias_of, by_activation, is_given
 
 _SUMS_IN_FLIGHT = 4
 
@@ -23,7 +25,7 @@ def write_single_forward(module: Value, shape: Shape, name: str) -> None:
     build = code.build
     code.fields(
         "batch", "num_nodes", "live_nodes", "last", "values", "slopes", "codes", "in_offsets", "in_sources", "weight",
-        "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs", "output_rows",
+        "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs", "output_rows", "kinds", "scales",
     )  # fmt: skip
     sums = [code.variable(code.number) for _ in range(_SUMS_IN_FLIGHT)]
     with code.loop(code.i64(0), code.field("batch")) as sample:
@@ -32,7 +34,10 @@ def write_single_forward(module: Value, shape: Shape, name: str) -> None:
         _copy(code, sample, "x", "num_inputs", "input_rows", values, inwards=True)
         with code.loop(code.i64(0), code.field("last")) as place:
             node = code.index_at(code.field("live_nodes"), place)
-            z = _gathered(code, values, node, sums)
+            if shape.aggregations:
+                z = _aggregated(code, shape, values, node, sums)
+            else:
+                z = _gathered(code, values, node, bias_of(code, node), sums)
 
             def activate(
                 name: str, z: Value = z, node: Value = node, values: Value = values, slopes: Value = slopes
@@ -83,11 +88,36 @@ def write_single_backward(module: Value, shape: Shape, name: str) -> None:
     code.finish()
 
 
-def _gathered(code: CodeWriter, values: Value, node: Value, sums: list[Value]) -> Value:
+def _aggregated(code: CodeWriter, shape: Shape, values: Value, node: Value, sums: list[Value]) -> Value:
+    """bias + scale times the aggregate of the node's messages."""
+    build, result = code.build, code.variable(code.number)
+
+    def message(edge: Value) -> list[Value]:
+        weight = code.load(code.at(code.field("weight"), edge, code.size), code.number)
+        source = code.index_at(code.field("in_sources"), edge)
+        return [code.splat(build.fmul(weight, code.load(code.at(values, source, code.size), code.number)))]
+
+    def compute(name: str | None) -> None:
+        bias = bias_of(code, node)
+        if name is None:
+            z = _gathered(code, values, node, bias, sums)
+        elif name == SCALED:
+            found = _gathered(code, values, node, ir.Constant(code.number, 0.0), sums)
+            z = code.multiply_add(_first(code, scale_of(code, node)), found, bias)
+        else:
+            (vector,) = write_aggregate(code, name, node, 1, message)
+            z = code.multiply_add(_first(code, scale_of(code, node)), _first(code, vector), bias)
+        build.store(z, result)
+
+    by_aggregation(code, shape, node, compute)
+    return build.load(result)
+
+
+def _gathered(code: CodeWriter, values: Value, node: Value, bias: Value, sums: list[Value]) -> Value:
     build = code.build
     # Four sums side by side: with one, every multiply-add would wait for the one before.
     for number, place in enumerate(sums):
-        build.store(bias_of(code, node) if number == 0 else ir.Constant(code.number, 0.0), place)
+        build.store(bias if number == 0 else ir.Constant(code.number, 0.0), place)
 
     def add(edge: Value, place: Value) -> None:
         weight = code.load(code.at(code.field("weight"), edge, code.size), code.number)
@@ -164,7 +194,7 @@ def _push(
     build.store(gradient, delta)
 
     def through_activation(name: str) -> None:
-        if name in KEEPS_SLOPE:
+        if keeps_slope(name):
             slope = code.load(code.at(slopes, node, code.size), code.number)
             build.store(build.fmul(gradient, slope), delta)
         else:

@@ -1,11 +1,12 @@
-"""A `DagNN` out of PyTorch: `DagNN.export` writes it for other programs, `DagNN.predictor` is a call for NumPy."""
+"""A `DagNN` and other programs: `from_neat` reads one, `export` writes it for them, `predictor` takes NumPy arrays."""
 
 import errno
 import io
 import threading
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from dagnn.export.c import c_files, check_name
 from dagnn.export.onnx import onnx_model
 from dagnn.export.program import Program, program_of
 from dagnn.files import replace_file
-from dagnn.kernels import NetworkPlan, reference
+from dagnn.kernels import ACTIVATIONS, NetworkPlan, explain_network, reference
 from dagnn.kernels.network import passes
+from dagnn.nn.dag_nn.imported import read_genome
 from dagnn.nn.dag_nn.tables import NamedParameters
 from dagnn.nn.learnable import value_of
 
@@ -28,7 +30,7 @@ _TEST_SAMPLES = 8
 
 
 class Exports(NamedParameters):
-    """What a `DagNN` offers to programs without PyTorch. `DagNN` is its only class.
+    """What a `DagNN` takes from other programs and offers to them. `DagNN` is its only class.
 
     >>> from dagnn import Dag, DagNN
     >>> isinstance(DagNN(Dag([("a", "b")])), Exports)
@@ -36,7 +38,48 @@ class Exports(NamedParameters):
     """
 
     activations: list[str]
+    aggregations: list[str]
+    responses: list[float]
+    bias_nodes: bool | Tensor
     _plan_on: dict[torch.device, NetworkPlan]
+
+    @classmethod
+    def from_neat(
+        cls,
+        genome: Any,
+        config: Any,
+        *,
+        activations: Mapping[str, str | Callable[[Any], Any]] | None = None,
+        aggregations: Mapping[str, str] | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | int | None = None,
+    ) -> Self:
+        """The feed-forward network of a genome of neat-python: the same function, which now has gradients.
+
+        Nodes are named by their keys. As in neat-python, disabled connections and nodes that no output needs are left
+        out, and a node is ``activation(bias + response * aggregation(weight * value, ...))``.
+
+        Args:
+            genome, config: neat-python's ``DefaultGenome`` and ``Config``, or objects with the same attributes.
+            activations, aggregations: by the name in the genes, for functions that the config has of its own.
+
+        Raises:
+            CycleError: a recurrent genome; the message names a cycle.
+            ConfigError: a function that neat-python does not have; another object than a genome or a config.
+            GraphError: a connection from a node that the genome lacks.
+        """
+        found = read_genome(genome, config, activations, aggregations)
+        net: Any = cls(found.dag, **found.of_nodes, dtype=dtype, device=device)
+        net.bias_nodes = True
+        net.set_weights(found.weights)
+        net.set_biases(found.biases)
+        made: Self = net
+        return made
+
+    def explain(self) -> str:
+        """Which path computes this network, and why; one sentence."""
+        weight, bias = value_of(self, "edge_weight"), value_of(self, "bias")
+        return explain_network(self._cpu_plan(), weight, bias)
 
     def export(
         self,
@@ -96,12 +139,23 @@ class Exports(NamedParameters):
 
         Raises:
             ConfigError: a weight or bias that an output depends on is NaN or infinite; another dtype than float32 and
-                float64.
+                float64; a node that is no plain sum, or whose activation is a formula.
 
         >>> from dagnn import Dag, DagNN
         >>> DagNN(Dag([("a", "c"), ("b", "c")])).program().sources.tolist()
         [0, 1]
         """
+        for node in range(self.dag.num_nodes):
+            kind, response, activation = self.aggregations[node], self.responses[node], self.activations[node]
+            if kind != "sum" or response != 1 or activation not in ACTIVATIONS:
+                raise ConfigError(
+                    f"C and ONNX are written of nodes that sum, with one of the activations {', '.join(ACTIVATIONS)}; "
+                    f"node {self.dag.name_of(node)!r} has aggregation={kind!r}, response={response}, "
+                    f"activation={activation!r:.60}: export it with format='torch'."
+                )
+        return self._arrays()
+
+    def _arrays(self) -> Program:
         layout, (weight, bias) = self._layout, (tensor.numpy() for tensor in self._numbers())
         of_nodes = np.zeros(self.dag.num_nodes, dtype=bias.dtype)
         of_nodes[layout.has_bias.numpy()] = bias
@@ -123,7 +177,7 @@ class Exports(NamedParameters):
         Later changes of the network do not reach it.
 
         Raises:
-            ConfigError: parameters of another dtype than float32 and float64.
+            ConfigError: parameters of another dtype than float32 and float64; a network that is not compiled.
 
         >>> from dagnn import Dag, DagNN
         >>> net = DagNN(Dag([("a", "c"), ("b", "c")]), bias=False)
@@ -131,7 +185,10 @@ class Exports(NamedParameters):
         >>> net.predictor()(np.array([1.0, 10.0])).tolist()
         [32.0]
         """
-        return Predictor(self._cpu_plan(), *self._numbers())
+        plan = self._cpu_plan()
+        if plan.why_reference:
+            raise ConfigError(f"a predictor is compiled, and this network is not: {plan.why_reference}.")
+        return Predictor(plan, *self._numbers())
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
         """Copies of weights and biases on the CPU, with what other code computes them from taken in."""
@@ -154,7 +211,7 @@ class Exports(NamedParameters):
         return x, predictor(x)
 
     def _torch_program(self) -> bytes:
-        self.program()  # raises for weights that are no numbers
+        self._arrays()  # raises for weights that are no numbers
         module = _Reference(self._cpu_plan(), *self._numbers())
         x = module.bias.new_zeros(2, len(self.dag.inputs))
         program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))

@@ -1,9 +1,10 @@
 """What a `DagNN` writes down about its structure: its own file, and the record in its state dict.
 
 **The file** is a safetensors file. Its header has two texts: ``dagnn``, a JSON document with ``format``, ``version``,
-``dag`` (the text of `Dag.to_json`), ``activations`` (one per node) and ``bias`` (true, false, or the indices of the
-nodes that have one); and ``sha256``, the hex digest of that document and of every tensor's name, dtype, shape and
-bytes. Any safetensors reader opens it. Reading it never unpickles or imports anything.
+``dag`` (the text of `Dag.to_json`), ``activations`` (one per node: a name, or the rows of a formula as text, which are
+data and no code) and ``bias`` (true, false, or the indices of the nodes that have one); in version 2 also
+``aggregations`` and ``responses`` (one per node); and ``sha256``, the hex digest of that document and of every tensor's
+name, dtype, shape and bytes. Any safetensors reader opens it. Reading it never unpickles or imports anything.
 
 **The record** is the extra state in a state dict. A vector of weights has no names in it: of two networks with as many
 edges, each would silently take the weights of the other. The record is one int32 tensor
@@ -32,9 +33,17 @@ from dagnn.graph import Dag
 from dagnn.graph.cached import ordinary_tensors
 from dagnn.graph.names import sort_key
 from dagnn.graph.text_formats import json_arguments
-from dagnn.nn.dag_nn.parameters import ParameterLayout, bias_mask
+from dagnn.kernels.nodes import ACTIVATIONS
+from dagnn.nn.dag_nn.parameters import (
+    ParameterLayout,
+    bias_mask,
+    node_activations,
+    node_aggregations,
+    node_responses,
+)
 
-_FORMAT, _VERSION = "dagnn.DagNN", 1
+_FORMAT, _VERSION = "dagnn.DagNN", 2
+_PLAIN_VERSION = 1  # of networks that sum and have no formulas: earlier versions of dagnn read them too
 _BIAS = -1
 _SMALL = 1 << 30
 _SHOWN = 3
@@ -45,13 +54,31 @@ class Document:
     """The JSON document of a file, checked.
 
     Attributes:
-        activations: one per node, in node order.
+        activations, aggregations, responses: one per node, in node order.
         bias: whether all nodes have one, or none; or which do, bool ``[num_nodes]``.
     """
 
     dag: Dag
     activations: list[str]
+    aggregations: list[str]
+    responses: list[float]
     bias: bool | Tensor
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether version 1 can hold it."""
+        of_sums = set(self.aggregations) <= {"sum"} and set(self.responses) <= {1.0}
+        return of_sums and all(name in ACTIVATIONS for name in self.activations)
+
+    @property
+    def of_nodes(self) -> dict[str, Any]:
+        """Arguments of `DagNN` with these names."""
+        return {
+            "activation": self.activations,
+            "aggregation": self.aggregations,
+            "response": self.responses,
+            "bias": self.has_bias,
+        }
 
     @property
     def has_bias(self) -> Tensor:
@@ -68,15 +95,17 @@ def write(path: Path, document: Document, tensors: dict[str, Tensor]) -> None:
         GraphError: the Dag has names or attributes that JSON cannot hold.
         OSError: the file cannot be written; what was there before stays.
     """
-    text = json.dumps(
-        {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "dag": document.dag.to_json(),
-            "activations": document.activations,
-            "bias": document.bias if isinstance(document.bias, bool) else document.bias.nonzero().flatten().tolist(),
-        }
-    )
+    bias = document.bias
+    content = {
+        "format": _FORMAT,
+        "version": _PLAIN_VERSION if document.is_plain else _VERSION,
+        "dag": document.dag.to_json(),
+        "activations": document.activations,
+        "bias": bias if isinstance(bias, bool) else bias.nonzero().flatten().tolist(),
+    }
+    if not document.is_plain:
+        content |= {"aggregations": document.aggregations, "responses": document.responses}
+    text = json.dumps(content)
     # Clones, because NumPy borrows their memory for the hash, and PyTorch never resizes borrowed memory again, which
     # fully_shard must do.
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
@@ -113,20 +142,26 @@ def _parse(path: Path, document: dict[str, Any]) -> Document:
         raise CheckpointError(
             f"{path} holds a {document.get('format')!r}, expected a {_FORMAT!r}: give a file that DagNN.save wrote."
         )
-    if document.get("version") != _VERSION:
+    version = document.get("version")
+    if version not in (_PLAIN_VERSION, _VERSION) or isinstance(version, bool):
         raise CheckpointError(
-            f"{path} has version {document.get('version')!r}, this dagnn reads version {_VERSION}: update dagnn."
+            f"{path} has version {version!r}, this dagnn reads versions {_PLAIN_VERSION} and {_VERSION}: update dagnn."
         )
     try:
         arguments, bias = json_arguments(document["dag"]), document["bias"]
         dag = Dag(**arguments)
         with ordinary_tensors():  # on the CPU, whatever the default device
             mask = bias_mask(dag, bias if isinstance(bias, bool) else [dag.name_of(node) for node in bias])
-        activations = list(document["activations"])
+        activations = node_activations(dag, list(document["activations"]), "identity")
+        if version == _PLAIN_VERSION:
+            aggregations, responses = ["sum"] * dag.num_nodes, [1.0] * dag.num_nodes
+        else:
+            aggregations = node_aggregations(dag, list(document["aggregations"]))
+            responses = node_responses(dag, list(document["responses"]))
     except (DagnnError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{path} holds no valid network: {error}") from error
     _check_order(path, arguments["names"] or (), dag)
-    return Document(dag, activations, mask)
+    return Document(dag, activations, aggregations, responses, mask)
 
 
 def _check_order(path: Path, written: Sequence[Hashable], dag: Dag) -> None:

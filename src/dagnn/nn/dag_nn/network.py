@@ -1,7 +1,7 @@
 """`DagNN`: any DAG as a network with one trainable weight per edge."""
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, final
@@ -13,26 +13,37 @@ from dagnn import kernels
 from dagnn.errors import DtypeError, GraphError, warn
 from dagnn.graph import Dag
 from dagnn.graph.cached import ordinary_tensors
-from dagnn.kernels.reference import check_activation
+from dagnn.kernels.nodes import activation_text, check_aggregation
 from dagnn.nn.checks import check_dag, check_dtype
 from dagnn.nn.dag_nn import edit, file
 from dagnn.nn.dag_nn.export import Exports
+from dagnn.nn.dag_nn.imported import read_sequential
 from dagnn.nn.dag_nn.parameters import (
     ParameterLayout,
     bias_mask,
+    check_response,
     draw_uniform,
     initial_bounds,
+    network_plan,
     node_activations,
+    node_aggregations,
+    node_responses,
     warn_of_constants,
 )
+from dagnn.nn.dag_nn.tables import may_be_kept, rows_of
 from dagnn.nn.learnable import check_own, value_of
 
 _PARAMETERS = ("edge_weight", "bias")
+# A name, or a function of one value that is recorded as a formula.
+Activation = str | Callable[[Any], Any]
 
 
 @final
 class DagNN(Exports):
     """``value[v] = act_v(sum over edges u -> v of w_uv * value[u] + b_v)``; inputs take their value from x.
+
+    **Nodes** may be more: ``act_v(b_v + r_v * aggregate over edges u -> v of w_uv * value[u])``, with a name or formula
+    as act_v, an aggregation and a response r_v of their own. `from_neat` makes such networks of genomes.
 
     **Columns.** Column i of x is the node ``net.input_names[i]``, column j of y is ``net.output_names[j]``: the order
     of ``Dag(inputs=..., outputs=...)``; without those, that of the sources and sinks among ``dag.names``, which is the
@@ -51,11 +62,18 @@ class DagNN(Exports):
 
     Args:
         dag: a `Dag` with at least one output and no edge into an input.
-        activation: one of `dagnn.kernels.ACTIVATIONS` for all hidden nodes; or one per node, as a list in the order of
-            the Dag's nodes or a dict by node name. The entry of an output in a list or dict wins over
+        activation: one of `dagnn.kernels.ACTIVATIONS`; one of neat-python's, such as ``"neat.sin"``; or a formula: a
+            function of one value made of ``+ - * /`` and PyTorch's functions, such as
+            ``lambda z: z * torch.sigmoid(z)``. One for all hidden nodes; or one per node, as a list in the order of the
+            Dag's nodes or a dict by node name. The entry of an output in a list or dict wins over
             ``output_activation``; that of an input is ignored.
         output_activation: of the outputs that no edge leaves. An output that feeds other nodes is a hidden node and has
             ``activation``.
+        aggregation: one of ``sum``, ``mean``, ``product``, ``max``, ``min``, ``maxabs`` (the largest absolute value,
+            with its sign) and ``median``, of the weighted values; for all nodes, or a list, or a dict by node name,
+            where nodes that it does not name sum. Without edges, a product is 1 and all others are 0.
+        response: a finite number by which the aggregate of a node is multiplied; for all nodes, or a list, or a dict
+            where nodes that it does not name have 1. It is no parameter.
         bias: give every node that is not an input a bias; or the nodes to give one, by name.
         dtype: ``torch.float32`` or ``torch.float64``; by default torch's default dtype.
         device: of the parameters; by default torch's default device. On "meta" the weights have no values until
@@ -66,10 +84,13 @@ class DagNN(Exports):
             `edge_names` lists it. Read and write weights by name: `edge_weights`, `set_weights`, `weight_of`.
         bias: float ``[num_biases]``, one entry per node that has a bias, in the order of `bias_names`; by name:
             `biases`, `set_biases`.
-        activations: the activation of every node, in the order of the Dag's nodes.
+        activations: the activation of every node, in the order of the Dag's nodes: its name, or its formula as text,
+            which can be given as ``activation`` again.
+        aggregations, responses: those of every node, in the same order.
 
     Raises:
-        ConfigError: an unknown activation, a list of another length, a dict without a hidden node.
+        ConfigError: an unknown activation or aggregation, a function that is no formula, a list of another length, a
+            dict of activations without a hidden node.
         GraphError: no outputs, an edge into an input, an edge twice, an unknown name in the dict.
         DtypeError: another dtype, or no `Dag`.
 
@@ -81,14 +102,20 @@ class DagNN(Exports):
     (('a', 'b'), [[32.0]])
     >>> net({"b": [10.0], "a": [1.0]}).tolist()
     [[32.0]]
+    >>> gate = DagNN(net.dag, output_activation=lambda z: z / (1 + z.abs()), aggregation="product")
+    >>> gate.set_weights({("a", "c"): 2.0, ("b", "c"): 3.0})
+    >>> gate(torch.tensor([[0.5, 1.0]])).tolist()
+    [[0.75]]
     """
 
     def __init__(
         self,
         dag: Dag,
         *,
-        activation: str | Sequence[str] | Mapping[Hashable, str] = "tanh",
-        output_activation: str = "identity",
+        activation: Activation | Sequence[Activation] | Mapping[Hashable, Activation] = "tanh",
+        output_activation: Activation = "identity",
+        aggregation: str | Sequence[str] | Mapping[Hashable, str] = "sum",
+        response: float | Sequence[float] | Mapping[Hashable, float] | Tensor = 1.0,
         bias: bool | Collection[Hashable] | Tensor = True,
         dtype: torch.dtype | None = None,
         device: torch.device | str | int | None = None,
@@ -104,10 +131,13 @@ class DagNN(Exports):
         self.dag = dag
         with ordinary_tensors():  # the structure is on the CPU, with values, whatever device the weights are made on
             self.activations = node_activations(dag, activation, output_activation)
+            self.aggregations, self.responses = node_aggregations(dag, aggregation), node_responses(dag, response)
             self.bias_nodes = bias_mask(dag, bias)
             self._layout = ParameterLayout(dag, self.bias_nodes)
             warn_of_constants(dag, self.bias_nodes)
-            self._plan_on = {torch.device("cpu"): _plan(self._layout, self.activations)}
+            self._plan_on = {
+                torch.device("cpu"): network_plan(self._layout, self.activations, self.aggregations, self.responses)
+            }
         self.edge_weight = nn.Parameter(torch.empty(dag.num_edges, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(self._layout.num_biases, dtype=dtype, device=device))
         self._last_input: Tensor | None = None
@@ -117,12 +147,11 @@ class DagNN(Exports):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw new weights, scaled so that every node's sum has about unit variance for unit inputs.
 
-        Uniform with variance ``1 / (in_degree(v) * E[value_u^2])`` for the edge u -> v, where
-        ``E[value_u^2]`` is 1 for an input, and otherwise the second moment of the activation of a
-        unit Gaussian. Biases are 0; those of sources have unit variance, as inputs do. The draws
-        follow the names: one seed gives a named edge the same weight however the Dag was declared.
-        Source: He et al., "Delving Deep into Rectifiers", ICCV 2015, equations 6-10, per edge
-        instead of per layer.
+        Uniform with variance ``1 / (in_degree(v) * E[value_u^2])`` for the edge u -> v, where ``E[value_u^2]`` is 1 for
+        an input, and otherwise the second moment of the activation of a unit Gaussian, at most 100. A mean has
+        1 / in_degree in place of it, products and extremes 1. Biases are 0; those of sources have unit variance, as
+        inputs do. The draws follow the names: one seed gives a named edge the same weight however the Dag was declared.
+        Source: He et al., "Delving Deep into Rectifiers", ICCV 2015, equations 6-10, per edge instead of per layer.
 
         Args:
             generator: on the device of the parameters; by default torch's global one.
@@ -131,7 +160,7 @@ class DagNN(Exports):
             ConfigError: a parameter is computed from others, as by ``torch.nn.utils.parametrize``.
         """
         check_own(self, _PARAMETERS, "reset_parameters")
-        weight_bound, bias_bound = initial_bounds(self._layout, self.activations)
+        weight_bound, bias_bound = initial_bounds(self._layout, self.activations, self.aggregations)
         for parameter, bound in ((self.edge_weight, weight_bound), (self.bias, bias_bound)):
             draw_uniform(parameter, bound, generator)
 
@@ -161,7 +190,7 @@ class DagNN(Exports):
         if x.dtype != weight.dtype:  # under autocast
             x = x.to(weight.dtype)
         # Only in training mode: an evaluation between forward and backward must not replace the input.
-        if self.training and _may_be_kept(x):
+        if self.training and may_be_kept(x):
             self.__dict__["_last_input"] = x  # nn.Module.__setattr__ would check for parameters and modules first
         return self._run(x, weight, bias)
 
@@ -169,7 +198,7 @@ class DagNN(Exports):
         plan = self._plan_for(x)
         if x.dim() == 2:
             return kernels.run_network(plan, x, weight, bias)
-        y = kernels.run_network(plan, _rows(x), weight, bias)
+        y = kernels.run_network(plan, rows_of(x), weight, bias)
         return y.reshape(*x.shape[:-1], len(self.dag.outputs))
 
     def _plan_for(self, x: Tensor) -> kernels.NetworkPlan:
@@ -227,7 +256,7 @@ class DagNN(Exports):
             )
 
         rows = grad_output.reshape(x.shape[:-1].numel(), len(self.dag.outputs))
-        if kernels.accumulate_network(self._plan_for(x), _rows(x), weight, bias, rows, lr):
+        if kernels.accumulate_network(self._plan_for(x), rows_of(x), weight, bias, rows, lr):
             return lr is not None
         with torch.enable_grad():
             y = self._run(x, weight, bias)
@@ -260,7 +289,8 @@ class DagNN(Exports):
         kept = edit.kept_by_prune(self.edge_weight, threshold, fraction)
         if not allow_disconnected:
             edit.check_outputs_stay_connected(self._layout, kept)
-        return self._change_structure(edit.without(self._layout, kept), self.activations)
+        dag = edit.without(self._layout, kept)
+        return self._change_structure(dag, self.activations, self.aggregations, self.responses)
 
     def grow(
         self,
@@ -268,9 +298,11 @@ class DagNN(Exports):
         *,
         nodes: Sequence[Hashable] | int = (),
         weight: float | Sequence[float] | Tensor = 0.0,
-        activation: str = "tanh",
+        activation: Activation = "tanh",
+        aggregation: str = "sum",
+        response: float = 1.0,
     ) -> edit.StructureChange:
-        """Add edges, and nodes for them. With weights of 0 the outputs do not change.
+        """Add edges, and nodes for them. With weights of 0 the outputs do not change where nodes are sums.
 
         What was there keeps its weight, bias and gradient, as with `prune`.
 
@@ -278,36 +310,41 @@ class DagNN(Exports):
             edges: pairs of names (of indices where nodes have none), or int64 indices ``[num_new, 2]``.
             nodes: names of new nodes; their number where nodes have no names.
             weight: of the new edges: one for all, or one for each.
-            activation: of the new nodes.
+            activation, aggregation, response: of the new nodes.
 
         Raises:
             GraphError: an unknown node, an edge that is there already, an edge into an input, a Dag with attributes.
             DtypeError: edges or names of nodes in a form that has no pairs, or no order.
             CycleError: the new edges close a cycle. Nothing has changed then, as with every error.
             ConfigError: weights that are no real numbers, or too large for the dtype; edges without an order for a list
-                of weights; a parameter that is computed from others, as by ``torch.nn.utils.prune``.
+                of weights; a parameter that is computed from others; an unknown activation or aggregation.
         """
         check_own(self, _PARAMETERS, "grow")
-        check_activation(activation)
+        text, kind, factor = activation_text(activation), check_aggregation(aggregation), check_response(response)
         dag, new = edit.with_more(self.dag, edges, nodes)
         values = edit.new_weights(weight, edges, len(new), self.edge_weight)
-        activations = self.activations + [activation] * (dag.num_nodes - self.dag.num_nodes)
-        change = self._change_structure(dag, activations)
+        more = dag.num_nodes - self.dag.num_nodes
+        change = self._change_structure(
+            dag, self.activations + [text] * more, self.aggregations + [kind] * more, self.responses + [factor] * more
+        )
         indices = self._layout.indices_of(torch.from_numpy(new))
         with torch.no_grad():
             self.edge_weight[indices.to(values.device)] = values
         return change
 
-    def _change_structure(self, dag: Dag, activations: list[str]) -> edit.StructureChange:
-        """Take another Dag, whose first nodes are those of the old one."""
+    def _change_structure(
+        self, dag: Dag, activations: list[str], aggregations: list[str], responses: list[float]
+    ) -> edit.StructureChange:
+        """Take another Dag, whose first nodes are those of the old one, and lists for its nodes."""
         all_biased = self.bias_nodes is True
         with ordinary_tensors():
             layout, edge_from, bias_from = edit.changed_layout(self._layout, dag, all_biased=all_biased)
-            plan = _plan(layout, activations)
+            plan = network_plan(layout, activations, aggregations, responses)
             biased = torch.zeros(dag.num_nodes, dtype=torch.bool)
             biased[layout.node_at[layout.has_bias]] = True
         change = edit.move_parameters(self.edge_weight, self.bias, edge_from, bias_from)  # nothing fails after this
-        self.dag, self.activations, self._layout, self._last_input = dag, activations, layout, None
+        self.dag, self._layout, self._last_input = dag, layout, None
+        self.activations, self.aggregations, self.responses = activations, aggregations, responses
         self.bias_nodes = True if all_biased else biased
         self._plan_on = {torch.device("cpu"): plan}
         return change
@@ -324,7 +361,7 @@ class DagNN(Exports):
             GraphError: the Dag has names or attributes that JSON cannot hold.
             OSError: the file cannot be written; what was there before stays.
         """
-        document = file.Document(self.dag, self.activations, self.bias_nodes)
+        document = file.Document(self.dag, self.activations, self.aggregations, self.responses, self.bias_nodes)
         file.write(Path(path), document, {name: value_of(self, name) for name in _PARAMETERS})
 
     @classmethod
@@ -335,7 +372,7 @@ class DagNN(Exports):
             CheckpointError: no file, or one that is truncated, altered, foreign or newer.
         """
         document, weights = file.read(Path(path))
-        net = cls(document.dag, activation=document.activations, bias=document.has_bias)
+        net = cls(document.dag, **document.of_nodes)
         net.bias_nodes = document.bias
         net.to(weights["edge_weight"].dtype)
         net.load_state_dict(weights)
@@ -376,22 +413,31 @@ class DagNN(Exports):
         )
 
 
-def _plan(layout: ParameterLayout, activations: list[str]) -> kernels.NetworkPlan:
-    """The plan of a network on the CPU."""
-    activation_at = [activations[node] for node in layout.node_at.tolist()]
-    return kernels.plan_network(
-        layout.edges, layout.levels, layout.inputs, layout.outputs, layout.has_bias, activation_at
-    )
+def from_sequential(model: nn.Sequential) -> DagNN:
+    """A `DagNN` with the same function: one node per unit, one edge per weight. The weights are copies.
 
+    Nodes have no names: features come first, then the units layer by layer. Between two linear layers in a row, the
+    activation is the identity. The network has the model's dtype, device and training mode.
 
-def _may_be_kept(x: Tensor) -> bool:
-    """False for a tensor that must not outlive its context: an export, ``torch.func``, inference mode."""
-    if torch.compiler.is_compiling():  # torch.func and inference mode do not occur there, and cannot be traced
-        return not torch.compiler.is_exporting()
-    return not (x.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+    Args:
+        model: `nn.Linear` modules, each followed by at most one activation that `DagNN` knows, with PyTorch's default
+            settings. All of one dtype, float32 or float64.
 
+    Raises:
+        ConfigError: another module, an activation with other settings, or no linear layer; the message names it.
 
-def _rows(x: Tensor) -> Tensor:
-    """``x [..., inputs]`` as ``[B, inputs]``."""
-    # Not reshape(B, ...): torch.export and torch.jit.trace would take B for a constant.
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> x = torch.randn(5, 3)
+    >>> torch.allclose(from_sequential(model)(x), model(x), atol=1e-6)
+    True
+    """
+    found = read_sequential(model)
+    like = found.weights[0]
+    net = DagNN(found.dag, activation=found.activation, bias=found.biased, dtype=like.dtype, device=like.device)
+    with torch.no_grad():
+        # `edge_weight` is ordered by (target, source), as a weight matrix [out, in] is in memory.
+        net.edge_weight.copy_(torch.cat([weight.flatten() for weight in found.weights]))
+        if found.biases:
+            net.bias.copy_(torch.cat(found.biases))
+    net.train(model.training)
+    return net

@@ -1,11 +1,13 @@
 """The parameters of a `DagNN`: which entry belongs to which edge or node, and the values they start with.
 
-`ParameterLayout` orders them. The functions after it read what a user gives per node (activations, biases) and draw
-the first weights.
+`ParameterLayout` orders them. The functions after it read what a user gives per node (activations, aggregations,
+responses, biases) and draw the first weights.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
-from typing import TypeGuard
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from numbers import Real
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +19,10 @@ from dagnn.graph import Dag
 from dagnn.graph.cached import ordinary_tensors
 from dagnn.graph.edges import stable_order
 from dagnn.graph.names import sort_key
-from dagnn.kernels.reference import SECOND_MOMENT, check_activation
+from dagnn.kernels import NetworkPlan, plan_network
+from dagnn.kernels.nodes import activation_text, check_aggregation, second_moment
+
+T = TypeVar("T")
 
 
 class ParameterLayout:
@@ -152,8 +157,25 @@ def _by_name(dag: Dag) -> Tensor:
     return torch.tensor(sorted(range(dag.num_nodes), key=keys.__getitem__), dtype=torch.int64)
 
 
+def network_plan(
+    layout: ParameterLayout, activations: Sequence[str], aggregations: Sequence[str], responses: Sequence[float]
+) -> NetworkPlan:
+    """The plan of a network on the CPU; lists in node order."""
+    node_at = layout.node_at.tolist()
+    return plan_network(
+        layout.edges,
+        layout.levels,
+        layout.inputs,
+        layout.outputs,
+        layout.has_bias,
+        [activations[node] for node in node_at],
+        [aggregations[node] for node in node_at],
+        torch.tensor([responses[node] for node in node_at], dtype=torch.float64, device="cpu"),
+    )
+
+
 def node_activations(dag: Dag, activation: object, output_activation: object) -> list[str]:
-    """The activation of every node, in node order; inputs have "identity".
+    """The activation of every node as text, in node order; inputs have "identity".
 
     An output that feeds other nodes is a hidden node that is also read: to read it must not change the function.
 
@@ -161,25 +183,82 @@ def node_activations(dag: Dag, activation: object, output_activation: object) ->
         ConfigError: an unknown activation, a list of another length, a dict without a hidden node.
         GraphError: the dict names an unknown node, or one twice.
     """
-    last = check_activation(output_activation, "output_activation")
-    inputs = set(dag.inputs.tolist())
+    last = activation_text(output_activation, "output_activation")
     final = set(dag.outputs[dag.out_degree[dag.outputs] == 0].tolist())
-    if isinstance(activation, Mapping) or _is_labelled(activation):
-        chosen = _from_mapping(dag, activation, inputs, dict.fromkeys(final, last))
-    elif isinstance(activation, str) or not _is_list(activation):
-        hidden = check_activation(activation, "activation", ", a list with one for every node, or a dict by node name")
-        chosen = [last if v in final else hidden for v in range(dag.num_nodes)]
+    known = dict.fromkeys(dag.inputs.tolist(), "identity") | dict.fromkeys(final, last)
+    if _is_mapping(activation):
+        chosen = known | _from_mapping(dag, activation, "activation", activation_text)
+        missing = [dag.name_of(v) for v in range(dag.num_nodes) if v not in chosen]
+        if missing:
+            raise ConfigError(
+                f"activation is a dict without the hidden node {missing[0]!r} ({len(missing)} missing in all): "
+                "name every hidden node, or give one activation for all."
+            )
+    elif _is_list(activation):
+        chosen = dict(enumerate(_listed(dag, activation, "activation", activation_text)))
     else:
-        listed = list(activation)
-        if len(listed) != dag.num_nodes:
-            raise ConfigError(f"activation lists {len(listed)} names, expected one for each of {dag.num_nodes} nodes.")
-        chosen = [check_activation(name, f"activation[{v}]") for v, name in enumerate(listed)]
-    return ["identity" if v in inputs else name for v, name in enumerate(chosen)]
+        hidden = activation_text(activation, "activation", _OR_EACH)
+        chosen = dict.fromkeys(range(dag.num_nodes), hidden) | known
+    chosen |= dict.fromkeys(dag.inputs.tolist(), "identity")
+    return [chosen[v] for v in range(dag.num_nodes)]
 
 
-def _is_labelled(given: object) -> TypeGuard[Mapping[Hashable, object]]:
-    """Whether it is a column of pandas, whose labels say what belongs to which node."""
-    return hasattr(given, "items") and hasattr(given, "index") and not callable(given.index)
+def node_aggregations(dag: Dag, aggregation: object) -> list[str]:
+    """How every node aggregates, in node order; inputs, and those that a dict does not name, have "sum".
+
+    Raises:
+        ConfigError: an unknown aggregation, a list of another length.
+        GraphError: the dict names an unknown node, or one twice.
+    """
+    return _of_nodes(dag, aggregation, "aggregation", "sum", check_aggregation)
+
+
+def node_responses(dag: Dag, response: object) -> list[float]:
+    """The response of every node, in node order; inputs, and nodes that a dict does not name, have 1.
+
+    Raises:
+        ConfigError: no finite number, a list of another length.
+        GraphError: the dict names an unknown node, or one twice.
+    """
+    if isinstance(response, Tensor) and response.dim() == 1:
+        response = response.tolist()
+    return _of_nodes(dag, response, "response", 1.0, check_response)
+
+
+def check_response(given: object, argument: str = "response", or_else: str = "") -> float:
+    """``given`` as a finite number.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(given, Tensor | np.ndarray) and given.ndim == 0:
+        given = given.item()
+    if isinstance(given, Real) and not isinstance(given, bool) and math.isfinite(given):
+        return float(given)
+    raise ConfigError(f"{argument} must be a finite number{or_else}, got {given!r}.")
+
+
+_OR_EACH = ", a list with one for every node, or a dict by node name"
+
+
+def _of_nodes(dag: Dag, given: object, argument: str, otherwise: T, check: Callable[..., T]) -> list[T]:
+    """A value for every node, from one, a list or a dict; ``otherwise`` at inputs and where a dict has none."""
+    chosen = dict.fromkeys(range(dag.num_nodes), otherwise)
+    if _is_mapping(given):
+        chosen |= _from_mapping(dag, given, argument, check)
+    elif _is_list(given):
+        chosen = dict(enumerate(_listed(dag, given, argument, check)))
+    else:
+        chosen = dict.fromkeys(chosen, check(given, argument, _OR_EACH))
+    chosen |= dict.fromkeys(dag.inputs.tolist(), otherwise)
+    return [chosen[v] for v in range(dag.num_nodes)]
+
+
+def _is_mapping(given: object) -> TypeGuard[Mapping[Hashable, object]]:
+    """Whether it has labels that say what belongs to which node: a mapping, or a column of pandas."""
+    return isinstance(given, Mapping) or (
+        hasattr(given, "items") and hasattr(given, "index") and not callable(given.index)
+    )
 
 
 def _is_list(given: object) -> TypeGuard[Iterable[object]]:
@@ -187,26 +266,24 @@ def _is_list(given: object) -> TypeGuard[Iterable[object]]:
     return isinstance(given, Iterable) and not isinstance(given, Set | str | bytes | nn.Module | Tensor)
 
 
-def _from_mapping(
-    dag: Dag, activation: Mapping[Hashable, object], inputs: set[int], name_at: dict[int, str]
-) -> list[str]:
-    name_at |= dict.fromkeys(inputs, "identity")
-    given = set[int]()
-    for node, name in activation.items():
+def _listed(dag: Dag, given: Iterable[object], argument: str, check: Callable[..., T]) -> list[T]:
+    values = list(given)
+    if len(values) != dag.num_nodes:
+        what = "numbers" if argument == "response" else "names"
+        raise ConfigError(f"{argument} lists {len(values)} {what}, expected one for each of {dag.num_nodes} nodes.")
+    return [check(value, f"{argument}[{v}]") for v, value in enumerate(values)]
+
+
+def _from_mapping(dag: Dag, given: Mapping[Hashable, object], argument: str, check: Callable[..., T]) -> dict[int, T]:
+    chosen = dict[int, T]()
+    for node, value in given.items():
         index = dag.index_of(node)
-        if index in given:
+        if index in chosen:
             raise GraphError(
-                f"activation has the node {dag.name_of(index)!r} twice, the second time as {node!r}: give it once."
+                f"{argument} has the node {dag.name_of(index)!r} twice, the second time as {node!r}: give it once."
             )
-        given.add(index)
-        name_at[index] = check_activation(name, f"activation[{node!r}]")
-    missing = [dag.name_of(v) for v in range(dag.num_nodes) if v not in name_at]
-    if missing:
-        raise ConfigError(
-            f"activation is a dict without the hidden node {missing[0]!r} ({len(missing)} missing in all): "
-            "name every hidden node, or give one activation for all."
-        )
-    return [name_at[v] for v in range(dag.num_nodes)]
+        chosen[index] = check(value, f"{argument}[{node!r}]")
+    return chosen
 
 
 def bias_mask(dag: Dag, bias: object) -> bool | Tensor:
@@ -246,17 +323,23 @@ def warn_of_constants(dag: Dag, bias: object) -> None:
     )
 
 
+# The variance of the aggregate of n independent messages of variance 1 grows as n to this power; of a product it is 1,
+# and of an extreme about 1.
+_TERMS = {"sum": 1.0, "mean": -1.0}
+
+
 def initial_bounds(
-    layout: ParameterLayout, activations: Sequence[str]
+    layout: ParameterLayout, activations: Sequence[str], aggregations: Sequence[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Largest absolute value at the start: of every weight ``[num_edges]``, of every bias ``[num_biases]``.
 
     Float64, in the order of the parameters. See `DagNN.reset_parameters` for the rule and its source.
     """
     with ordinary_tensors():
-        moment = torch.tensor([SECOND_MOMENT[name] for name in activations], dtype=torch.float64)[layout.node_at]
+        moment = torch.tensor(list(map(second_moment, activations)), dtype=torch.float64)[layout.node_at]
+        power = torch.tensor([_TERMS.get(name, 0.0) for name in aggregations], dtype=torch.float64)[layout.node_at]
         source, target = layout.edges.unbind(1)
-        variance = 1 / (layout.in_degree[target] * moment[source])
+        variance = 1 / (layout.in_degree[target] ** power[target] * moment[source])
         is_source = (layout.in_degree == 0)[layout.has_bias]
         # A uniform variable in +-b has the variance b^2 / 3.
         return (3 * variance).sqrt().numpy(), (3**0.5 * is_source.double()).numpy()

@@ -159,6 +159,19 @@ class NamedParameters(LearnableModule):
         self.edge_weight.grad[index] += number
 
 
+def may_be_kept(x: Tensor) -> bool:
+    """False for a tensor that must not outlive its context: an export, ``torch.func``, inference mode."""
+    if torch.compiler.is_compiling():  # torch.func and inference mode do not occur there, and cannot be traced
+        return not torch.compiler.is_exporting()
+    return not (x.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """``x [..., inputs]`` as ``[B, inputs]``."""
+    # Not reshape(B, ...): torch.export and torch.jit.trace would take B for a constant.
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+
 def _as_input(given: Any, names: Sequence[Hashable], like: Tensor) -> Tensor:
     """``[..., len(names)]`` of the dtype and on the device of ``like``; columns in the order of ``names``.
 
