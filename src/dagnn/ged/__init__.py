@@ -2,8 +2,7 @@
 
 from dagnn.ged.cliques import clique_counts, expected_edit_cost
 from dagnn.ged.costs import EditCosts
-from dagnn.ged.distance import GedBounds, GedResult, ged_bounds, graph_edit_distance
-from dagnn.ged.edit_path import Edit
+from dagnn.ged.distance import Edit, GedBounds, GedResult, ged_bounds, graph_edit_distance
 from dagnn.ged.files import read_graph_files
 from dagnn.ged.loss import GedLoss, GedLossTerms
 from dagnn.ged.matrix import GedMatrix, GedMetric, GedSummary, ged_matrix

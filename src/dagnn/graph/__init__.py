@@ -1,7 +1,6 @@
 """Directed acyclic graphs: topology, validation, conversion, and batches of many."""
 
-from dagnn.graph.batch import DagBatch
-from dagnn.graph.collate import collate
+from dagnn.graph.batch import DagBatch, collate
 from dagnn.graph.content import Dangling
 from dagnn.graph.dag import Dag
 from dagnn.graph.edges import Csr

@@ -1,6 +1,6 @@
-"""`DagBatch`: many Dags as one graph of separate parts, in tensors that may live on any device."""
+"""`DagBatch`: many Dags as one graph of separate parts, on any device; and `collate`, which makes one for a loader."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from operator import index
 from types import MappingProxyType
@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, final, overload
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import library_formats
 from dagnn.graph.attributes import Attributes
 from dagnn.graph.cached import cached_tensor_property
-from dagnn.graph.concatenation import check_alike, concatenate, concatenate_attributes, packed_dags
+from dagnn.graph.concatenation import (
+    check_alike,
+    check_offsets,
+    concatenate,
+    concatenate_attributes,
+    offsets_of_counts,
+    packed_dags,
+    partitioned,
+)
 from dagnn.graph.dag import Dag
 from dagnn.graph.edges import Csr
-from dagnn.graph.names import checked_names
 
 if TYPE_CHECKING:
     import networkx
@@ -159,10 +167,10 @@ class DagBatch:
         offsets = getattr(batch, "ptr", None)
         if not isinstance(offsets, Tensor):
             raise DtypeError("DagBatch.from_pyg needs a Batch, got a single graph: use Dag.from_pyg for it.")
-        _check_offsets(offsets, arguments["num_nodes"])
+        check_offsets(offsets, arguments["num_nodes"])
         names = arguments.pop("names")
         union = Dag(**arguments)
-        return _partitioned(union, offsets.cpu(), names).to(batch.edge_index.device)
+        return DagBatch(**partitioned(union, offsets.cpu(), names)).to(batch.edge_index.device)
 
     # ---- back to graphs ----
 
@@ -296,12 +304,12 @@ class DagBatch:
     @cached_tensor_property
     def csr_by_target(self) -> Csr:
         """The edges into each node; ``edge_ids`` is 0, 1, 2, ..., since `edges` are in this order."""
-        return Csr(_offsets(self.in_degree), torch.arange(self.num_edges, device=self.device))
+        return Csr(offsets_of_counts(self.in_degree), torch.arange(self.num_edges, device=self.device))
 
     @cached_tensor_property
     def csr_by_source(self) -> Csr:
         """The edges out of each node, by (source, target)."""
-        return Csr(_offsets(self.out_degree), self.edges[:, 0].argsort(stable=True))
+        return Csr(offsets_of_counts(self.out_degree), self.edges[:, 0].argsort(stable=True))
 
     @cached_tensor_property
     def order(self) -> Tensor:
@@ -368,63 +376,47 @@ class DagBatch:
         )
 
 
-def _check_offsets(offsets: Tensor, num_nodes: int) -> None:
-    """Raise GraphError unless ``ptr`` goes from 0 to ``num_nodes`` and never back."""
-    is_sound = offsets.dtype == torch.int64 and offsets.dim() == 1 and len(offsets) > 0
-    if not is_sound or offsets[0] != 0 or offsets[-1] != num_nodes or bool((offsets.diff() < 0).any()):
-        raise GraphError(
-            f"ptr must be int64 and go from 0 to the {num_nodes} nodes, one entry more than there are graphs, got "
-            f"{offsets.tolist()}."
-        )
-
-
-def _partitioned(union: Dag, offsets: Tensor, names: Sequence[Hashable] | None) -> DagBatch:
-    """The batch whose nodes ``offsets[i] .. offsets[i + 1] - 1`` are graph i.
-
-    Args:
-        union: all graphs as one; its nodes have no names.
-        offsets: int64 ``[num_graphs + 1]``.
-        names: of all nodes, or None.
-    """
-    known = None if names is None else _checked_names(names, offsets)
-    owner = torch.arange(len(offsets) - 1).repeat_interleave(offsets.diff())
-    crossing = (owner[union.edges[:, 0]] != owner[union.edges[:, 1]]).nonzero().flatten()
-    if len(crossing):
-        source, target = union.edges[crossing[0]].tolist()
-        raise GraphError(
-            f"the edge {source} -> {target} goes from graph {int(owner[source])} to graph {int(owner[target])}: the "
-            "graphs of a batch have no edges between them."
-        )
-    ends = {}
-    for name, nodes in (("input", union.inputs), ("output", union.outputs)):
-        ends[f"{name}s"] = nodes[owner[nodes].argsort(stable=True)]
-        ends[f"{name}_offsets"] = _offsets(torch.bincount(owner[nodes], minlength=len(offsets) - 1))
-    return DagBatch(
-        edges=union.edges,
-        levels=union.levels,
-        heights=union.heights,
-        node_offsets=offsets,
-        edge_offsets=torch.searchsorted(union.edges[:, 1].contiguous(), offsets),
-        graph_of_node=owner,
-        names=known,
-        node_attributes=union.node_attributes,
-        edge_attributes=union.edge_attributes,
-        **ends,
-    )
-
-
-def _checked_names(names: Sequence[Hashable], offsets: Tensor) -> tuple[Hashable, ...]:
-    """The names of all nodes, each in its one form, those of a graph all different."""
-    bounds = offsets.tolist()
-    if len(names) != bounds[-1]:
-        raise GraphError(f"there are {len(names)} names, but the batch has {bounds[-1]} nodes: name all, or none.")
-    return tuple(chain.from_iterable(checked_names(names[first:end]) for first, end in pairwise(bounds)))
-
-
 def _changed(attributes: Attributes, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return {name: change(values) if isinstance(values, Tensor) else values for name, values in attributes.items()}
 
 
-def _offsets(counts: Tensor) -> Tensor:
-    """Where each group starts, and the end of the last: int64 ``[len(counts) + 1]``."""
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+def collate(samples: Sequence[Any]) -> Any:
+    """One batch from samples: Dags become a `DagBatch`, ``default_collate`` of PyTorch does everything else.
+
+    Args:
+        samples: at least one; each a Dag, or a tuple, list or mapping with Dags anywhere inside, all of one structure.
+
+    Returns:
+        The structure of one sample, with batches in place of its entries.
+
+    Raises:
+        GraphError: no samples, samples of different structure, or Dags that cannot be in one batch.
+        DtypeError: a sample with a `DagBatch` in it.
+
+    >>> batch, targets = collate([(Dag([(0, 1)]), 3), (Dag([], 1), 4)])
+    >>> batch.num_graphs, targets
+    (2, tensor([3, 4]))
+    """
+    if not samples:
+        raise GraphError("collate needs at least one sample, got none.")
+    first = samples[0]
+    if isinstance(first, Dag):
+        return DagBatch.from_dags(samples)
+    if isinstance(first, DagBatch):
+        raise DtypeError("a sample holds a DagBatch, which is a batch already: give its graphs, list(batch).")
+    if isinstance(first, Mapping):
+        _check_same([sorted(map(str, sample)) for sample in samples], "keys")
+        return {key: collate([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, list | tuple):
+        _check_same([len(sample) for sample in samples], "length")
+        parts = [collate(part) for part in zip(*samples, strict=True)]
+        if isinstance(first, list):
+            return parts
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return default_collate(list(samples))
+
+
+def _check_same(facts: Sequence[Any], what: str) -> None:
+    for i, fact in enumerate(facts):
+        if fact != facts[0]:
+            raise GraphError(f"sample {i} has the {what} {fact}, but sample 0 has {facts[0]}: give all the same.")

@@ -1,7 +1,7 @@
-"""Concatenation: the arrays of many Dags, and what they carry, one after the other; for `DagBatch.from_dags`."""
+"""For `DagBatch`: the arrays of many Dags and what they carry, concatenated; and one union, partitioned into graphs."""
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from dagnn.graph.attributes import Attribute
 from dagnn.graph.dag import Dag
 from dagnn.graph.edges import offsets_of
 from dagnn.graph.levels import peel
+from dagnn.graph.names import checked_names
 
 Ints: TypeAlias = NDArray[np.int64]
 _NUMPY_DTYPES = {
@@ -132,6 +133,63 @@ def check_alike(dags: Sequence[Dag], packed: Sequence[PackedDag]) -> None:
                 f"one of dags[{with_nodes[0]}] and dags[{other}] has names and the other has none: in a batch, all "
                 "must have names, or none."
             )
+
+
+def check_offsets(offsets: Tensor, num_nodes: int) -> None:
+    """Raise GraphError unless ``ptr`` goes from 0 to ``num_nodes`` and never back."""
+    is_sound = offsets.dtype == torch.int64 and offsets.dim() == 1 and len(offsets) > 0
+    if not is_sound or offsets[0] != 0 or offsets[-1] != num_nodes or bool((offsets.diff() < 0).any()):
+        raise GraphError(
+            f"ptr must be int64 and go from 0 to the {num_nodes} nodes, one entry more than there are graphs, got "
+            f"{offsets.tolist()}."
+        )
+
+
+def partitioned(union: Dag, offsets: Tensor, names: Sequence[Hashable] | None) -> dict[str, Any]:
+    """The arguments of a `DagBatch` whose nodes ``offsets[i] .. offsets[i + 1] - 1`` are graph i.
+
+    Args:
+        union: all graphs as one; its nodes have no names.
+        offsets: int64 ``[num_graphs + 1]``.
+        names: of all nodes, or None.
+    """
+    known = None if names is None else _checked_names(names, offsets)
+    owner = torch.arange(len(offsets) - 1).repeat_interleave(offsets.diff())
+    crossing = (owner[union.edges[:, 0]] != owner[union.edges[:, 1]]).nonzero().flatten()
+    if len(crossing):
+        source, target = union.edges[crossing[0]].tolist()
+        raise GraphError(
+            f"the edge {source} -> {target} goes from graph {int(owner[source])} to graph {int(owner[target])}: the "
+            "graphs of a batch have no edges between them."
+        )
+    arguments: dict[str, Any] = {}
+    for name, nodes in (("input", union.inputs), ("output", union.outputs)):
+        arguments[f"{name}s"] = nodes[owner[nodes].argsort(stable=True)]
+        arguments[f"{name}_offsets"] = offsets_of_counts(torch.bincount(owner[nodes], minlength=len(offsets) - 1))
+    return arguments | {
+        "edges": union.edges,
+        "levels": union.levels,
+        "heights": union.heights,
+        "node_offsets": offsets,
+        "edge_offsets": torch.searchsorted(union.edges[:, 1].contiguous(), offsets),
+        "graph_of_node": owner,
+        "names": known,
+        "node_attributes": union.node_attributes,
+        "edge_attributes": union.edge_attributes,
+    }
+
+
+def _checked_names(names: Sequence[Hashable], offsets: Tensor) -> tuple[Hashable, ...]:
+    """The names of all nodes, each in its one form, those of a graph all different."""
+    bounds = offsets.tolist()
+    if len(names) != bounds[-1]:
+        raise GraphError(f"there are {len(names)} names, but the batch has {bounds[-1]} nodes: name all, or none.")
+    return tuple(chain.from_iterable(checked_names(names[first:end]) for first, end in pairwise(bounds)))
+
+
+def offsets_of_counts(counts: Tensor) -> Tensor:
+    """Where each group starts, and the end of the last: int64 ``[len(counts) + 1]``."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def _pack(dag: Dag) -> PackedDag:

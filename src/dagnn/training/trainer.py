@@ -16,7 +16,6 @@ from dagnn.training.counters import Clock, Counters, StagePromotion, TrainingRes
 from dagnn.training.evaluation import checked_metrics, evaluated, score_of
 from dagnn.training.loader import BatchLoader, as_loader
 from dagnn.training.log import PROFILE_FILE, MetricsLog, Progress, StepProfiler
-from dagnn.training.lr_finder import LrCurve, find_lr
 from dagnn.training.optimizers import WeightAverage, make_optimizer
 from dagnn.training.processes import Processes, StopRequest, TrainingInterrupted, torch_threads
 from dagnn.training.rng import rng_state, seed_everything, untouched_rng
@@ -24,7 +23,7 @@ from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
 from dagnn.training.run.directory import RunDirectory, open_checkpoints
 from dagnn.training.run.resume import Resumable, changes, num_ranks_of, same_training
 from dagnn.training.run.tensors import check_initialised, flags_of, load_flags, unwrapped
-from dagnn.training.step import EpochMeans, WindowStep
+from dagnn.training.step import EpochMeans, LrCurve, WindowStep, find_lr
 
 _MAX_REFUSED_IN_A_ROW = 20
 
