@@ -18,7 +18,7 @@ def mean_of_means(model, optimizer, micro_batches):
     for i, (inputs, targets) in enumerate(micro_batches):
         (mse_loss(model(inputs), targets) / K).backward()
         if (i + 1) % K == 0:
-            optimizer.step()
+            optimizer.step()  # dagnn: ignore[lost-remainder] (dagnn lint finds that, here is what running it adds)
             optimizer.zero_grad()
 
 

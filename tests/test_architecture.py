@@ -23,6 +23,7 @@ ARROWS = {
     "graph": set(),
     "kernels": {"graph"},
     "accumulation": set(),
+    "lint": set(),
     "ged": {"graph"},
     "export": {"kernels", "graph"},
     "nn": {"export", "kernels", "graph"},
@@ -33,6 +34,7 @@ ARROWS = {
     "curriculum": {"rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
     "commands": {
         "integrations",
+        "lint",
         "curriculum",
         "rewriting",
         "training",
@@ -44,7 +46,19 @@ ARROWS = {
         "graph",
     },
     "__main__": {"cli"},
-    "cli": {"commands", "curriculum", "rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+    "cli": {
+        "commands",
+        "lint",
+        "curriculum",
+        "rewriting",
+        "training",
+        "data",
+        "ged",
+        "accumulation",
+        "nn",
+        "kernels",
+        "graph",
+    },
 }
 FREE = {"errors", "files", "__version__", "_loaded_on_first_use"}
 PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))

@@ -10,7 +10,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
-PACKAGES = ("accumulation", "curriculum", "data", "errors", "export", "ged", "graph", "nn", "rewriting", "training")
+PACKAGES = (
+    "accumulation",
+    "curriculum",
+    "data",
+    "errors",
+    "export",
+    "ged",
+    "graph",
+    "lint",
+    "nn",
+    "rewriting",
+    "training",
+)
 _ENTRY = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
 

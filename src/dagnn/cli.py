@@ -348,6 +348,34 @@ def _export(arguments: Sequence[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Lint:
+    """Reads training loops without running them, and reports gradients that are not zeroed, not scaled, or lost."""
+
+    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH")]]
+    """Python files, notebooks and folders; - reads standard input"""
+    select: tuple[str, ...] = ()
+    """only these rules"""
+    ignore: tuple[str, ...] = ()
+    """all but these rules"""
+    json: bool = False
+    """print JSON"""
+    sarif: bool = False
+    """print SARIF 2.1.0, for code hosts"""
+
+
+def _lint(arguments: Sequence[str]) -> int:
+    given = parsed(Lint, "lint", arguments)
+    from dagnn.commands.check import run_lint
+
+    if not given.paths:
+        raise ConfigError("dagnn lint needs a path: a Python file, a notebook, a folder, or - for standard input.")
+    if given.json and given.sarif:
+        raise ConfigError("give --json or --sarif, not both.")
+    form = "json" if given.json else "sarif" if given.sarif else "text"
+    return run_lint(given.paths, select=given.select, ignore=given.ignore, form=form)
+
+
 def _metrics(arguments: Sequence[str]) -> int:
     from dagnn.commands.run import run_metrics
 
@@ -367,6 +395,7 @@ COMMANDS = {
     "generate": Command("verified samples of a level as JSON lines", _generate),
     "report": Command("accuracy, examples, errors and curves of a run", _report),
     "check": Command("is an accumulation loop equal to the full batch, and if not, why", _check),
+    "lint": Command("read training loops, and report what is wrong with their gradients", _lint),
     "info": Command("step, level and parameters of a run or checkpoint", _info),
     "metrics": Command("what happened in a run as CSV, or for TensorBoard", _metrics),
     "checkpoint": Command("verify, list, export and import checkpoints", _checkpoint),

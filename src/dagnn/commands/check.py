@@ -1,17 +1,22 @@
-"""``dagnn check``: run a check of a file, or of the heads of transformers, from the command line."""
+"""Loops judged from the command line: ``dagnn check`` runs them, or heads of transformers; ``dagnn lint`` reads them."""
 
 import importlib.util
+import io
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tokenize
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dagnn import __version__
 from dagnn.accumulation.check.loop_check import check_loop
 from dagnn.accumulation.check.model_check import check_equivalence
 from dagnn.accumulation.check.report import Report
-from dagnn.errors import ConfigError, DagnnError
+from dagnn.errors import ConfigError, DagnnError, DataError, closest, did_you_mean
+from dagnn.lint import RULES, Finding, lint_source
+from dagnn.lint.source import find_files
 
 EQUAL, NOT_EQUAL, COULD_NOT_RUN = 0, 1, 2
 
@@ -124,3 +129,128 @@ def _report(result: Any) -> Report:
 def _could_not_run(why: str) -> int:
     print(f"dagnn check: {why}", file=sys.stderr)
     return COULD_NOT_RUN
+
+
+CLEAN, FOUND, COULD_NOT_READ = 0, 1, 2
+_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def run_lint(
+    paths: Sequence[str], *, select: Sequence[str] = (), ignore: Sequence[str] = (), form: str = "text"
+) -> int:
+    """Print what the rules find in files and folders, and return the exit code: 0 nothing, 1 something, 2 unreadable.
+
+    Args:
+        paths: Python files, notebooks and folders; ``-`` reads standard input.
+        select, ignore: rules to use, all if empty, and rules to leave out.
+        form: ``"text"``, ``"json"`` or ``"sarif"``.
+
+    Raises:
+        ConfigError: there is no such rule.
+        DataError: there is nothing at a path.
+    """
+    rules = (set(_known(select)) or set(RULES)) - set(_known(ignore))
+    found: list[Finding] = []
+    code = CLEAN
+    for path in dict.fromkeys(find_files(paths)):
+        try:
+            name = "<stdin>" if path == "-" else path
+            found += [finding for finding in lint_source(_text_of(path), name) if finding.rule in rules]
+        except DataError as error:
+            print(f"dagnn lint: {error}", file=sys.stderr)
+            code = COULD_NOT_READ
+    print({"text": _as_text, "json": _as_json, "sarif": _as_sarif}[form](found))
+    return code or (FOUND if found else CLEAN)
+
+
+def _known(names: Sequence[str]) -> list[str]:
+    """Names of rules, also several in one word with commas."""
+    found = [part.strip() for name in names for part in name.split(",") if part.strip()]
+    for name in found:
+        if name not in RULES:
+            nearest = closest(name, RULES)
+            advice = did_you_mean([nearest] if nearest else [], f"the rules are {', '.join(RULES)}.")
+            raise ConfigError(f"there is no rule {name!r}: {advice}")
+    return found
+
+
+def _text_of(path: str) -> str:
+    """The text of a file, in the encoding that Python reads it in.
+
+    Raises:
+        DataError: it is not in that encoding.
+    """
+    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        encoding = "utf-8" if path.endswith(".ipynb") else tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+        return data.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise DataError(f"{path}:1: no valid Python: {error}.") from None
+
+
+def _as_text(found: Collection[Finding]) -> str:
+    lines = []
+    for finding in found:
+        rule = RULES[finding.rule]
+        lines += [str(finding), f"  why  {rule.why}", f"  fix  {rule.fix}"]
+    files = len({finding.path for finding in found})
+    lines.append(f"{len(found)} found in {files} file{'s' * (files != 1)}." if found else "Nothing found.")
+    return "\n".join(lines)
+
+
+def _as_json(found: Collection[Finding]) -> str:
+    return json.dumps([_described(finding) for finding in found], indent=1)
+
+
+def _described(finding: Finding) -> dict[str, Any]:
+    rule = RULES[finding.rule]
+    return {
+        "path": finding.path,
+        "cell": finding.cell or None,
+        "line": finding.line,
+        "column": finding.column,
+        "end_line": finding.end_line,
+        "rule": finding.rule,
+        "summary": rule.summary,
+        "why": rule.why,
+        "fix": rule.fix,
+    }
+
+
+def _as_sarif(found: Collection[Finding]) -> str:
+    """SARIF 2.1.0, as code hosts show it beside the lines."""
+    names = list(RULES)
+    rules = [
+        {
+            "id": name,
+            "shortDescription": {"text": rule.summary},
+            "fullDescription": {"text": rule.why},
+            "help": {"text": rule.fix},
+            "defaultConfiguration": {"level": "warning"},
+        }
+        for name, rule in RULES.items()
+    ]
+    results = [
+        {
+            "ruleId": finding.rule,
+            "ruleIndex": names.index(finding.rule),
+            "level": "warning",
+            "message": {"text": f"{RULES[finding.rule].summary}: {RULES[finding.rule].fix}"},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": Path(finding.path).as_posix()},
+                        "region": {
+                            "startLine": finding.line,
+                            "startColumn": finding.column,
+                            "endLine": finding.end_line,
+                        },
+                    }
+                }
+            ],
+        }
+        for finding in found
+    ]
+    driver = {"name": "dagnn lint", "version": __version__, "rules": rules}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=1)
