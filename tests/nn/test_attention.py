@@ -10,7 +10,7 @@ from strategies import dags
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag, DagBatch
 from dagnn.nn import MultiHeadAttention, NodeAttention
-from dagnn.nn.attention import to_dense
+from dagnn.nn.heads import to_dense
 
 
 def test_attention_is_that_of_pytorch():

@@ -12,10 +12,10 @@ import torch
 from small_training import outcome, small_config
 from torch import nn
 
+from dagnn.accumulation.state import rng_state
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, ConfigError
 from dagnn.training import DatasetLoader, RunDirectory, Trainer, TrainingInterrupted
-from dagnn.training.rng import rng_state
 
 FEATURES = torch.randn(13, 3, generator=torch.Generator().manual_seed(1))
 

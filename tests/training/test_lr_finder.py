@@ -9,11 +9,11 @@ import torch
 from small_training import LevelSource, small_config, small_trainer
 from torch import nn
 
+from dagnn.accumulation.state import rng_state
 from dagnn.cli import main
 from dagnn.errors import ConfigError
 from dagnn.training import LrCurve, find_lr
 from dagnn.training.processes import Processes
-from dagnn.training.rng import rng_state
 
 
 def sgd(model):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.closures import step_with_closure
+from dagnn.accumulation.coupled import step_with_closure
 from dagnn.accumulation.eager import Eager, LastBackwardSums, MomentumSums, check_eager
 from dagnn.accumulation.optimizers import OwnedParameters, check_models, check_optimizers
 from dagnn.accumulation.partition import (

@@ -1,4 +1,4 @@
-"""Loops judged from the command line: ``dagnn check`` runs them, or heads of transformers; ``dagnn lint`` reads them."""
+"""Loops judged from the command line: ``dagnn check`` runs them, or transformers' heads; ``dagnn lint`` reads them."""
 
 import importlib.util
 import io

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dagnn.accumulation.state import seed_everything
 from dagnn.curriculum.accuracy import (
     ask,
     description_of,
@@ -41,7 +42,6 @@ from dagnn.rewriting.network import replacement_objective
 from dagnn.training.counters import StagePromotion
 from dagnn.training.evaluation import Meter
 from dagnn.training.processes import Processes
-from dagnn.training.rng import seed_everything
 from dagnn.training.run.directory import RunDirectory, open_checkpoints, open_run
 from dagnn.training.step import LrCurve
 from dagnn.training.trainer import Trainer

@@ -4,7 +4,6 @@ One DAG as a network: `DagNN`. Many DAGs at once: `Embedding`, `MessagePassing`,
 cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransformNet`, which combines them.
 """
 
-from dagnn.nn.attention import MultiHeadAttention, NodeAttention
 from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 from dagnn.nn.dag_nn.edit import StructureChange
 from dagnn.nn.dag_nn.export import Exports, Predictor
@@ -12,7 +11,16 @@ from dagnn.nn.dag_nn.network import DagNN, from_sequential
 from dagnn.nn.dag_nn.tables import NamedParameters
 from dagnn.nn.dag_sweep import DagSweep
 from dagnn.nn.graph_transform_net import GraphTransformNet
-from dagnn.nn.heads import EdgeHead, GraphHead, GraphPool, NodeHead, SlotDecoder, SlotLogits
+from dagnn.nn.heads import (
+    EdgeHead,
+    GraphHead,
+    GraphPool,
+    MultiHeadAttention,
+    NodeAttention,
+    NodeHead,
+    SlotDecoder,
+    SlotLogits,
+)
 from dagnn.nn.learnable import Learnable, LearnableModule
 from dagnn.nn.message_passing import Embedding, MessagePassing
 

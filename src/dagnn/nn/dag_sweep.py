@@ -18,8 +18,7 @@ from dagnn.kernels.graph_plans import (
 )
 from dagnn.nn.cells import ChildSumTreeLSTMCell, TreeLSTMCell
 from dagnn.nn.cells.gru import GatedCell
-from dagnn.nn.checks import check_operators, check_rows, check_tensor
-from dagnn.nn.learnable import LearnableModule
+from dagnn.nn.learnable import LearnableModule, check_operators, check_rows, check_tensor
 
 _OURS = (TreeLSTMCell, ChildSumTreeLSTMCell, GatedCell)
 

@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from dagnn.errors import ConfigError, GraphError
 from dagnn.kernels.graph_plans import Direction, Graph, check_graph, edge_positions
 from dagnn.kernels.reference import Aggregate
-from dagnn.nn.attention import NodeAttention
 from dagnn.nn.cells import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
-from dagnn.nn.checks import check_size
 from dagnn.nn.dag_sweep import DagSweep
-from dagnn.nn.heads import SlotDecoder, SlotLogits
-from dagnn.nn.learnable import LearnableModule
+from dagnn.nn.heads import NodeAttention, SlotDecoder, SlotLogits
+from dagnn.nn.learnable import LearnableModule, check_size
 from dagnn.nn.message_passing import Embedding, MessagePassing
 
 CellName = Literal["tree_lstm", "child_sum", "gru", "attention"]

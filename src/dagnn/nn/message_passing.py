@@ -11,8 +11,7 @@ from dagnn.errors import DtypeError, GraphError
 from dagnn.kernels.graph_plans import Direction, Graph, check_direction, check_graph, edge_ends
 from dagnn.kernels.nodes import ACTIVATIONS, check_activation
 from dagnn.kernels.reference import Aggregate, aggregate, check_aggregate
-from dagnn.nn.checks import check_rows, check_size
-from dagnn.nn.learnable import LearnableModule
+from dagnn.nn.learnable import LearnableModule, check_rows, check_size
 
 
 class Embedding(LearnableModule):

@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from dagnn.accumulation.items import tensors_in
+from dagnn.accumulation.state import seed_everything, untouched_rng
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, ConfigError, RunError, warn
-from dagnn.training.rng import seed_everything, untouched_rng
 from dagnn.training.run.values import is_dense, tensor_bytes
 
 Index = TypeVar("Index")

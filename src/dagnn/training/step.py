@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 
 from dagnn.accumulation import GradientAccumulator
 from dagnn.accumulation.items import counter_for
+from dagnn.accumulation.state import untouched_rng
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import TrainingConfig
 from dagnn.training.loader import BatchLoader, as_loader
 from dagnn.training.optimizers import ScheduledRates, make_schedule
 from dagnn.training.processes import Processes, device_of
-from dagnn.training.rng import untouched_rng
 
 WITHOUT_NAME = "loss"
 

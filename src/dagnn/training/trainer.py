@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from dagnn.accumulation.state import rng_state, seed_everything, untouched_rng
 from dagnn.errors import RunError
 from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import Clock, Counters, StagePromotion, TrainingResult
@@ -18,7 +19,6 @@ from dagnn.training.loader import BatchLoader, as_loader
 from dagnn.training.log import PROFILE_FILE, MetricsLog, Progress, StepProfiler
 from dagnn.training.optimizers import WeightAverage, make_optimizer
 from dagnn.training.processes import Processes, StopRequest, TrainingInterrupted, torch_threads
-from dagnn.training.rng import rng_state, seed_everything, untouched_rng
 from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
 from dagnn.training.run.directory import RunDirectory, open_checkpoints
 from dagnn.training.run.resume import Resumable, changes, num_ranks_of, same_training

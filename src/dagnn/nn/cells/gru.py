@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from dagnn.kernels import Kind, ProjectedCell
 from dagnn.kernels.reference import Aggregate, aggregate, check_aggregate, gru_step, segment_softmax, segment_sum
-from dagnn.nn.checks import check_operator, check_size
-from dagnn.nn.learnable import LearnableModule, before_call
+from dagnn.nn.learnable import LearnableModule, before_call, check_operator, check_size
 
 
 class GatedCell(LearnableModule):

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from dagnn.errors import GraphError
 from dagnn.kernels import ProjectedCell
 from dagnn.kernels.reference import child_sum_step, tree_lstm_step
-from dagnn.nn.checks import check_operator, check_size
-from dagnn.nn.learnable import LearnableModule
+from dagnn.nn.learnable import LearnableModule, check_operator, check_size
 
 
 class TreeLSTMCell(LearnableModule):

@@ -14,7 +14,6 @@ from dagnn.errors import DtypeError, GraphError, warn
 from dagnn.graph import Dag
 from dagnn.graph.cached import ordinary_tensors
 from dagnn.kernels.nodes import activation_text, check_aggregation
-from dagnn.nn.checks import check_dag, check_dtype
 from dagnn.nn.dag_nn import edit, file
 from dagnn.nn.dag_nn.export import Exports
 from dagnn.nn.dag_nn.imported import read_sequential
@@ -31,7 +30,7 @@ from dagnn.nn.dag_nn.parameters import (
     warn_of_constants,
 )
 from dagnn.nn.dag_nn.tables import may_be_kept, rows_of
-from dagnn.nn.learnable import check_own, value_of
+from dagnn.nn.learnable import check_dag, check_dtype, check_own, value_of
 
 _PARAMETERS = ("edge_weight", "bias")
 # A name, or a function of one value that is recorded as a formula.
