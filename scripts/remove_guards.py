@@ -47,7 +47,7 @@ GUARDS = [
     # A save
     Guard(
         "files are on the disk before the manifest",
-        "training/files.py",
+        "files.py",
         "        os.fsync(descriptor)\n    finally:\n        os.close(descriptor)\n\n\ndef sync_directory",
         "    finally:\n        os.close(descriptor)\n\n\ndef sync_directory",
         ORDER,
@@ -254,8 +254,8 @@ GUARDS = [
     Guard(
         "nan is never the best",
         "training/counters.py",
-        "        if not math.isfinite(score):\n            return False\n",
-        "",
+        "    return math.isfinite(score) and (best is None",
+        "    return (best is None",
         "training/test_counters.py",
     ),
     Guard(
@@ -317,7 +317,7 @@ GUARDS = [
     ),
     Guard(
         "exports never overwrite",
-        "training/files.py",
+        "files.py",
         "    return _moved_into_place(target, os.link)\n",
         "    return _moved_into_place(target, os.rename)\n",
         "training/run/test_tools.py::test_export_never_overwrites_and_leaves_nothing_behind",

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -251,3 +252,10 @@ def test_types_of_dagnn_are_those_that_it_loads():
 def test_unknown_name_of_dagnn_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'dagnn' has no attribute 'nothing'"):
         _ = dagnn.nothing
+
+
+def test_every_guard_that_remove_guards_takes_out_is_there_once():
+    guards = runpy.run_path(str(ROOT / "scripts" / "remove_guards.py"))["GUARDS"]
+    found = {guard.name: (SOURCE / guard.file).read_text().count(guard.text) for guard in guards}
+    assert found == dict.fromkeys(found, 1)
+    assert all((ROOT / "tests" / guard.test.partition("::")[0]).exists() for guard in guards)

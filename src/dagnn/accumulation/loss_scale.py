@@ -153,17 +153,24 @@ class LossScale:
         The gradients are ``coefficient * scale``, up to the factor that ``leftover`` still holds. They are given and
         not multiplied onto the loss, which would be one more operation in both directions.
         """
-        if not self._begun:
-            self._begun, self._scale = True, 1.0 if self._read_scale is None else self._read_scale()
+        self._begin()
         roots = [loss.sum() if loss.ndim else loss for loss in losses]
-        if not (self._may_rescale and (self._low or self._is_low(losses))):
+        # Where nothing is multiplied, as in a window of one micro-batch, nothing can be lost: no graph is walked.
+        whole = self._scale == self._residual == 1.0 and all(c == 1.0 for c in coefficients)
+        if whole or not (self._may_rescale and (self._low or self._is_low(losses))):
             factor = self._scale / self._residual
             return ((roots, [self._seed(root, c * factor) for root, c in zip(roots, coefficients, strict=True)], True),)
         return self._low_passes(roots, coefficients)
 
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun, self._scale = True, 1.0 if self._read_scale is None else self._read_scale()
+
     def seed(self, loss: Tensor, coefficient: float) -> Tensor | None:
         """What the one pass of a 0-dimensional ``loss`` begins with; None where ``passes`` must decide."""
-        if self._low is not False or loss.dtype in LOW_PRECISION:
+        self._begin()
+        whole = coefficient == self._scale == self._residual == 1.0
+        if not whole and (self._low is not False or loss.dtype in LOW_PRECISION):
             return None
         return self._seed(loss, coefficient * (self._scale / self._residual))
 

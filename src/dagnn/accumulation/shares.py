@@ -89,9 +89,9 @@ class Shares:
     def of_mean(self, micro: int) -> float | None:
         """The coefficient of the one mean loss of ``micro``; None where ``coefficient`` must decide.
 
-        That is where weights were not known before, or have other names, or are 0, or nothing was decided yet.
+        That is where weights were not known before, or have other names, or are 0, or came with a loss.
         """
-        if self._divisor != "planned" or self._known is None or micro in self._weights:
+        if self._known is None or micro in self._weights or self._divisor not in ("planned", None):
             return None
         own = self._known.weights[micro].get(SINGLE)
         return own / self._known.totals[SINGLE] if own else None
@@ -99,6 +99,7 @@ class Shares:
     def record_mean(self, micro: int, loss: Tensor) -> None:
         """What ``coefficient`` and ``record`` remember of a loss that ``of_mean`` has given a coefficient."""
         assert self._known is not None
+        self._divisor = "planned"
         self._weights[micro] = {SINGLE: (own := self._known.weights[micro][SINGLE])}
         self._records.append(_Record(micro, SINGLE, SINGLE, own, loss))
 

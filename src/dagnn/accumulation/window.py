@@ -151,7 +151,8 @@ class Window:
         self._check_running("backward")
         if self._dropped:
             return  # its weight has left the window, and must not come back with a second loss
-        if self._num_run and weight is None and reduction == "mean" and self._backward_mean(loss, retain_graph):
+        usual = weight is None and reduction == "mean" and (self._num_run > 0 or self.micro_batches == 1)
+        if usual and self._backward_mean(loss, retain_graph):
             return
         declared = declared_weight(weight)
         losses = loss if isinstance(loss, Mapping) else {SINGLE: loss}
@@ -171,7 +172,7 @@ class Window:
             self._run_backward(self._loss_scale.passes(tensors, list(factors.values())), retain_graph)
 
     def _backward_mean(self, loss: Any, retain_graph: bool) -> bool:
-        """The usual ``backward``, without what the window's first one has found out; False where more is needed."""
+        """The usual ``backward``: nothing to warn of, or to look for in a graph; False where more is needed."""
         looked_into = self._on_nonfinite == "drop" or self._sums.final  # each loss, before its backward pass
         if type(loss) is not Tensor or loss.ndim or not loss.requires_grad or looked_into:
             return False
