@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, TextIO
+from typing import Annotated, Literal, TextIO
 
 from tyro.conf import Positional, arg
 
@@ -328,6 +328,10 @@ class Export:
     """file to write: .c (a header and a test program lie beside it), .onnx or .pt2"""
     name: str | None = None
     """of the function in C; by default that of the file"""
+    weights: Literal["bfloat16", "int8"] | None = None
+    """in C, weights of fewer bits, with a proved bound on what that does to the outputs; needs --within"""
+    within: tuple[float, float] | None = None
+    """lowest and highest value of the inputs, for that bound"""
     overwrite: bool = False
     """replace files that exist"""
 
@@ -343,8 +347,14 @@ def _export(arguments: Sequence[str]) -> int:
             f"{given.file} is a directory, expected a file that DagNN.save wrote. The network of a run rewrites graphs "
             "of any shape and is no single DAG: `dagnn checkpoint export --format torch-export` writes it as a program."
         )
-    written = DagNN.load(given.file).export(given.out, name=given.name, overwrite=given.overwrite)
+    net = DagNN.load(given.file)
+    written = net.export(
+        given.out, name=given.name, weights=given.weights, within=given.within, overwrite=given.overwrite
+    )
     print("\n".join(map(str, written)))
+    if given.weights is not None and given.within is not None:
+        bounds = net.error_bounds(given.weights, given.within)
+        print(*(f"{name}: off by at most {bound:.3g}" for name, bound in bounds.items()), sep="\n")
     return 0
 
 

@@ -7,16 +7,17 @@ a writer that prints C instead of LLVM instructions. So they round alike.
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 
 from dagnn import __version__
 from dagnn.errors import ConfigError
+from dagnn.export.c_functions import CFunction, bit_functions, bits_type, literal
 from dagnn.export.program import Program
-from dagnn.kernels.emit.functions import activated
+from dagnn.export.rounded import RoundedWeights
 
 # Values of up to so many nodes lie on the stack: 32 KiB in float64.
 _LARGEST_STACK = 4096
@@ -29,7 +30,6 @@ yn NULL NAN INFINITY class delete new private public template this throw try aut
 do double else enum extern float for goto if inline int long register restrict return short signed sizeof static struct
 switch typedef union unsigned void volatile while main
 """
-_VARIABLE = re.compile(r"\bt[0-9]+\b")
 # As the compiled path for one sample: with one sum, every multiply-add would wait for the one before.
 _SUMS = 4
 
@@ -48,8 +48,23 @@ def check_name(name: str) -> str:
     return name
 
 
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """Weights in fewer bits, with what is known of the outputs for ``low <= x <= high``."""
+
+    weights: RoundedWeights
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    bounds: NDArray[np.float64]
+
+
 def c_files(
-    program: Program, stem: str, name: str, x: NDArray[np.floating], y: NDArray[np.floating]
+    program: Program,
+    stem: str,
+    name: str,
+    x: NDArray[np.floating],
+    y: NDArray[np.floating],
+    rounding: Rounding | None = None,
 ) -> dict[str, bytes]:
     """The contents of ``stem.c``, ``stem.h`` and ``stem_test.c``, by file name.
 
@@ -57,16 +72,17 @@ def c_files(
         stem: the files' name.
         name: of the function, and the beginning of every other name in the files.
         x, y: samples ``[n, inputs]`` and what the network makes of them ``[n, outputs]``, for the test program.
+        rounding: of the weights; by default they keep all bits.
     """
     texts = {
-        f"{stem}.h": _header(program, name),
-        f"{stem}.c": _source(program, stem, name),
-        f"{stem}_test.c": _test(program, stem, name, x, y),
+        f"{stem}.h": _header(program, name, rounding),
+        f"{stem}.c": _source(program, stem, name, None if rounding is None else rounding.weights),
+        f"{stem}_test.c": _test(program, stem, name, x, y, rounding),
     }
     return {file: text.encode("ascii") for file, text in texts.items()}
 
 
-def _header(program: Program, name: str) -> str:
+def _header(program: Program, name: str, rounding: Rounding | None) -> str:
     number, upper = _number(program), name.upper()
     inputs, outputs = len(program.inputs), len(program.outputs)
     working = (
@@ -83,7 +99,7 @@ def _header(program: Program, name: str) -> str:
 
    y[j], j < {upper}_OUTPUTS:
 {_columns(program.output_names)}
-*/
+{_promise(program, rounding)}*/
 #ifndef {upper}_H
 #define {upper}_H
 
@@ -114,7 +130,24 @@ void {name}_in(const {number} *x, {number} *y, {number} *work);
 """
 
 
-def _source(program: Program, stem: str, name: str) -> str:
+def _promise(program: Program, rounding: Rounding | None) -> str:
+    """What the header says of weights in fewer bits."""
+    if rounding is None:
+        return ""
+    box = [
+        f"     {low!r} <= x[{i}] <= {high!r}"
+        for i, (low, high) in enumerate(zip(rounding.low.tolist(), rounding.high.tolist(), strict=True))
+    ]
+    bounds = [f"     y[{j}]: {bound!r}" for j, bound in enumerate(rounding.bounds.tolist())]
+    return f"""
+   The weights are stored as {rounding.weights.storage}. Where
+{chr(10).join(box)}
+   that moves the outputs by at most, by interval arithmetic and apart from rounding in float,
+{chr(10).join(bounds)}
+"""
+
+
+def _source(program: Program, stem: str, name: str, rounded: RoundedWeights | None) -> str:
     number, upper = _number(program), name.upper()
     suffix = "" if program.double else "f"
     is_input = program.is_input
@@ -122,22 +155,24 @@ def _source(program: Program, stem: str, name: str) -> str:
     names = list(dict.fromkeys(program.activation[node] for node in computed.tolist()))
     codes = {activation: code for code, activation in enumerate(names)}
     functions = [
-        _Function(program.double, name).text(activation, f"{name}_act{code}") for activation, code in codes.items()
+        CFunction(program.double, name).text(activation, f"{name}_act{code}") for activation, code in codes.items()
     ]
     uses_bits = any(f"{name}_bits(" in text for text in functions)
-    bits = _bits_type(program.double)
-    index = "unsigned short" if program.num_nodes <= 1 << 16 else "unsigned int"
-    arrays = [_array("unsigned int", f"{name}_outputs", program.outputs)]
+    bits = bits_type(program.double)
+    index = "uint16_t" if program.num_nodes <= 1 << 16 else "uint32_t"
+    arrays = [_array("uint32_t", f"{name}_outputs", program.outputs)]
     if (program.inputs >= 0).any():
-        arrays.append(_array("int", f"{name}_inputs", program.inputs))
+        arrays.append(_array("int32_t", f"{name}_inputs", program.inputs))
     if len(computed):
         arrays += [
-            _array("unsigned int", f"{name}_offsets", _spans(program, computed)),
+            _array("uint32_t", f"{name}_offsets", _spans(program, computed)),
             _array(index, f"{name}_sources", program.sources),
-            _array(number, f"{name}_weights", program.weight),
+            _array(*_stored(program, rounded, name)),
             _array(number, f"{name}_biases", program.bias[computed]),
             _array(index, f"{name}_nodes", computed),
         ]
+    if rounded is not None and rounded.storage == "int8":
+        arrays.append(_array(number, f"{name}_scales", rounded.scale[computed]))
     if len(names) > 1:
         listed = [codes[program.activation[node]] for node in computed.tolist()]
         arrays.append(_array("unsigned char", f"{name}_codes", listed))
@@ -159,16 +194,19 @@ def _source(program: Program, stem: str, name: str) -> str:
     if not (program.inputs >= 0).any():
         reads = ["    (void)x;"]
     computes = []
+    by_scale = rounded is not None and rounded.storage == "int8"
+
+    def add(to: str, edge: str) -> str:
+        weight = _weight(name, number, rounded, edge)
+        return f"        {to} = {upper}_FMA({weight}, work[{name}_sources[{edge}]], {to});"
+
     if len(computed):
         edges = [
             f"        for (e = start; e < rest; e += {_SUMS}) {{",
-            *(
-                f"            {s} = {upper}_FMA({name}_weights[e + {i}], work[{name}_sources[e + {i}]], {s});"
-                for i, s in enumerate(("z", "s1", "s2", "s3"))
-            ),
+            *(f"    {add(s, f'e + {i}')}" for i, s in enumerate(("z", "s1", "s2", "s3"))),
             "        }",
             "        for (; e < stop; ++e) {",
-            f"            z = {upper}_FMA({name}_weights[e], work[{name}_sources[e]], z);",
+            f"    {add('z', 'e')}",
             "        }",
         ]
         computes = [
@@ -176,9 +214,10 @@ def _source(program: Program, stem: str, name: str) -> str:
             f"        const size_t start = {name}_offsets[2 * i], stop = {name}_offsets[2 * i + 1];",
             f"        const size_t rest = start + (stop - start) / {_SUMS} * {_SUMS};",
             "        size_t e;",
-            f"        {number} z = {name}_biases[i], s1 = 0, s2 = 0, s3 = 0;",
+            f"        {number} z = {'0' if by_scale else f'{name}_biases[i]'}, s1 = 0, s2 = 0, s3 = 0;",
             *edges,
             "        z = (z + s1) + (s2 + s3);",
+            *([f"        z = {upper}_FMA({name}_scales[i], z, {name}_biases[i]);"] if by_scale else []),
             *activate,
             f"        work[{name}_nodes[i]] = z;",
             "    }",
@@ -188,6 +227,7 @@ def _source(program: Program, stem: str, name: str) -> str:
 #include "{stem}.h"
 
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
 
 /* Where a processor has no fused multiply-add, fma is slow. Define this as ((a) * (b) + (c)) to round twice. */
@@ -202,7 +242,8 @@ def _source(program: Program, stem: str, name: str) -> str:
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-{_bit_functions(name, number, bits) if uses_bits else ""}
+{bit_functions(name, number, bits) if uses_bits else ""}
+{_decoder(name) if rounded is not None and rounded.storage == "bfloat16" and len(computed) else ""}
 {chr(10).join(functions)}
 {chr(10).join(arrays)}
 void {name}_in(const {number} *x, {number} *y, {number} *work)
@@ -230,17 +271,54 @@ void {name}_batch(const {number} *x, {number} *y, size_t n)
 """
 
 
+def _stored(program: Program, rounded: RoundedWeights | None, name: str) -> tuple[str, str, NDArray[Any]]:
+    """Kind, name and entries of the array of weights."""
+    if rounded is None:
+        return _number(program), f"{name}_weights", program.weight
+    return {"int8": "int8_t", "bfloat16": "uint16_t"}[rounded.storage], f"{name}_weights", rounded.stored
+
+
+def _weight(name: str, number: str, rounded: RoundedWeights | None, index: str) -> str:
+    """A weight as a number, before the scale of its node."""
+    stored = f"{name}_weights[{index}]"
+    if rounded is None:
+        return stored
+    return f"{name}_wide({stored})" if rounded.storage == "bfloat16" else f"({number}){stored}"
+
+
+def _decoder(name: str) -> str:
+    return f"""\
+/* A bfloat16: the upper half of a float. */
+static float {name}_wide(uint16_t upper)
+{{
+    const uint32_t bits = (uint32_t)upper << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}}
+"""
+
+
 def _spans(program: Program, computed: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where the edges of every computed node begin and end, one after another."""
     return np.stack([program.offsets[computed], program.offsets[computed + 1]], 1).ravel()
 
 
-def _test(program: Program, stem: str, name: str, x: NDArray[np.floating], y: NDArray[np.floating]) -> str:
+def _test(
+    program: Program,
+    stem: str,
+    name: str,
+    x: NDArray[np.floating],
+    y: NDArray[np.floating],
+    rounding: Rounding | None,
+) -> str:
     number, upper = _number(program), name.upper()
     samples = len(x)
     # Sums in another order differ by rounding; a mistake differs by much more.
     allowed = 1e-9 if program.double else 1e-3
-    scale = np.maximum(np.abs(y).max(0, initial=0.0), 1.0)
+    within = allowed * np.maximum(np.abs(y).max(0, initial=0.0), 1.0)
+    if rounding is not None:
+        within = within + rounding.bounds
     return f"""\
 /* Does {stem}.c compute what the network computed? Written by dagnn {__version__}.
 
@@ -253,7 +331,7 @@ def _test(program: Program, stem: str, name: str, x: NDArray[np.floating], y: ND
 
 {_array(number, "samples", x.ravel())}
 {_array(number, "expected", y.ravel())}
-{_array("double", "allowed", (allowed * scale).astype(np.float64))}
+{_array("double", "allowed", within.astype(np.float64))}
 int main(void)
 {{
     static {number} y[{max(1, samples)} * {upper}_OUTPUTS];
@@ -292,148 +370,8 @@ def _array(kind: str, name: str, values: Any) -> str:
     """A constant array; C has none without entries, so an empty one has one zero that nobody reads."""
     listed = np.asarray(values).ravel().tolist() or [0]
     if kind in ("double", "float"):
-        texts = [_literal(value, double=kind == "double") for value in listed]
+        texts = [literal(value, double=kind == "double") for value in listed]
     else:
         texts = [str(int(value)) for value in listed]
     lines = [", ".join(texts[i : i + 8]) for i in range(0, len(texts), 8)]
     return f"static const {kind} {name}[{len(texts)}] = {{\n    " + ",\n    ".join(lines) + "\n};\n"
-
-
-def _literal(value: float, *, double: bool) -> str:
-    """A number of C, exact: hexadecimal."""
-    if not np.isfinite(value):
-        text = "NAN" if np.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
-        return f"({text})"
-    if value == 0:
-        text = "-0.0" if np.signbit(value) else "0.0"
-    else:
-        text = re.sub(r"0*p", "p", float(value).hex()).replace(".p", ".0p")
-    return text if double else f"{text}f"
-
-
-def _bit_functions(name: str, number: str, bits: str) -> str:
-    return f"""\
-/* The bits of a number as an integer, and back. */
-static {bits} {name}_bits({number} x)
-{{
-    {bits} i;
-    memcpy(&i, &x, sizeof i);
-    return i;
-}}
-
-static {number} {name}_number({bits} i)
-{{
-    {number} x;
-    memcpy(&x, &i, sizeof x);
-    return x;
-}}
-"""
-
-
-class _Function:
-    """Stands in for a `CodeWriter` where an activation is written: prints C for one number at a time.
-
-    A value is the name of a C variable or an LLVM constant. ``build`` is the object itself: it has those instructions
-    that activations use.
-    """
-
-    lanes = 1
-
-    def __init__(self, double: bool, prefix: str) -> None:
-        self.double = double
-        self.number = ir.DoubleType() if double else ir.FloatType()
-        self.vector = ir.VectorType(self.number, 1)
-        self.size = 8 if double else 4
-        self.build = self
-        self._prefix, self._suffix = prefix, "" if double else "f"
-        self._kind = "double" if double else "float"
-        self._lines: list[tuple[str, str]] = []
-
-    def text(self, activation: str, name: str) -> str:
-        """A static function ``name`` of one number."""
-        y, _ = activated(self, activation, "z")  # type: ignore[arg-type]
-        body = [f"    return {self._shown(y)};"]
-        used = set(_VARIABLE.findall(body[0]))
-        for name_of, line in reversed(self._lines):  # without what only the slope needs
-            if name_of in used:
-                used.update(_VARIABLE.findall(line))
-                body.insert(0, line)
-        return "\n".join([f"/* {activation} */", f"static {self._kind} {name}({self._kind} z)", "{", *body, "}", ""])
-
-    def _made(self, kind: str, expression: str) -> str:
-        name = f"t{len(self._lines)}"
-        # A statement for each: a C compiler may fuse what stands in one expression.
-        self._lines.append((name, f"    const {kind} {name} = {expression};"))
-        return name
-
-    def _shown(self, value: Any) -> str:
-        if isinstance(value, str):
-            return value
-        constant: Any = value.constant[0] if isinstance(value.constant, list) else value.constant
-        constant = getattr(constant, "constant", constant)
-        if isinstance(getattr(value.type, "element", value.type), ir.IntType):
-            return f"{constant}u" if not self.double else f"{constant}ull"
-        number = float(constant) if self.double else float(np.float32(constant))
-        return _literal(number, double=self.double)
-
-    def _operation(self, sign: str, a: Any, b: Any) -> str:
-        return self._made(self._kind, f"{self._shown(a)} {sign} {self._shown(b)}")
-
-    # ---- what a CodeWriter offers ----
-
-    def constant(self, value: float) -> Any:
-        return ir.Constant(self.vector, [float(value)])
-
-    def splat(self, number: Any) -> Any:
-        return number
-
-    def multiply_add(self, x: Any, y: Any, z: Any) -> str:
-        a, b, c = map(self._shown, (x, y, z))
-        return self._made(self._kind, f"{self._prefix.upper()}_FMA({a}, {b}, {c})")
-
-    def intrinsic(self, name: str, *arguments: Any) -> str:
-        function = {"fabs": "fabs", "sqrt": "sqrt", "floor": "floor", "sin": "sin", "cos": "cos", "log": "log"}[name]
-        return self._made(self._kind, f"{function}{self._suffix}({', '.join(map(self._shown, arguments))})")
-
-    # ---- what an IRBuilder offers ----
-
-    def fadd(self, a: Any, b: Any) -> str:
-        return self._operation("+", a, b)
-
-    def fsub(self, a: Any, b: Any) -> str:
-        return self._operation("-", a, b)
-
-    def fmul(self, a: Any, b: Any) -> str:
-        return self._operation("*", a, b)
-
-    def fdiv(self, a: Any, b: Any) -> str:
-        return self._operation("/", a, b)
-
-    def fneg(self, a: Any) -> str:
-        return self._made(self._kind, f"-({self._shown(a)})")
-
-    def fcmp_ordered(self, sign: str, a: Any, b: Any) -> str:
-        return self._made("int", f"{self._shown(a)} {sign} {self._shown(b)}")
-
-    def select(self, condition: str, a: Any, b: Any) -> str:
-        return self._made(self._kind, f"{condition} ? {self._shown(a)} : {self._shown(b)}")
-
-    def bitcast(self, value: Any, kind: Any) -> str:
-        to_integer = isinstance(getattr(kind, "element", kind), ir.IntType)
-        function = f"{self._prefix}_{'bits' if to_integer else 'number'}"
-        return self._made(self._bits if to_integer else self._kind, f"{function}({self._shown(value)})")
-
-    def add(self, a: Any, b: Any) -> str:
-        return self._made(self._bits, f"{self._shown(a)} + {self._shown(b)}")
-
-    def shl(self, a: Any, b: Any) -> str:
-        return self._made(self._bits, f"{self._shown(a)} << {self._shown(b)}")
-
-    @property
-    def _bits(self) -> str:
-        return _bits_type(self.double)
-
-
-def _bits_type(double: bool) -> str:
-    # Unsigned: these integers overflow on purpose, which is not defined for signed ones.
-    return "unsigned long long" if double else "unsigned int"

@@ -3,7 +3,7 @@
 import errno
 import io
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError, DtypeError, GraphError
-from dagnn.export.c import c_files, check_name
+from dagnn.export.c import Rounding, c_files, check_name
 from dagnn.export.onnx import onnx_model
 from dagnn.export.program import Program, program_of
+from dagnn.export.rounded import Storage, box_of, check_storage, error_bounds, rounded
 from dagnn.files import replace_file
 from dagnn.kernels import ACTIVATIONS, NetworkPlan, explain_network, reference
 from dagnn.kernels.network import passes
@@ -87,6 +88,8 @@ class Exports(NamedParameters):
         format: Format | None = None,
         *,
         name: str | None = None,
+        weights: Storage | None = None,
+        within: tuple[float, float] | Mapping[Hashable, tuple[float, float]] | None = None,
         overwrite: bool = False,
     ) -> list[Path]:
         """Write the network, as it is now, for programs without dagnn. Nodes that no output reads are left out.
@@ -106,6 +109,9 @@ class Exports(NamedParameters):
             path: the file to write; its suffix says the format where ``format`` does not.
             format: "c", "onnx" or "torch".
             name: of the function in C; by default the file's name without suffix.
+            weights: in C, weights of fewer bits: "bfloat16", or "int8" with a scale for every node. The header says by
+                how much that moves the outputs at most; see `error_bounds`.
+            within: for ``weights``, the values that inputs have: ``(low, high)``, or such a pair for each, by name.
             overwrite: replace files that exist.
 
         Returns:
@@ -127,7 +133,14 @@ class Exports(NamedParameters):
         chosen = _format_of(path, format)
         if chosen == "c":
             function = check_name(path.stem if name is None else name)
-            content = c_files(self.program(), path.stem, function, *self._samples())
+            program, rounding = self.program(), None
+            if weights is not None or within is not None:
+                stored = rounded(program, check_storage(weights))
+                low, high = box_of(program, within)
+                rounding = Rounding(stored, low, high, error_bounds(program, stored, low, high))
+            content = c_files(program, path.stem, function, *self._samples(rounding), rounding)
+        elif weights is not None or within is not None:
+            raise ConfigError(f"weights={weights!r} is for C, and format={chosen!r} keeps all bits: leave it out.")
         elif name is not None:
             raise ConfigError(f"name={name!r} is for a function in C, and format={chosen!r} has none: leave it out.")
         else:
@@ -171,6 +184,35 @@ class Exports(NamedParameters):
             self.output_names,
         )
 
+    def error_bounds(
+        self, weights: Storage, within: tuple[float, float] | Mapping[Hashable, tuple[float, float]]
+    ) -> dict[Hashable, float]:
+        """How far weights of fewer bits can move each output at most, for any inputs within bounds.
+
+        By interval arithmetic (Arb), so it holds for every such x, apart from rounding in float32 or float64: that is
+        of the size of the dtype's epsilon, with all bits too.
+
+        Args:
+            weights: "bfloat16", or "int8" with a scale for every node.
+            within: ``(low, high)`` for every input, or such a pair for each, by name.
+
+        Returns:
+            output name -> bound.
+
+        Raises:
+            ConfigError: other weights, bounds that are no pairs, an activation without a proved bound.
+            GraphError: inputs that are missing in ``within``, or unknown.
+
+        >>> from dagnn import Dag, DagNN
+        >>> net = DagNN(Dag([("a", "b")]), bias=False)
+        >>> net.set_weights({("a", "b"): 1.001})
+        >>> {name: round(bound, 6) for name, bound in net.error_bounds("bfloat16", (-2, 2)).items()}
+        {'b': 0.002}
+        """
+        program = self.program()
+        found = error_bounds(program, rounded(program, check_storage(weights)), *box_of(program, within))
+        return dict(zip(self.output_names, found.tolist(), strict=True))
+
     def predictor(self) -> "Predictor":
         """The network as it is now, for NumPy arrays: a call without autograd, some ten times cheaper for one sample.
 
@@ -203,11 +245,15 @@ class Exports(NamedParameters):
     def _cpu_plan(self) -> NetworkPlan:
         return self._plan_on[torch.device("cpu")]
 
-    def _samples(self) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    def _samples(self, rounding: Rounding | None) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
         """Inputs and outputs for the test program."""
         predictor = self.predictor()
-        generator = np.random.default_rng(0)
-        x = generator.standard_normal((_TEST_SAMPLES, len(self.dag.inputs))).astype(predictor.dtype)
+        generator, shape = np.random.default_rng(0), (_TEST_SAMPLES, len(self.dag.inputs))
+        if rounding is None:
+            x = generator.standard_normal(shape).astype(predictor.dtype)
+        else:
+            drawn = generator.uniform(rounding.low, rounding.high, shape)
+            x = np.clip(drawn.astype(predictor.dtype), rounding.low, rounding.high).astype(predictor.dtype)
         return x, predictor(x)
 
     def _torch_program(self) -> bytes:

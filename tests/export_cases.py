@@ -1,0 +1,40 @@
+"""Helpers for tests of networks as C: a compiler, and networks of random activations."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dagnn.graph import Dag
+from dagnn.kernels import ACTIVATIONS
+from dagnn.nn import DagNN
+
+COMPILER = shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler is here")
+STRICT = ["-std=c99", "-O2", "-Wall", "-Wextra", "-pedantic", "-Werror"]
+NAMES = sorted(ACTIVATIONS)
+
+
+def compiled(folder: Path, sources: list[str]) -> ctypes.CDLL:
+    library = folder / "networks.so"
+    command = [COMPILER, *STRICT, "-shared", "-fPIC", *sources, "-lm", "-o", str(library)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(library))
+
+
+def run_c(library: ctypes.CDLL, name: str, x: np.ndarray, num_outputs: int) -> np.ndarray:
+    x = np.ascontiguousarray(x)
+    y = np.empty((len(x), num_outputs), x.dtype)
+    getattr(library, f"{name}_batch")(*map(ctypes.c_void_p, (x.ctypes.data, y.ctypes.data)), ctypes.c_size_t(len(x)))
+    return y
+
+
+def random_network(dag: Dag, seed: int, dtype: torch.dtype) -> DagNN:
+    generator = np.random.default_rng(seed)
+    activation = [NAMES[k] for k in generator.integers(len(NAMES), size=dag.num_nodes)]
+    return DagNN(dag, activation=activation, dtype=dtype)
