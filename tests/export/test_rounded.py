@@ -53,7 +53,7 @@ def test_no_input_moves_an_output_by_more(dag, seed, storage, size):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_slope_of_every_activation_is_bounded(name):
-    """A weight that is off by d, alone: the output moves by no more than the bound, which is no looser than the steepest slope."""
+    """One weight that is off: the output moves by no more than the bound, and the bound is of that size."""
     for low, high in ((-30, 30), (-3, -1), (1, 3), (-0.5, 0.5), (19, 21)):
         net = DagNN(Dag([(0, 1)], outputs=[1]), output_activation=name, bias=False, dtype=torch.float64)
         net.set_weights({(0, 1): 1.001})
