@@ -73,8 +73,8 @@ class CFunction:
         return self._made(self._kind, f"{self._prefix.upper()}_FMA({a}, {b}, {c})")
 
     def intrinsic(self, name: str, *arguments: Any) -> str:
-        function = {"fabs": "fabs", "sqrt": "sqrt", "floor": "floor", "sin": "sin", "cos": "cos", "log": "log"}[name]
-        return self._made(self._kind, f"{function}{self._suffix}({', '.join(map(self._shown, arguments))})")
+        assert name in ("fabs", "copysign", "sqrt")  # LLVM's names, and the C library's
+        return self._made(self._kind, f"{name}{self._suffix}({', '.join(map(self._shown, arguments))})")
 
     # ---- what an IRBuilder offers ----
 
