@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dagnn import __version__
 from dagnn.errors import ConfigError
+from dagnn.export import Program
 from dagnn.export.c_functions import CFunction, bit_functions, bits_type, literal
-from dagnn.export.program import Program
 from dagnn.export.rounded import RoundedWeights
 
 # Values of up to so many nodes lie on the stack: 32 KiB in float64.

@@ -8,7 +8,7 @@ import numpy as np
 
 from dagnn import __version__
 from dagnn.errors import ConfigError
-from dagnn.export.program import Program
+from dagnn.export import Program
 from dagnn.kernels.emit.functions import ERFC
 
 _OPSET = 18

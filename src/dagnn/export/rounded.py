@@ -13,7 +13,7 @@ from flint import arb  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 
 from dagnn.errors import ConfigError, GraphError
-from dagnn.export.program import Program
+from dagnn.export import Program
 
 Storage = Literal["bfloat16", "int8"]
 

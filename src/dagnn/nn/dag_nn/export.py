@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.export import Program, program_of
 from dagnn.export.c import Rounding, c_files, check_name
 from dagnn.export.onnx import onnx_model
-from dagnn.export.program import Program, program_of
 from dagnn.export.rounded import Storage, box_of, check_storage, error_bounds, rounded
 from dagnn.files import replace_file
 from dagnn.kernels import ACTIVATIONS, NetworkPlan, explain_network, reference
