@@ -67,55 +67,56 @@ class Program:
         found[self.inputs[self.inputs >= 0]] = True
         return found
 
+    @classmethod
+    def of_network(
+        cls,
+        edges: NDArray[np.int64],
+        weight: NDArray[np.floating],
+        bias: NDArray[np.floating],
+        activation: list[str],
+        levels: NDArray[np.int64],
+        inputs: NDArray[np.int64],
+        outputs: NDArray[np.int64],
+        input_names: tuple[Hashable, ...],
+        output_names: tuple[Hashable, ...],
+    ) -> "Program":
+        """The program of a whole network.
 
-def program_of(
-    edges: NDArray[np.int64],
-    weight: NDArray[np.floating],
-    bias: NDArray[np.floating],
-    activation: list[str],
-    levels: NDArray[np.int64],
-    inputs: NDArray[np.int64],
-    outputs: NDArray[np.int64],
-    input_names: tuple[Hashable, ...],
-    output_names: tuple[Hashable, ...],
-) -> Program:
-    """The program of a whole network.
+        Args:
+            edges: ``[num_edges, 2]`` (source, target), sorted by (target, source).
+            weight: of every edge.
+            bias: of every node; 0 where it has none.
+            activation, levels: of every node; ``levels`` do not decrease.
+            inputs, outputs: nodes, column by column.
 
-    Args:
-        edges: ``[num_edges, 2]`` (source, target), sorted by (target, source).
-        weight: of every edge.
-        bias: of every node; 0 where it has none.
-        activation, levels: of every node; ``levels`` do not decrease.
-        inputs, outputs: nodes, column by column.
-
-    Raises:
-        ConfigError: a weight or bias that an output reads is NaN or infinite.
-    """
-    num_nodes = len(levels)
-    offsets = offsets_of(np.bincount(edges[:, 1], minlength=num_nodes))
-    waiting = np.bincount(edges[:, 0], minlength=num_nodes)
-    waiting[outputs] += 1  # an edge that no peeling removes
-    live = peel(offsets, np.ascontiguousarray(edges[:, 0]), waiting) < 0
-    place = np.where(live, np.cumsum(live) - 1, -1)
-    kept = live[edges[:, 1]]
-    sources, targets = place[edges[kept, 0]], place[edges[kept, 1]]
-    found = Program(
-        offsets_of(np.bincount(targets, minlength=int(live.sum()))),
-        sources,
-        weight[kept],
-        bias[live],
-        tuple(name for name, is_live in zip(activation, live.tolist(), strict=True) if is_live),
-        levels[live],
-        place[inputs],
-        place[outputs],
-        input_names,
-        output_names,
-    )
-    for kind, values in (("weights", found.weight), ("biases", found.bias)):
-        bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            raise ConfigError(
-                f"{len(bad)} of the {kind} that the outputs depend on are NaN or infinite, first {values[bad[0]]}: "
-                "load a network that was trained without them, or set them with set_weights and set_biases."
-            )
-    return found
+        Raises:
+            ConfigError: a weight or bias that an output reads is NaN or infinite.
+        """
+        num_nodes = len(levels)
+        offsets = offsets_of(np.bincount(edges[:, 1], minlength=num_nodes))
+        waiting = np.bincount(edges[:, 0], minlength=num_nodes)
+        waiting[outputs] += 1  # an edge that no peeling removes
+        live = peel(offsets, np.ascontiguousarray(edges[:, 0]), waiting) < 0
+        place = np.where(live, np.cumsum(live) - 1, -1)
+        kept = live[edges[:, 1]]
+        sources, targets = place[edges[kept, 0]], place[edges[kept, 1]]
+        found = cls(
+            offsets_of(np.bincount(targets, minlength=int(live.sum()))),
+            sources,
+            weight[kept],
+            bias[live],
+            tuple(name for name, is_live in zip(activation, live.tolist(), strict=True) if is_live),
+            levels[live],
+            place[inputs],
+            place[outputs],
+            input_names,
+            output_names,
+        )
+        for kind, values in (("weights", found.weight), ("biases", found.bias)):
+            bad = np.flatnonzero(~np.isfinite(values))
+            if len(bad):
+                raise ConfigError(
+                    f"{len(bad)} of the {kind} that the outputs depend on are NaN or infinite, first {values[bad[0]]}: "
+                    "load a network that was trained without them, or set them with set_weights and set_biases."
+                )
+        return found

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError, DtypeError, GraphError
-from dagnn.export import Program, program_of
+from dagnn.export import Program
 from dagnn.export.c import Rounding, c_files, check_name
 from dagnn.export.onnx import onnx_model
 from dagnn.export.rounded import Storage, box_of, check_storage, error_bounds, rounded
@@ -172,7 +172,7 @@ class Exports(NamedParameters):
         layout, (weight, bias) = self._layout, (tensor.numpy() for tensor in self._numbers())
         of_nodes = np.zeros(self.dag.num_nodes, dtype=bias.dtype)
         of_nodes[layout.has_bias.numpy()] = bias
-        return program_of(
+        return Program.of_network(
             layout.edges.numpy(),
             weight,
             of_nodes,
