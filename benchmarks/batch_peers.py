@@ -63,15 +63,15 @@ def _runs(sorted_keys: Tensor) -> list[tuple[int, int]]:
     return list(pairwise([0, *counts.cumsum(0).tolist()]))
 
 
-def cell(own: Tensor, heard: Tensor | None, child_c: Tensor) -> tuple[Tensor, Tensor]:
+def cell(own: Tensor, messages: Tensor | None, child_c: Tensor) -> tuple[Tensor, Tensor]:
     """One level: own gates ``[n, 4 d]``, what the operands say ``[n, 6 d]``, their c ``[n, 3, d]``."""
     d = own.shape[1] // 4
-    if heard is None:
+    if messages is None:
         c = own[:, :d].sigmoid() * own[:, 2 * d : 3 * d].tanh()
         return own[:, d : 2 * d].sigmoid() * c.tanh(), c
-    gates = (own[:, : 2 * d] + heard[:, : 2 * d]).sigmoid()
-    u = (own[:, 2 * d : 3 * d] + heard[:, 2 * d : 3 * d]).tanh()
-    forget = (own[:, 3 * d :].unsqueeze(1) + heard[:, 3 * d :].view(len(own), CHILDREN, d)).sigmoid()
+    gates = (own[:, : 2 * d] + messages[:, : 2 * d]).sigmoid()
+    u = (own[:, 2 * d : 3 * d] + messages[:, 2 * d : 3 * d]).tanh()
+    forget = (own[:, 3 * d :].unsqueeze(1) + messages[:, 3 * d :].view(len(own), CHILDREN, d)).sigmoid()
     c = gates[:, :d] * u + (forget * child_c).sum(1)
     return gates[:, d:] * c.tanh(), c
 
@@ -87,8 +87,8 @@ def eager(problem: Problem) -> Run:
         for level, (a, b) in enumerate(problem.levels):
             if level:
                 child = problem.child[a:b].reshape(-1)
-                heard = h.index_select(0, child).view(b - a, CHILDREN * d) @ weight
-                new_h, new_c = cell(own[a:b], heard, c.index_select(0, child).view(b - a, CHILDREN, d))
+                messages = h.index_select(0, child).view(b - a, CHILDREN * d) @ weight
+                new_h, new_c = cell(own[a:b], messages, c.index_select(0, child).view(b - a, CHILDREN, d))
             else:
                 new_h, new_c = cell(own[a:b], None, c)
             h[a:b], c[a:b] = new_h, new_c
@@ -106,14 +106,14 @@ def function(problem: Problem) -> Run:
         def forward(ctx: Any, projected: Tensor, weight: Tensor) -> Tensor:
             d = projected.shape[1] // 4
             h, c = (projected.new_zeros(n + 1, d) for _ in range(2))
-            heard = projected.new_zeros(n, CHILDREN * d)
+            messages = projected.new_zeros(n, CHILDREN * d)
             gates, squashed = projected.new_empty(n, 6 * d), projected.new_empty(n, d)
             for level, (a, b) in enumerate(problem.levels):
                 own = projected.index_select(0, problem.symbol[a:b])
                 z, child = gates[a:b], problem.child[a:b].reshape(-1)
                 if level:
-                    torch.index_select(h, 0, child, out=heard[a:b].view(-1, d))
-                    torch.mm(heard[a:b], weight, out=z)
+                    torch.index_select(h, 0, child, out=messages[a:b].view(-1, d))
+                    torch.mm(messages[a:b], weight, out=z)
                     z[:, : 3 * d] += own[:, : 3 * d]
                     z[:, 3 * d :].view(b - a, CHILDREN, d).add_(own[:, 3 * d :].unsqueeze(1))
                     z[:, 3 * d :].sigmoid_()
@@ -129,13 +129,13 @@ def function(problem: Problem) -> Run:
                 torch.tanh(c[a:b], out=squashed[a:b])
                 torch.mul(z[:, d : 2 * d], squashed[a:b], out=h[a:b])
             ctx.save_for_backward(projected, weight)
-            ctx.saved = c, heard, gates, squashed
+            ctx.saved = c, messages, gates, squashed
             return h.index_select(0, problem.place)
 
         @staticmethod
         def backward(ctx: Any, grad_h: Tensor) -> tuple[Tensor, Tensor]:
             projected, weight = ctx.saved_tensors
-            c, heard, gates, squashed = ctx.saved
+            c, messages, gates, squashed = ctx.saved
             d = projected.shape[1] // 4
             of_h, of_c = (projected.new_zeros(n + 1, d) for _ in range(2))
             of_h.index_copy_(0, problem.place, grad_h)
@@ -156,7 +156,7 @@ def function(problem: Problem) -> Run:
                     of_c.index_add_(0, child, passed.view(-1, d))
                     of_h.index_add_(0, child, (z @ weight.t()).view(-1, d))
             leaves = problem.levels[0][1]
-            of_weight = heard[leaves:].t() @ of_z[leaves:]
+            of_weight = messages[leaves:].t() @ of_z[leaves:]
             of_own = torch.cat([of_z[:, : 3 * d], of_z[:, 3 * d :].view(n, CHILDREN, d).sum(1)], 1)
             return torch.zeros_like(projected).index_add_(0, problem.symbol, of_own), of_weight
 
@@ -224,9 +224,9 @@ def recursion(problem: Problem) -> Run:
             own, k = rows[symbol[v]], len(child[v])
             i, o, u, f = own.split(d)
             if k:
-                heard = torch.cat([h[w] for w in child[v]]) @ weight[: k * d, : (3 + k) * d]
-                i, o, u = i + heard[:d], o + heard[d : 2 * d], u + heard[2 * d : 3 * d]
-                forget = (f + heard[3 * d :].view(k, d)).sigmoid()
+                messages = torch.cat([h[w] for w in child[v]]) @ weight[: k * d, : (3 + k) * d]
+                i, o, u = i + messages[:d], o + messages[d : 2 * d], u + messages[2 * d : 3 * d]
+                forget = (f + messages[3 * d :].view(k, d)).sigmoid()
                 new = i.sigmoid() * u.tanh() + (forget * torch.stack([c[w] for w in child[v]])).sum(0)
             else:
                 new = i.sigmoid() * u.tanh()
@@ -262,8 +262,8 @@ def by_operator(problem: Problem, how: str) -> Run:
         for level, (a, b) in enumerate(problem.levels):
             if level:
                 child = problem.child[a:b].reshape(-1)
-                heard = products(h.index_select(0, child).view(b - a, CHILDREN * d), weight, level)
-                new_h, new_c = cell(own[a:b], heard, c.index_select(0, child).view(b - a, CHILDREN, d))
+                messages = products(h.index_select(0, child).view(b - a, CHILDREN * d), weight, level)
+                new_h, new_c = cell(own[a:b], messages, c.index_select(0, child).view(b - a, CHILDREN, d))
             else:
                 new_h, new_c = cell(own[a:b], None, c)
             h[a:b], c[a:b] = new_h, new_c

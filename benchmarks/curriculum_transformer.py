@@ -140,10 +140,10 @@ class DecoderCache:
         width = x.shape[-1]
         query = functional.linear(x, attention.in_proj_weight[:width], attention.in_proj_bias[:width])
         key, value = self._memory[number]
-        heard = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             by_head(query, attention.num_heads), key, value, attn_mask=self._open
         )
-        return attention.out_proj(joined(heard))
+        return attention.out_proj(joined(attended))
 
 
 def grown(scores: Callable[[Tensor, int], Tensor], count: int, words: Words, longest: int) -> list[list[int]]:

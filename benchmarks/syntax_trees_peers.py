@@ -47,8 +47,8 @@ def level_loop(plan: SortedLevels, hidden: int) -> Function:
             new = x.new_zeros(end - first, hidden)
             if len(source):
                 child_h, child_c = h[source], c[source]
-                heard = new.index_add(0, target, child_h) @ of_h
-                i, o, u = (own + part for own, part in zip((i, o, u), heard.chunk(3, dim=1), strict=True))
+                aggregate = new.index_add(0, target, child_h) @ of_h
+                i, o, u = (own + part for own, part in zip((i, o, u), aggregate.chunk(3, dim=1), strict=True))
                 new = new.index_add(0, target, (f[target] + child_h @ of_forget).sigmoid() * child_c)
             new = new + i.sigmoid() * u.tanh()
             h, c = torch.cat([h, o.sigmoid() * new.tanh()]), torch.cat([c, new])
@@ -82,8 +82,8 @@ def pyg_per_level(plan: SortedLevels, hidden: int) -> Function:
             new = x.new_zeros(end - first, hidden)
             if first:
                 sums = children(edge_index, (first, end - first), h=(h, new), c=(c, new), f=(h, f), weight=of_forget)
-                heard, new = sums.chunk(2, dim=1)
-                i, o, u = (own + part for own, part in zip((i, o, u), (heard @ of_h).chunk(3, dim=1), strict=True))
+                aggregate, new = sums.chunk(2, dim=1)
+                i, o, u = (own + part for own, part in zip((i, o, u), (aggregate @ of_h).chunk(3, dim=1), strict=True))
             new = new + i.sigmoid() * u.tanh()
             h, c = torch.cat([h, o.sigmoid() * new.tanh()]), torch.cat([c, new])
         return h[plan.place]

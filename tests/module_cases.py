@@ -120,7 +120,7 @@ CASES = [
     Case("NodeHead", lambda: dnn.NodeHead(D, 2), lambda head, x: head(x), (features(N, D),)),
     Case("EdgeHead", lambda: dnn.EdgeHead(D, 2), on_graphs, (features(N, D),)),
     Case("GraphHead", lambda: dnn.GraphHead(D, 2, "max"), on_graphs, (features(N, D),)),
-    Case("SlotDecoder", lambda: dnn.SlotDecoder(D, 3, 2, layers=1, heads=2), on_graphs, (features(N, D),)),
+    Case("GraphDecoder", lambda: dnn.GraphDecoder(D, 3, 2, layers=1, heads=2), on_graphs, (features(N, D),)),
     Case(
         "GraphTransformNet",
         lambda: dnn.GraphTransformNet(

@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
     "NodeHead": (lambda: dnn.NodeHead(D, 3), lambda layer, x, graph: layer(x)),
     "EdgeHead": (lambda: dnn.EdgeHead(D, 3), lambda layer, x, graph: layer(x, graph)),
     "GraphHead": (lambda: dnn.GraphHead(D, 3), lambda layer, x, graph: layer(x, graph)),
-    "SlotDecoder": (lambda: dnn.SlotDecoder(D, 3, 4, heads=2), lambda layer, x, graph: layer(x, graph).edges),
+    "GraphDecoder": (lambda: dnn.GraphDecoder(D, 3, 4, heads=2), lambda layer, x, graph: layer(x, graph).edges),
 }
 
 

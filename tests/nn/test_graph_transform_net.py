@@ -1,4 +1,4 @@
-"""`GraphTransformNet` and its `SlotDecoder`: shapes, batches, and learning to predict a graph."""
+"""`GraphTransformNet` and its `GraphDecoder`: shapes, batches, and learning to predict a graph."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from strategies import expression_dags
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.ged import GedLoss
 from dagnn.graph import Dag, DagBatch
-from dagnn.nn import GraphTransformNet, SlotDecoder
+from dagnn.nn import GraphDecoder, GraphTransformNet
 
 DIM, LABELS, SLOTS = 8, 5, 4
 
@@ -80,14 +80,14 @@ def test_another_device_gets_plans_of_its_own():
     assert all(part.is_meta for part in net(symbols_of(batch).to("meta"), batch))
 
 
-def test_slots_differ_from_the_start():
+def test_positions_differ_from_the_start():
     graph = Dag.from_polish("(+ x y)")
     label = net_of()(symbols_of(graph), graph).labels[0]
     assert (label[0] - label[1]).abs().max() > 1e-3
 
 
 def test_it_learns_to_predict_a_graph_per_input():
-    """Targets in a fixed slot order: the operator, then its operands; edges operand -> operator."""
+    """Targets in a fixed order: the operator, then its operands; edges operand -> operator."""
     torch.manual_seed(0)
     texts = ["(+ x y)", "(* y x)", "x", "(f x)"]
     batch = DagBatch.from_dags([Dag.from_polish(text) for text in texts])
@@ -137,7 +137,7 @@ def test_bad_arguments():
     with pytest.raises(ConfigError, match="dim must be a multiple of heads, got dim=8 and heads=3"):
         net_of(decoder_heads=3)
     with pytest.raises(ConfigError, match="max_nodes must be a whole number of at least 1, got 0"):
-        SlotDecoder(8, 3, 0)
+        GraphDecoder(8, 3, 0)
 
 
 def test_bad_calls():

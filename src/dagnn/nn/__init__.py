@@ -1,7 +1,7 @@
 """Modules over DAGs. Every one is `Learnable`: it clears, applies, measures, clips and counts its gradients.
 
 One DAG as a network: `DagNN`. Many DAGs at once: `Embedding`, `MessagePassing`, `DagSweep` with its
-cells, `NodeAttention`, `GraphPool`, the heads, `SlotDecoder`, and `GraphTransformNet`, which combines them.
+cells, `NodeAttention`, `GraphPool`, the heads, `GraphDecoder`, and `GraphTransformNet`, which combines them.
 """
 
 from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
@@ -13,13 +13,13 @@ from dagnn.nn.dag_sweep import DagSweep
 from dagnn.nn.graph_transform_net import GraphTransformNet
 from dagnn.nn.heads import (
     EdgeHead,
+    GraphDecoder,
     GraphHead,
+    GraphLogits,
     GraphPool,
     MultiHeadAttention,
     NodeAttention,
     NodeHead,
-    SlotDecoder,
-    SlotLogits,
 )
 from dagnn.nn.learnable import Learnable, LearnableModule
 from dagnn.nn.message_passing import Embedding, MessagePassing
@@ -34,7 +34,9 @@ __all__ = [
     "Embedding",
     "Exports",
     "GRUCell",
+    "GraphDecoder",
     "GraphHead",
+    "GraphLogits",
     "GraphPool",
     "GraphTransformNet",
     "Learnable",
@@ -45,8 +47,6 @@ __all__ = [
     "NodeAttention",
     "NodeHead",
     "Predictor",
-    "SlotDecoder",
-    "SlotLogits",
     "StructureChange",
     "TreeLSTMCell",
     "from_sequential",

@@ -10,7 +10,7 @@ from dagnn.kernels.graph_plans import Direction, Graph, check_graph, edge_positi
 from dagnn.kernels.reference import Aggregate
 from dagnn.nn.cells import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 from dagnn.nn.dag_sweep import DagSweep
-from dagnn.nn.heads import NodeAttention, SlotDecoder, SlotLogits
+from dagnn.nn.heads import GraphDecoder, GraphLogits, NodeAttention
 from dagnn.nn.learnable import LearnableModule, check_size
 from dagnn.nn.message_passing import Embedding, MessagePassing
 
@@ -25,12 +25,12 @@ _CELLS: dict[str, Callable[[int, int], LearnableModule]] = {
 
 
 class GraphTransformNet(LearnableModule):
-    """Embedding, message passing, sweeps, optional attention over nodes, and a `SlotDecoder`.
+    """Embedding, message passing, sweeps, optional attention over nodes, and a `GraphDecoder`.
 
     Each stage adds to the node features and is followed by a layer norm::
 
         symbols -> Embedding -> MessagePassing x message_layers -> DagSweep x sweeps
-                -> NodeAttention (attention_heads > 0) -> SlotDecoder
+                -> NodeAttention (attention_heads > 0) -> GraphDecoder
 
     All nodes and edges are predicted at once::
 
@@ -58,7 +58,7 @@ class GraphTransformNet(LearnableModule):
     Raises:
         ConfigError: a size out of range, or an unknown word.
 
-    Shapes: symbols int64 ``[num_nodes]`` and a `Dag` or `DagBatch` of B graphs -> `SlotLogits` with
+    Shapes: symbols int64 ``[num_nodes]`` and a `Dag` or `DagBatch` of B graphs -> `GraphLogits` with
     ``[B, M]``, ``[B, M, L]``, ``[B, M, M]``, for ``M = max_nodes`` and ``L = num_labels``.
 
     >>> import torch
@@ -101,7 +101,7 @@ class GraphTransformNet(LearnableModule):
         self.joins = nn.ModuleList(nn.Linear((2 if direction == "both" else 1) * dim, dim) for _ in range(sweeps))
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(message_layers + sweeps + 1))
         self.attention = NodeAttention(dim, attention_heads) if attention_heads else None
-        self.decoder = SlotDecoder(dim, num_labels, max_nodes, layers=decoder_layers, heads=decoder_heads)
+        self.decoder = GraphDecoder(dim, num_labels, max_nodes, layers=decoder_layers, heads=decoder_heads)
 
     def encode(self, symbols: Tensor, graph: Graph) -> Tensor:
         """Node features ``[num_nodes, dim]``. Arguments and errors as of `forward`."""
@@ -122,7 +122,7 @@ class GraphTransformNet(LearnableModule):
         x = next(norms)(x)
         return x
 
-    def forward(self, symbols: Tensor, graph: Graph) -> SlotLogits:
+    def forward(self, symbols: Tensor, graph: Graph) -> GraphLogits:
         """Logits of a predicted graph for every graph of the batch.
 
         Args:
@@ -133,7 +133,7 @@ class GraphTransformNet(LearnableModule):
             DtypeError: symbols are not integers.
             GraphError: a symbol out of range, or not one symbol per node.
         """
-        logits: SlotLogits = self.decoder(self.encode(symbols, graph), graph)
+        logits: GraphLogits = self.decoder(self.encode(symbols, graph), graph)
         return logits
 
     def _edge_type(self, graph: Graph, x: Tensor) -> Tensor | None:

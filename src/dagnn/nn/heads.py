@@ -1,7 +1,7 @@
 """Readouts from node features: a vector per graph, logits per node, edge or graph, or a whole predicted graph.
 
-`GraphPool` and the three heads come first. `SlotDecoder` predicts a graph and returns `SlotLogits`. Attention, which it
-uses, comes last: `MultiHeadAttention` between two sets of rows, `NodeAttention` among the nodes of each graph.
+`GraphPool` and the three heads come first. `GraphDecoder` predicts a graph and returns `GraphLogits`. Attention, which
+it uses, comes last: `MultiHeadAttention` between two sets of rows, `NodeAttention` among the nodes of each graph.
 """
 
 import math
@@ -145,15 +145,15 @@ def _dtype(layers: nn.Sequential) -> torch.dtype:
     return next(layers.parameters()).dtype
 
 
-class SlotLogits(NamedTuple):
-    """Logits of one predicted graph per batch entry: B graphs, M slots, L labels.
+class GraphLogits(NamedTuple):
+    """Logits of one predicted graph per batch entry: B graphs, M positions, L labels.
 
-    ``sigmoid(existence[b, i])`` is the probability that slot i is a node, ``softmax(labels[b, i])``
+    ``sigmoid(existence[b, i])`` is the probability that position i is a node, ``softmax(labels[b, i])``
     those of its label, ``sigmoid(edges[b, i, j])`` that of the edge i -> j. The diagonal of
     ``edges`` is not used. The order is that of `dagnn.GedLoss`: ``loss(*logits, targets)``.
 
     >>> from dagnn import Dag
-    >>> logits = SlotDecoder(dim=8, num_labels=4, max_nodes=3)(torch.randn(2, 8), Dag([(0, 1)]))
+    >>> logits = GraphDecoder(dim=8, num_labels=4, max_nodes=3)(torch.randn(2, 8), Dag([(0, 1)]))
     >>> logits.existence.shape, logits.labels.shape, logits.edges.shape
     (torch.Size([1, 3]), torch.Size([1, 3, 4]), torch.Size([1, 3, 3]))
     """
@@ -166,27 +166,27 @@ class SlotLogits(NamedTuple):
     """``[B, M, M]``"""
 
 
-class SlotDecoder(LearnableModule):
-    """A graph at once: M slots, each a possible node, attend to the input nodes and to each other.
+class GraphDecoder(LearnableModule):
+    """A graph at once: M positions, each a possible node, attend to the input nodes and to each other.
 
-    Each slot starts from a trainable vector of its own; with equal vectors, all slots would stay
+    Each position starts from a trainable vector of its own; with equal vectors, all would stay
     equal. Source: Carion et al., "End-to-End Object Detection with Transformers", ECCV 2020, section 3.2.
 
     Args:
         dim: width of the features, a multiple of ``heads``.
         num_labels: labels per node.
-        max_nodes: slots, the most nodes a predicted graph can have.
+        max_nodes: positions, the most nodes a predicted graph can have.
         layers: rounds of attention.
         heads: of every attention.
 
     Raises:
         ConfigError: a size below 1, or ``dim`` no multiple of ``heads``.
 
-    Shapes: x ``[num_nodes, dim]`` and a `Dag` or `DagBatch` -> `SlotLogits`, ``[B, M]``,
+    Shapes: x ``[num_nodes, dim]`` and a `Dag` or `DagBatch` -> `GraphLogits`, ``[B, M]``,
     ``[B, M, L]`` and ``[B, M, M]``; a graph without nodes gets logits too.
 
     >>> from dagnn import Dag
-    >>> decoder = SlotDecoder(dim=8, num_labels=4, max_nodes=3)
+    >>> decoder = GraphDecoder(dim=8, num_labels=4, max_nodes=3)
     >>> decoder(torch.randn(2, 8), Dag([(0, 1)])).labels.shape
     torch.Size([1, 3, 4])
     """
@@ -194,10 +194,10 @@ class SlotDecoder(LearnableModule):
     def __init__(self, dim: int, num_labels: int, max_nodes: int, *, layers: int = 2, heads: int = 4) -> None:
         super().__init__()
         self.dim = check_size("dim", dim)
-        self.slots = nn.Parameter(torch.empty(check_size("max_nodes", max_nodes), dim))
+        self.positions = nn.Parameter(torch.empty(check_size("max_nodes", max_nodes), dim))
         self.pool = GraphPool("mean")
         self.pooled = nn.Linear(dim, dim)
-        self.layers = nn.ModuleList(_SlotLayer(dim, heads) for _ in range(check_size("layers", layers)))
+        self.layers = nn.ModuleList(_PositionLayer(dim, heads) for _ in range(check_size("layers", layers)))
         self.norm = nn.LayerNorm(dim)
         self.existence = nn.Linear(dim, 1)
         self.label = nn.Linear(dim, check_size("num_labels", num_labels))
@@ -206,51 +206,51 @@ class SlotDecoder(LearnableModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Slot vectors standard normal, the bias of edges 0. The layers keep their initial values from PyTorch."""
-        nn.init.normal_(self.slots)
+        """The positions standard normal, the bias of edges 0. The layers keep their initial values from PyTorch."""
+        nn.init.normal_(self.positions)
         nn.init.zeros_(self.edge_bias)
 
-    def forward(self, x: Tensor, graph: Graph) -> SlotLogits:
+    def forward(self, x: Tensor, graph: Graph) -> GraphLogits:
         """Logits of a predicted graph for every graph of the batch.
 
         Raises:
             DtypeError, GraphError: ``x`` is not ``[num_nodes, dim]`` of the parameters' dtype.
         """
         check_graph(graph)
-        check_rows("x", x, graph.num_nodes, self.dim, self.slots.dtype)
+        check_rows("x", x, graph.num_nodes, self.dim, self.positions.dtype)
         nodes, is_node = to_dense(x, graph)
         # The pooled graph is one more memory row, so that a graph without nodes has a row to attend to.
         memory = torch.cat([self.pooled(self.pool(x, graph)).unsqueeze(1), nodes], dim=1)
         present = torch.cat([is_node.new_ones(len(is_node), 1), is_node], dim=1)
 
-        slots = self.slots.expand(len(memory), -1, -1)
+        positions = self.positions.expand(len(memory), -1, -1)
         for layer in self.layers:
-            slots = layer(slots, memory, present)
-        slots = self.norm(slots)
-        tail, head = self.edge_ends(slots).chunk(2, dim=-1)
-        return SlotLogits(
-            existence=self.existence(slots).squeeze(-1),
-            labels=self.label(slots),
+            positions = layer(positions, memory, present)
+        positions = self.norm(positions)
+        tail, head = self.edge_ends(positions).chunk(2, dim=-1)
+        return GraphLogits(
+            existence=self.existence(positions).squeeze(-1),
+            labels=self.label(positions),
             edges=tail @ head.transpose(1, 2) / math.sqrt(self.dim) + self.edge_bias,
         )
 
 
-class _SlotLayer(nn.Module):
-    """Slots attend to each other, then to the memory, then pass a feed-forward net: all pre-norm, with residuals."""
+class _PositionLayer(nn.Module):
+    """Positions attend to each other, then to the memory, then pass a feed-forward net; pre-norm, with residuals."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.among_slots = MultiHeadAttention(dim, heads)
+        self.among_positions = MultiHeadAttention(dim, heads)
         self.to_memory = MultiHeadAttention(dim, heads)
-        self.think = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+        self.feed_forward = _two_layers(dim, 2 * dim, dim)
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
 
-    def forward(self, slots: Tensor, memory: Tensor, present: Tensor) -> Tensor:
-        all_slots = present.new_ones(slots.shape[:2])
-        normed = self.norms[0](slots)
-        slots = slots + self.among_slots(normed, normed, all_slots)
-        slots = slots + self.to_memory(self.norms[1](slots), memory, present)
-        return cast(Tensor, slots + self.think(self.norms[2](slots)))
+    def forward(self, positions: Tensor, memory: Tensor, present: Tensor) -> Tensor:
+        all_positions = present.new_ones(positions.shape[:2])
+        normed = self.norms[0](positions)
+        positions = positions + self.among_positions(normed, normed, all_positions)
+        positions = positions + self.to_memory(self.norms[1](positions), memory, present)
+        return cast(Tensor, positions + self.feed_forward(self.norms[2](positions)))
 
 
 class MultiHeadAttention(LearnableModule):

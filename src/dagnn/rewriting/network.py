@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dagnn.errors import ConfigError
 from dagnn.ged import GedLoss
-from dagnn.nn.heads import SlotLogits
+from dagnn.nn.heads import GraphLogits
 from dagnn.nn.learnable import LearnableModule, before_call
 from dagnn.rewriting.features import GraphEncoder, NeighbourhoodFeatures, NeighbourhoodGraphs
 from dagnn.rewriting.machine import LabelTokens, RewritingMachine, Rewritten
@@ -231,7 +231,7 @@ class GraphRewriter(LearnableModule):
         items = torch.arange(len(targets), device=targets.device)
         return edit_cost(cost[items, best], targets[items, best], self.arity, alpha=alpha, beta=beta, gamma=gamma)
 
-    def predict_graphs(self, rows: Tensor, num_slots: int | None = None) -> SlotLogits:
+    def predict_graphs(self, rows: Tensor, num_slots: int | None = None) -> GraphLogits:
         """The replacements as graphs, for `dagnn.ged.GedLoss`; an edge goes from operand to operator.
 
         Raises:
@@ -241,7 +241,7 @@ class GraphRewriter(LearnableModule):
             raise ConfigError("this network predicts no edges: make it with whole_graphs=True.")
         vectors = self._slot_vectors(rows, self.num_slots if num_slots is None else num_slots)
         tail, head = self.edge_ends(vectors).chunk(2, dim=-1)
-        return SlotLogits(
+        return GraphLogits(
             existence=self.existence(vectors)[..., 0],
             labels=self.output(vectors),
             edges=tail @ head.transpose(1, 2) / math.sqrt(self.slot_width),

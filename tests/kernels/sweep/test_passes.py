@@ -145,7 +145,7 @@ def test_a_node_with_a_thousand_neighbours(name):
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
-def test_an_ordered_node_heard_by_a_thousand():
+def test_an_ordered_node_with_a_thousand_successors():
     graph = Dag(torch.stack([torch.zeros(1_000, dtype=torch.int64), torch.arange(1, 1_001)], 1), 1_001)
     x = torch.randn(1_001, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for way in ("up", "down"):  # on the way down, a thousand operands have the same position
