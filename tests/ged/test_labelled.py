@@ -1,6 +1,7 @@
 """Labels of every kind, and what is no graph to compare."""
 
 import math
+from collections import OrderedDict
 from decimal import Decimal
 from types import SimpleNamespace
 
@@ -55,6 +56,8 @@ ALIKE = [
     (np.array([(1, 2.0)], dtype=[("a", int), ("b", float)])[0], (1, 2.0)),
     (frozenset("ab"), frozenset("ba")),
     ([], ()),
+    ({"a": 1, "b": [NAN]}, OrderedDict(b=torch.tensor([NAN]), a=1.0)),
+    ((1, {}), [1, {}]),
 ]
 
 
@@ -64,6 +67,12 @@ def test_equal_labels_are_equal_whatever_holds_them(label, same):
     assert graph_edit_distance(*pair(label, same)).distance == 0
     assert graph_edit_distance(*pair(label, "other")).distance == 1
     assert ged_matrix(pair(label, same)).distance[0, 1] == 0
+
+
+def test_a_mapping_is_no_set_of_pairs_and_differs_by_value():
+    assert graph_edit_distance(*pair({"a": 1}, {"a": 2})).distance == 1
+    assert graph_edit_distance(*pair({"a": 1}, frozenset({("a", 1)}))).distance == 1
+    assert graph_edit_distance(*pair({}, ())).distance == 1
 
 
 @pytest.mark.fault("graph_edit_distance", 9)
@@ -77,9 +86,9 @@ def test_a_dag_is_at_distance_0_of_its_equal(values):
 
 
 @pytest.mark.fault("graph_edit_distance", 7)
-@pytest.mark.parametrize("label", [{"a": 1}, {1, 2}, (1, {}), bytearray(b"x"), [[{}]]], ids=repr)
+@pytest.mark.parametrize("label", [{"a": set()}, {1, 2}, (1, set()), bytearray(b"x"), [[set()]]], ids=repr)
 def test_labels_that_cannot_be_compared_are_refused(label):
-    with pytest.raises(DtypeError, match="a label must be hashable, an array or a list, got"):
+    with pytest.raises(DtypeError, match="a label must be hashable, an array, a list or a mapping, got"):
         graph_edit_distance(*pair(label, "a"))
 
 

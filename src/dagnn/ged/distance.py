@@ -263,7 +263,7 @@ def graph_edit_distance(
         directed: None: as the graphs are. False: ignore directions (a PyG graph then lists each edge both ways).
         node_label, edge_label: the attribute that holds the labels. Graphs that all lack "label" are unlabelled; any
             other attribute must exist. "names" for nodes: their names, unless an attribute is called so. None: compare
-            without labels. Labels may be anything hashable, or arrays; equal means equal content, and NaN equals NaN.
+            without labels. Labels may be anything hashable, arrays or mappings: they compare by content, NaN too.
             PyG ``Data`` keeps nodes and edges in one place: there, one name for both means the nodes.
 
     Returns:

@@ -283,7 +283,7 @@ def label_keys(labels: Sequence[Any]) -> Sequence[Hashable]:
 
 
 def label_key(label: Any) -> Hashable:
-    """A hashable value, equal for equal labels: arrays and lists are equal by content, and NaN equals NaN."""
+    """A hashable value, equal for equal labels: arrays, lists and mappings by content, and NaN equals NaN."""
     if type(label) in _PLAIN:  # nearly all labels
         return label  # type: ignore[no-any-return]
     if isinstance(label, Tensor):
@@ -292,6 +292,8 @@ def label_key(label: Any) -> Hashable:
         return label_key(label.tolist()) if label.dtype.kind != "V" else label_key(tuple(label.tolist()))
     if isinstance(label, list | tuple):
         return tuple(label_key(part) for part in label)
+    if isinstance(label, Mapping):
+        return (_MAPPING, frozenset((label_key(key), label_key(value)) for key, value in label.items()))
     if isinstance(label, Decimal):
         return _NAN if label.is_nan() else label
     if isinstance(label, float | complex):
@@ -300,10 +302,10 @@ def label_key(label: Any) -> Hashable:
         hash(label)
     except TypeError:
         raise DtypeError(
-            f"a label must be hashable, an array or a list, got {type(label).__name__}: {label!r}."
+            f"a label must be hashable, an array, a list or a mapping, got {type(label).__name__}: {label!r}."
         ) from None
     return label  # type: ignore[no-any-return]
 
 
 _PLAIN = frozenset((str, int, type(None)))
-_NAN = ("dagnn.ged", "NaN")
+_NAN, _MAPPING = ("dagnn.ged", "NaN"), ("dagnn.ged", "mapping")
