@@ -6,7 +6,7 @@ node computes them when its turn comes in the backward pass, from the messages, 
 them in one row for each edge. Its sources then pull from those rows as if they were targets.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,23 +45,27 @@ class Aggregated:
 
 
 def aggregated(
-    aggregation: NDArray[np.str_], response: NDArray[np.float64], degree: NDArray[np.int64], is_input: NDArray[np.bool_]
+    aggregation: Sequence[str], response: NDArray[np.float64], degree: NDArray[np.int64], is_input: NDArray[np.bool_]
 ) -> Aggregated:
     """The nodes that are no plain sums; all arguments ``[num_nodes]``."""
-    used = ~is_input & ((degree > 0) | (aggregation == "product"))  # all others of nothing are 0, as its sum is
-    names = np.where(np.isin(aggregation, BY_EDGE), aggregation, SCALED)
-    is_plain = ~used | ((aggregation == "sum") & (response == 1))
+    count = len(degree)
+    kinds, edge_rows = np.zeros(count, dtype=np.uint8), np.full(count, -1, dtype=np.int32)
+    if set(aggregation) <= {"sum"} and (response == 1).all():
+        return Aggregated((), kinds, response, edge_rows, count)
+    given = np.array(aggregation, dtype=str)
+    is_product, is_mean = given == "product", given == "mean"
+    used = ~is_input & ((degree > 0) | is_product)  # all others of nothing are 0, as its sum is
+    is_plain = ~used | ((given == "sum") & (response == 1))
     # All of them where there is one: an evolving population would compile anew for every set that occurs.
-    found = () if is_plain.all() else (SCALED, *BY_EDGE)
-    kinds = np.zeros(len(degree), dtype=np.uint8)
-    for code, name in enumerate(found, start=1):
-        kinds[~is_plain & (names == name)] = code
-    by_edge = ~is_plain & (names != SCALED)
-    rows = np.where(by_edge, degree, 0)
-    first = len(degree) + np.cumsum(rows) - rows
-    scales = np.where(aggregation == "mean", response / np.maximum(degree, 1), response)
-    edge_rows = np.where(by_edge, first, -1).astype(np.int32)
-    return Aggregated(found, kinds, scales, edge_rows, len(degree) + int(rows.sum()))
+    names = () if is_plain.all() else (SCALED, *BY_EDGE)
+    kinds[~is_plain] = 1
+    for code, name in enumerate(BY_EDGE, start=2):
+        kinds[~is_plain & (given == name)] = code
+    rows = np.where(kinds > 1, degree, 0)
+    first = count + np.cumsum(rows) - rows
+    edge_rows[kinds > 1] = first[kinds > 1]
+    scales = np.where(is_mean, response / np.maximum(degree, 1), response)
+    return Aggregated(names, kinds, scales, edge_rows, count + int(rows.sum()))
 
 
 def by_aggregation(code: CodeWriter, shape: Shape, node: Value, case: Callable[[str | None], None]) -> None:

@@ -23,8 +23,8 @@ def write_backward(module: Value, shape: Shape, name: str) -> None:
         "pieces", "tiles_per_piece", "tiles", "batch", "num_nodes", "live_nodes", "first", "last", "values", "slopes",
         "deltas", "row_bytes", "tile_bytes", "delta_tile_bytes", "delta_worker_bytes", "codes", "out_offsets",
         "out_targets", "out_weight", "seeded", "num_edges", "edge_sums", "node_sums", "num_inputs", "input_rows",
-        "num_outputs", "output_rows", "grad_y", "grad_x", "in_offsets", "in_sources", "weight", "kinds", "scales",
-        "edge_rows",
+        "num_outputs", "output_rows", "grad_y", "grad_x",
+        *(("in_offsets", "in_sources", "weight", "kinds", "scales", "edge_rows") if shape.aggregations else ()),
     )  # fmt: skip
     # Without dense blocks, deltas are scratch of a worker and not of a tile: they stay in its caches from tile to tile.
     worker = code.ticket("next_worker")

@@ -115,14 +115,18 @@ class CompiledPlan:
 
         is_input = np.zeros(self.num_nodes, dtype=bool)
         is_input[inputs] = True
-        used = {name for name, given in zip(activation, is_input.tolist(), strict=True) if not given}
+        found = {name: number for number, name in enumerate(dict.fromkeys(activation))}
+        numbers = np.fromiter(map(found.__getitem__, activation), np.int64, self.num_nodes)
+        is_used = np.zeros(len(found), dtype=bool)
+        is_used[numbers[~is_input]] = True
+        used = [name for name, number in found.items() if is_used[number]]
         self._names = _compiled_for(used)
         code_of = {name: code for code, name in enumerate(self._names, start=1)}
-        codes = np.fromiter((code_of.get(name, INPUT) for name in activation), np.uint8, self.num_nodes)
+        codes = np.array([code_of.get(name, INPUT) for name in found], np.uint8)[numbers]
         codes[is_input] = INPUT
         self.keeps_slopes = any(map(keeps_slope, used))
 
-        self._aggregated = aggregated(np.array(aggregation, dtype=str), response, np.diff(in_offsets), is_input)
+        self._aggregated = aggregated(aggregation, response, np.diff(in_offsets), is_input)
         self.num_rows = self._aggregated.num_rows
         is_plain = self._aggregated.kinds == PLAIN
         blocks = find_blocks(source, in_offsets, levels, is_plain)
@@ -170,8 +174,8 @@ class CompiledPlan:
             "output_rows": outputs.astype(np.int32),
         }
         if self._aggregated.names:
-            found = self._aggregated
-            self._arrays |= {"kinds": found.kinds, "scales": found.scales, "edge_rows": found.edge_rows}
+            of_nodes = self._aggregated
+            self._arrays |= {"kinds": of_nodes.kinds, "scales": of_nodes.scales, "edge_rows": of_nodes.edge_rows}
         self._prepared: dict[tuple[int, bool], Prepared] = {}
         self._frame = Frame()
         self._frame.set(
@@ -187,6 +191,8 @@ class CompiledPlan:
         self, edges: NDArray[np.int64], targets: NDArray[np.int64], in_offsets: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """The row of gradients that the source of each edge pulls from: its target's, or one of its own."""
+        if not self._aggregated.names:
+            return targets
         first = self._aggregated.edge_rows[targets].astype(np.int64)
         return np.where(first < 0, targets, first + edges - in_offsets[targets])
 

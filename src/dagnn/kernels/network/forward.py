@@ -30,7 +30,7 @@ def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> No
     code.fields(
         "pieces", "batch", "live_nodes", "first", "last", "values", "slopes", "row_bytes", "tile_bytes", "codes",
         "in_offsets", "in_sources", "weight", "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs",
-        "output_rows", "kinds", "scales",
+        "output_rows", *(("kinds", "scales") if shape.aggregations else ()),
     )  # fmt: skip
     with code.pieces() as tile:
         shift = code.build.mul(tile, code.field("tile_bytes"))

@@ -1,7 +1,6 @@
 """`NetworkPlan`: one DAG prepared as a network with a weight per edge, in the form that each path needs."""
 
 import hashlib
-import json
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
@@ -147,7 +146,8 @@ _Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[str, ...], tuple[st
 def _fingerprint(parts: _Parts) -> str:
     # Shapes too: without them, an entry could move from one tensor to the next and the digest would be the same.
     *tensors, activation, aggregation, response = parts
-    found = hashlib.sha256(json.dumps([activation, aggregation]).encode())
+    # Names and formulas are one line each.
+    found = hashlib.sha256("\n".join((*activation, *aggregation)).encode())
     for tensor in (*tensors, response):
         found.update(f"{list(tensor.shape)}".encode())
         found.update(tensor.contiguous().numpy().tobytes())

@@ -25,7 +25,8 @@ def write_single_forward(module: Value, shape: Shape, name: str) -> None:
     build = code.build
     code.fields(
         "batch", "num_nodes", "live_nodes", "last", "values", "slopes", "codes", "in_offsets", "in_sources", "weight",
-        "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs", "output_rows", "kinds", "scales",
+        "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs", "output_rows",
+        *(("kinds", "scales") if shape.aggregations else ()),
     )  # fmt: skip
     sums = [code.variable(code.number) for _ in range(_SUMS_IN_FLIGHT)]
     with code.loop(code.i64(0), code.field("batch")) as sample:

@@ -162,6 +162,7 @@ def network_plan(
 ) -> NetworkPlan:
     """The plan of a network on the CPU; lists in node order."""
     node_at = layout.node_at.tolist()
+    is_plain = set(aggregations) <= {"sum"} and set(responses) <= {1.0}
     return plan_network(
         layout.edges,
         layout.levels,
@@ -169,8 +170,8 @@ def network_plan(
         layout.outputs,
         layout.has_bias,
         [activations[node] for node in node_at],
-        [aggregations[node] for node in node_at],
-        torch.tensor([responses[node] for node in node_at], dtype=torch.float64, device="cpu"),
+        None if is_plain else [aggregations[node] for node in node_at],
+        None if is_plain else torch.tensor(responses, dtype=torch.float64, device="cpu")[layout.node_at],
     )
 
 
@@ -197,8 +198,10 @@ def node_activations(dag: Dag, activation: object, output_activation: object) ->
     elif _is_list(activation):
         chosen = dict(enumerate(_listed(dag, activation, "activation", activation_text)))
     else:
-        hidden = activation_text(activation, "activation", _OR_EACH)
-        chosen = dict.fromkeys(range(dag.num_nodes), hidden) | known
+        listed = [activation_text(activation, "activation", _OR_EACH)] * dag.num_nodes
+        for v, name in known.items():
+            listed[v] = name
+        return listed
     chosen |= dict.fromkeys(dag.inputs.tolist(), "identity")
     return [chosen[v] for v in range(dag.num_nodes)]
 
@@ -243,15 +246,17 @@ _OR_EACH = ", a list with one for every node, or a dict by node name"
 
 def _of_nodes(dag: Dag, given: object, argument: str, otherwise: T, check: Callable[..., T]) -> list[T]:
     """A value for every node, from one, a list or a dict; ``otherwise`` at inputs and where a dict has none."""
-    chosen = dict.fromkeys(range(dag.num_nodes), otherwise)
     if _is_mapping(given):
-        chosen |= _from_mapping(dag, given, argument, check)
+        chosen = [otherwise] * dag.num_nodes
+        for v, value in _from_mapping(dag, given, argument, check).items():
+            chosen[v] = value
     elif _is_list(given):
-        chosen = dict(enumerate(_listed(dag, given, argument, check)))
+        chosen = _listed(dag, given, argument, check)
     else:
-        chosen = dict.fromkeys(chosen, check(given, argument, _OR_EACH))
-    chosen |= dict.fromkeys(dag.inputs.tolist(), otherwise)
-    return [chosen[v] for v in range(dag.num_nodes)]
+        chosen = [check(given, argument, _OR_EACH)] * dag.num_nodes
+    for v in dag.inputs.tolist():
+        chosen[v] = otherwise
+    return chosen
 
 
 def _is_mapping(given: object) -> TypeGuard[Mapping[Hashable, object]]:
@@ -337,9 +342,12 @@ def initial_bounds(
     """
     with ordinary_tensors():
         moment = torch.tensor(list(map(second_moment, activations)), dtype=torch.float64)[layout.node_at]
-        power = torch.tensor([_TERMS.get(name, 0.0) for name in aggregations], dtype=torch.float64)[layout.node_at]
+        terms = layout.in_degree.double()
+        if not set(aggregations) <= {"sum"}:
+            power = torch.tensor([_TERMS.get(name, 0.0) for name in aggregations], dtype=torch.float64)
+            terms = terms ** power[layout.node_at]
         source, target = layout.edges.unbind(1)
-        variance = 1 / (layout.in_degree[target] ** power[target] * moment[source])
+        variance = 1 / (terms[target] * moment[source])
         is_source = (layout.in_degree == 0)[layout.has_bias]
         # A uniform variable in +-b has the variance b^2 / 3.
         return (3 * variance).sqrt().numpy(), (3**0.5 * is_source.double()).numpy()
