@@ -4,6 +4,7 @@
 #   make test-faults  kills, failing disks, signals, several processes and hostile files in full (about 20 minutes)
 #   make test-processors  make test as on other processors, one after another: narrower vectors in PyTorch, MKL, oneDNN
 #                     and our own kernels (an hour on 2 cores; what this processor has not, its next narrower does)
+#   make test-integrations  inside transformers and Lightning, with the oldest supported versions and the newest
 #   make lint         ruff and mypy
 #   make bench        every benchmark in full;  make bench-NAME runs benchmarks/NAME.py (ARGS="--quick")
 #   make docs         the site, in site/
@@ -19,7 +20,7 @@ BENCHMARKS := $(filter-out __init__ harness, $(basename $(notdir $(wildcard benc
 # One thread per test worker: two workers with two threads each would fight over two cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: help install train test test-all test-faults test-processors lint format bench docs clean
+.PHONY: help install train test test-all test-integrations test-faults test-processors lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +49,21 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(PYTEST) -m "slow or not slow" $(ARGS)
+
+# Environments on top of .venv, whose torch they share; what pip installs in them comes first.
+OLDEST_INTEGRATIONS := transformers==5.17.* accelerate==1.15.* lightning==2.6.*
+NEWEST_INTEGRATIONS := transformers accelerate lightning
+test-integrations: $(INSTALLED)
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); failed=; \
+	for age in oldest newest; do \
+	  folder=.venv/$$age; wanted="$(NEWEST_INTEGRATIONS)"; \
+	  if [ $$age = oldest ]; then wanted="$(OLDEST_INTEGRATIONS)"; fi; \
+	  [ -d $$folder ] || $(BIN)/python -m venv $$folder || exit 1; \
+	  echo "$$site" > $$($$folder/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dagnn-venv.pth; \
+	  $$folder/bin/python -m pip install --quiet --upgrade $$wanted || exit 1; \
+	  echo "== $$age: $$($$folder/bin/python -m pip list 2>/dev/null | grep -E '^(transformers|accelerate|lightning) ' | tr -s ' \n' ' ')"; \
+	  OMP_NUM_THREADS=1 PYTHONPATH=src $$folder/bin/python -m pytest -q -m "slow or not slow" tests/integrations $(ARGS) || failed="$$failed $$age"; \
+	done; echo "failed:$${failed:- none}"; test -z "$$failed"
 
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 \
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 \

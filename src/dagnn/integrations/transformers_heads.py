@@ -60,10 +60,13 @@ class Verdict:
 
     Attributes:
         name: the class.
-        factor: what the stock Trainer's weights of the micro-batches add up to: 1 is right, 4 is no division at all.
-            Where no weights explain its gradient, the projection on that of the full batch. None if skipped.
+        factor: what the stock Trainer's weights of the micro-batches add up to, over what the right ones do: 1 is
+            right, 4 is a mean that nothing divides. Where no weights explain its gradient, the projection on that of
+            the full batch. None if skipped.
         error: of the stock Trainer's gradient, relative to the full batch's.
         exact: the same of ExactTrainer's.
+        exact_float32, full_float32: errors of ExactTrainer and of the full batch itself in float32, against the full
+            batch in float64: the first can be no smaller than the second is by rounding. None where not asked for.
         cause: why the stock gradient is off, in words; empty if it is not.
         note: why the class was skipped, why ExactTrainer refused it, or what was changed to judge it.
         precision: dtype in which it ran.
@@ -74,6 +77,8 @@ class Verdict:
     factor: float | None = None
     error: float | None = None
     exact: float | None = None
+    exact_float32: float | None = None
+    full_float32: float | None = None
     cause: str = ""
     note: str = ""
     precision: str = ""
@@ -94,8 +99,12 @@ def head_classes() -> dict[str, tuple[str, str]]:
     return found
 
 
-def judge_head(name: str) -> Verdict:
+def judge_head(name: str, *, float32: bool = False) -> Verdict:
     """The verdict on one class, with a tiny random configuration of it; nothing is downloaded.
+
+    Args:
+        name: the class.
+        float32: run ExactTrainer and the full batch in float32 too.
 
     Raises:
         ConfigError: transformers has no such class in its tables of heads.
@@ -110,7 +119,7 @@ def judge_head(name: str) -> Verdict:
     start = time.process_time()
     try:
         with _quiet(), _time_limit(_SECONDS):
-            verdict = _judged(name, *classes[name])
+            verdict = _judged(name, *classes[name], float32=float32)
     except SkipError as error:
         verdict = Verdict(name, note=f"skipped: {error}")
     except Exception as error:  # whatever a foreign model raises is a reason to skip it, and is named
@@ -118,7 +127,7 @@ def judge_head(name: str) -> Verdict:
     return Verdict(**{**vars(verdict), "seconds": time.process_time() - start})
 
 
-def _judged(name: str, model_type: str, task: str) -> Verdict:
+def _judged(name: str, model_type: str, task: str, *, float32: bool) -> Verdict:
     model = tiny_model(
         name, model_type, num_labels=2 if task in ("spans", "sentences") or "NextSentence" in name else 3
     )
@@ -137,10 +146,7 @@ def _judged(name: str, model_type: str, task: str) -> Verdict:
     if relative_error(_gradient_of(model, batch), full) > _tolerance(precision):
         raise SkipError("two runs of one batch differ")
 
-    micros, start = [], 0
-    for size in SIZES:
-        micros.append({key: value[start : start + size] for key, value in batch.items()})
-        start += size
+    micros = _split(batch)
     parts = [_gradient_of(model, micro) for micro in micros]
     stock = _trained(transformers.Trainer, model, micros)
     try:
@@ -157,22 +163,34 @@ def _judged(name: str, model_type: str, task: str) -> Verdict:
         remedy="",
         tolerance=_tolerance(precision),
     )
+    narrow: dict[str, float] = {}
+    if float32 and precision is torch.float64 and exact is not None:
+        model.float()
+        batch = {k: v.float() if v.is_floating_point() else v for k, v in batch.items()}
+        narrow["full_float32"] = relative_error(_gradient_of(model, batch), full)
+        narrow["exact_float32"] = relative_error(_trained(ExactTrainer, model, _split(batch)), full)
     return Verdict(
         name,
         factor=_factor(stock, full, parts, parameters),
         error=report.error,
         exact=exact,
+        **narrow,
         cause="; ".join(f"{cause.kind}: {cause.explanation}" for cause in report.causes),
         note="; ".join(notes),
         precision=str(precision).removeprefix("torch."),
     )
 
 
+def _split(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    pieces = {key: torch.split(value, list(SIZES)) for key, value in batch.items()}
+    return [{key: values[i] for key, values in pieces.items()} for i in range(len(SIZES))]
+
+
 def _factor(stock: Gradients, full: Gradients, parts: Sequence[Gradients], parameters: Sequence[Tensor]) -> float:
     with contextlib.suppress(ConfigError):
-        shares, rest = fit_finite(parts, stock, parameters)
-        if rest < 1e-4:
-            return sum(shares)
+        (shares, rest), (right, right_rest) = (fit_finite(parts, each, parameters) for each in (stock, full))
+        if max(rest, right_rest) < 1e-4:
+            return sum(shares) / sum(right)  # those of a sum add up to the number of micro-batches, of a mean to 1
     return ratio_of(stock, full)[0]
 
 

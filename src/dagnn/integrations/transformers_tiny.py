@@ -84,6 +84,9 @@ def tiny_model(name: str, model_type: str, num_labels: int) -> Any:
                 if part is not None:
                     part._attn_implementation = "eager"
                     part._experts_implementation = "eager"
+                    for token, number in (("decoder_start_token_id", 1), ("pad_token_id", 0)):
+                        if getattr(part, token, None) is None:
+                            setattr(part, token, number)
             with torch.device("meta"):
                 size = sum(p.numel() for p in model_class(config).parameters())
             if size > _MOST_PARAMETERS:

@@ -78,7 +78,16 @@ class TrainerWindows:
         self._waits = False  # losses have denominators of their own: a window runs once all of them are known
         self.weight = 0.0
 
-    def add(self, batch: Any, loss_of: LossOf, *, last: bool, scale: float = 1.0) -> Tensor | None:
+    def add(
+        self,
+        batch: Any,
+        loss_of: LossOf,
+        *,
+        last: bool,
+        scale: float = 1.0,
+        loss: Tensor | None = None,
+        random: RandomState | None = None,
+    ) -> Tensor | None:
         """Run one micro-batch, forward and backward; at the last of a window, leave its gradient in ``.grad``.
 
         Args:
@@ -86,6 +95,8 @@ class TrainerWindows:
             loss_of: the mean loss of a micro-batch, with a graph.
             last: this is the last micro-batch before the trainer steps.
             scale: what the gradient of the window is multiplied by, where a loss scaler will divide by it.
+            loss, random: the loss of this micro-batch and the random numbers before it, where the trainer has computed
+                it already.
 
         Returns:
             the loss of the whole window, over all processes, where ``last``; else None.
@@ -97,11 +108,11 @@ class TrainerWindows:
         self._ranks.open_window([])
         try:
             if self._start is None and self._num_terms != 1:
-                self._start = RandomState.now()
+                self._start = random or RandomState.now()
             if self._num_terms != 1:
                 self._ran.append((batch, loss_of))
             if not self._waits:
-                self._run(batch, loss_of)
+                self._run(batch, loss_of, loss)
             return self._finish(scale) if last else None
         except BaseException:
             self.discard()
@@ -120,13 +131,13 @@ class TrainerWindows:
         self._sums = GradientSums([p for p in self._model.parameters() if p.requires_grad])
         return Window([], known, sums=self._sums, ranks=self._ranks, batch_norms=self._batch_norms)
 
-    def _run(self, batch: Any, loss_of: LossOf) -> None:
+    def _run(self, batch: Any, loss_of: LossOf, loss: Tensor | None) -> None:
         if self._window is None:
             self._window = self._open(None)
         if not self._verified:
             self._verify(batch, loss_of)  # before there is a graph whose buffers it would move
         self._window.add_micro_batch()
-        loss = loss_of(batch)
+        loss = loss_of(batch) if loss is None else loss
         if self._weight is not None:
             self._num_terms = 1
             self._window.backward(loss, next(iter(check_weights(self._weight(batch), "weight(micro_batch)").values())))
@@ -297,12 +308,16 @@ class _Numbers(TorchFunctionMode):
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Inside, the model is in eval mode; afterwards its modes, buffers and random numbers are as before."""
     modes = [(module, module.training) for module in model.modules()]
-    before = Snapshot([model])
+    random, buffers = RandomState.now(), [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     model.eval()
     try:
         yield
     finally:
-        before.restore()
+        random.restore()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                if not torch.equal(buffer, value):  # a graph may hold it, and would refuse one that was written
+                    buffer.copy_(value)
         for module, mode in modes:
             module.training = mode
 
