@@ -1,6 +1,10 @@
 """transformers: a Trainer whose gradient is the full batch's for any head, and a callback that judges any Trainer."""
 
+import contextlib
 import functools
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 from unittest import mock
 
@@ -235,3 +239,35 @@ class GradientCheck(transformers.TrainerCallback):  # type: ignore[misc]
         return [
             None if p.grad is None else widened(p.grad).clone() for p in self._model.parameters() if p.requires_grad
         ]
+
+
+def window_gradient(trainer_class: type[Any], model: nn.Module, micros: Sequence[dict[str, Tensor]]) -> Gradients:
+    """The gradient that a trainer finds after one window of ``micros``, before it clips; the model has none after."""
+    model.zero_grad()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            folder, gradient_accumulation_steps=len(micros), use_cpu=True, report_to="none", disable_tqdm=True
+        )
+        trainer = trainer_class(model=model, args=arguments)
+    samples, num_items = trainer.get_batch_samples(iter(micros), len(micros), arguments.device)
+    trainer.current_gradient_accumulation_steps = len(samples)
+    for i, inputs in enumerate(samples):
+        trainer.accelerator.gradient_state._set_sync_gradients(i == len(samples) - 1)
+        trainer.training_step(model, inputs, num_items)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    found: Gradients = [None if p.grad is None else widened(p.grad).clone() for p in trained]
+    model.zero_grad()
+    return found
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, neither transformers nor Python warns."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(50)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)

@@ -417,7 +417,10 @@ def _cause(
     try:
         (found, rest), (right, right_rest) = (fit_finite(parts, each, parameters) for each in (actual, expected))
     except ConfigError:
-        found, rest, right, right_rest = [], 1.0, [], 1.0
+        text = (
+            f"the gradient is about {factor}; those of its {k} micro-batches are too much alike to tell their weights."
+        )
+        return Cause(Kind.WRONG_SCALE, text, remedy)
     if rest > loose:
         text = f"no weights of the {k} micro-batches explain the gradient, which is about {factor}: its loss has terms "
         return Cause(Kind.WRONG_DENOMINATOR, f"{text}that are divided by different counts.", remedy)
