@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dagnn.errors import ConfigError, DtypeError, GraphError
-from dagnn.ged import EditCosts, graph_edit_distance, tree_edit_distance
+from dagnn.ged import EditCosts, graph_edit_distance, tree_edit_distance, tree_edit_path
 from dagnn.graph import Dag
 
 
@@ -160,3 +160,41 @@ def test_other_bad_input_is_refused():
         tree_edit_distance(Dag.from_polish("x"), Dag([], 1))
     with pytest.raises(ConfigError, match="node_insertion"):
         tree_edit_distance(Dag([], 1), Dag([], 1), EditCosts(node_insertion=float("nan")))
+
+
+def carried_out(nested, other, path):
+    """``nested`` after the edits of ``path``, whose nodes are numbered in postorder; insertions must give ``other``."""
+    deleted = {edit.source for edit in path if edit.kind == "delete node"}
+    changed = {edit.source: edit.target_label for edit in path if edit.kind == "substitute node"}
+    inserted = {edit.target for edit in path if edit.kind == "insert node"}
+
+    def forest(node, number, gone, labels):
+        operands = []
+        for operand in node[1:]:
+            kept, number = forest(operand, number, gone, labels)
+            operands += kept
+        return (operands if number in gone else [(labels.get(number, node[0]), *operands)]), number + 1
+
+    return forest(nested, 0, deleted, changed)[0], forest(other, 0, inserted, {})[0]
+
+
+@pytest.mark.parametrize("dear", [1.0, 1e17])
+def test_the_edits_give_the_other_tree_and_cost_the_distance(dear):
+    rng = random.Random(8)
+    costs = EditCosts(node_deletion=2, node_insertion=0.75, node_substitution=lambda a, b: abs(a - b) * dear / 2)
+    for _ in range(40):
+        a, b = (random_tree(rng, rng.randint(1, 12)) for _ in range(2))
+        path = tree_edit_path(tree(a), tree(b), costs)
+        assert sum(edit.cost for edit in path) == tree_edit_distance(tree(a), tree(b), costs)
+        reached, wanted = carried_out(a, b, path)
+        assert reached == wanted
+    assert tree_edit_path(tree(a), tree(a)) == ()
+
+
+def test_edits_of_the_empty_tree_are_insertions_from_the_root():
+    chain = Dag([("x", "y"), ("y", "z")])
+    assert [str(edit) for edit in tree_edit_path(Dag([], 0), chain)] == [
+        f"insert node {name} (1)" for name in ("z", "y", "x")
+    ]
+    assert [edit.source for edit in tree_edit_path(chain, Dag([], 0))] == ["x", "y", "z"]
+    assert tree_edit_path(Dag([], 0), Dag([], 0)) == ()

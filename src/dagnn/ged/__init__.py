@@ -8,7 +8,7 @@ from dagnn.ged.loss import GedLoss, GedLossTerms
 from dagnn.ged.matrix import GedMatrix, GedMetric, GedSummary, ged_matrix
 from dagnn.ged.retrieval import GedMatches, Settled, ged_range, ged_search
 from dagnn.ged.targets import GraphTargets, decode
-from dagnn.ged.tree import tree_edit_distance
+from dagnn.ged.tree import tree_edit_distance, tree_edit_path
 
 __all__ = [
     "Edit",
@@ -33,4 +33,5 @@ __all__ = [
     "graph_edit_distance",
     "read_graph_files",
     "tree_edit_distance",
+    "tree_edit_path",
 ]

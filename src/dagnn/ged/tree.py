@@ -4,13 +4,13 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.ged.costs import ROOM, EditCosts, Ints, checked_costs, exact_integers
+from dagnn.ged.distance import Edit
 from dagnn.ged.exact.solve import as_float
 from dagnn.ged.exact.tables import build_tables
-from dagnn.ged.labelled import label_key, read_graphs
+from dagnn.ged.labelled import LabelledGraph, label_key, read_graphs
 from dagnn.graph import Dag
 from dagnn.graph.cached import jitted
 
@@ -51,55 +51,145 @@ def tree_edit_distance(a: Dag, b: Dag, costs: EditCosts | None = None, *, node_l
     >>> tree_edit_distance(Dag.from_polish("(+ (* 2 x) 5)"), Dag.from_polish("(+ 2 x 5)"))
     1.0
     """
-    trees = {"a": a, "b": b}
-    costs = checked_costs(costs)
-    for name, dag in trees.items():
-        if not isinstance(dag, Dag):
-            raise DtypeError(f"{name} must be a Dag, got {type(dag).__name__}.")
-    read = read_graphs([a, b], list(trees), directed=None, node_label=node_label, edge_label=None)
-    tables = build_tables(read, costs)
-    left, right = (
-        _Tree(dag, name, [tables.node_ids[label_key(x)] for x in graph.node_labels or (None,) * graph.num_nodes])
-        for (name, dag), graph in zip(trees.items(), read, strict=True)
+    pair = _Pair(a, b, costs, node_label)
+    return as_float(Fraction(pair.distance, pair.ones))
+
+
+def tree_edit_path(
+    a: Dag, b: Dag, costs: EditCosts | None = None, *, node_label: str | None = "label"
+) -> tuple[Edit, ...]:
+    """The edits of `tree_edit_distance`: deletions, substitutions, insertions, in an order in which they can be done.
+
+    Deletions and substitutions come in postorder. Insertions come in preorder: a node is there before its operands.
+
+    Args:
+        a, b, costs, node_label: as in `tree_edit_distance`.
+
+    Returns:
+        Edits whose costs sum to the distance; nodes that are matched and keep their label are left out.
+
+    Raises:
+        DtypeError, GraphError, ConfigError: as in `tree_edit_distance`.
+
+    Cost: that of the distance, and O(n^2) for each matched tree at worst.
+
+    >>> from dagnn.graph import Dag
+    >>> [str(edit) for edit in tree_edit_path(Dag.from_polish("(+ (* 2 x) 5)"), Dag.from_polish("(+ 2 y 5)"))]
+    ['delete node 2 [*] (1)', 'substitute node 1 [x] by 1 [y] (1)']
+    """
+    pair = _Pair(a, b, costs, node_label)
+    matched = pair.matches()
+    removed, inserted = (
+        {*range(size)} - {*side} for size, side in zip(pair.change.shape, _sides(matched), strict=True)
     )
-    # Not a library: apted 1.0.3 was wrong on 25 of 2,500 random pairs with costs by label, and zss 1.2.0 adds in floats
-    # and took 300 times as long.
-    (update, remove, insert), ones = exact_integers(list(tables.nodes))
-    removed, inserted = remove[left.labels], insert[right.labels]
-    total = int(removed.sum() + inserted.sum())
-    # A change that costs more than removing and inserting everything is never made.
-    change = np.minimum(update[left.labels][:, right.labels], total + 1)
-    if 4 * total < ROOM:
-        removed, inserted, change = (part.astype(np.int64) for part in (removed, inserted, change))
-    return as_float(Fraction(int(_distance(left, right, removed, inserted, change)), ones))
+
+    def cost(units: Any) -> float:
+        return as_float(Fraction(int(units), pair.ones))
+
+    left, right = pair.trees
+    edits = [
+        Edit("delete node", left.names[i], None, left.shown[i], None, cost(pair.remove[i])) for i in sorted(removed)
+    ]
+    for i, j in sorted(matched):
+        if pair.change[i, j] or left.labels[i] != right.labels[j]:
+            ends = (left.names[i], right.names[j], left.shown[i], right.shown[j])
+            edits.append(Edit("substitute node", *ends, cost(pair.change[i, j])))
+    for j in sorted(inserted, reverse=True):
+        edits.append(Edit("insert node", None, right.names[j], None, right.shown[j], cost(pair.insert[j])))
+    return tuple(edits)
 
 
-def _distance(a: "_Tree", b: "_Tree", remove: NDArray[Any], insert: NDArray[Any], change: NDArray[Any]) -> int:
-    """The distance, from costs by node: int64, or Python's integers in arrays of objects."""
-    if not len(remove) or not len(insert):
-        return int(remove.sum() + insert.sum())
-    exact = remove.dtype == object
-    sweep = getattr(_sweep, "py_func", _sweep) if exact else _sweep
-    trees = np.zeros(change.shape, dtype=change.dtype)
-    forests = np.zeros((len(remove) + 1, len(insert) + 1), dtype=change.dtype)
-    place, pairs = 0, len(a.keyroots) * len(b.keyroots)
-    while place < pairs:
-        place = int(
-            sweep(
-                a.leftmost,
-                b.leftmost,
-                a.keyroots,
-                b.keyroots,
-                remove,
-                insert,
-                change,
-                trees,
-                forests,
-                place,
-                SLICE // 300 if exact else SLICE,
+def _sides(matched: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [i for i, _ in matched], [j for _, j in matched]
+
+
+class _Pair:
+    """Two trees, the costs of their nodes, and the distances of all pairs of their subtrees.
+
+    Attributes:
+        trees: the trees.
+        remove, insert, change: costs by node in postorder, int64, or Python's integers in arrays of objects.
+        ones: how many of them make 1.
+        distance: the distance of the trees, in the same numbers.
+    """
+
+    def __init__(self, a: Dag, b: Dag, costs: EditCosts | None, node_label: str | None) -> None:
+        trees = {"a": a, "b": b}
+        costs = checked_costs(costs)
+        for name, dag in trees.items():
+            if not isinstance(dag, Dag):
+                raise DtypeError(f"{name} must be a Dag, got {type(dag).__name__}.")
+        read = read_graphs([a, b], list(trees), directed=None, node_label=node_label, edge_label=None)
+        tables = build_tables(read, costs)
+        left, right = (
+            _Tree(
+                dag, name, graph, [tables.node_ids[label_key(x)] for x in graph.node_labels or (None,) * dag.num_nodes]
             )
+            for (name, dag), graph in zip(trees.items(), read, strict=True)
         )
-    return int(trees[-1, -1])
+        self.trees = (left, right)
+        # Not a library: apted 1.0.3 was wrong on 25 of 2,500 random pairs with costs by label, and zss 1.2.0 adds in
+        # floats and took 300 times as long.
+        (update, remove, insert), self.ones = exact_integers(list(tables.nodes))
+        self.remove, self.insert = remove[left.labels], insert[right.labels]
+        total = int(self.remove.sum() + self.insert.sum())
+        # A change that costs more than removing and inserting everything is never made.
+        self.change = np.minimum(update[left.labels][:, right.labels], total + 1)
+        if 4 * total < ROOM:
+            self.remove, self.insert, self.change = (
+                part.astype(np.int64) for part in (self.remove, self.insert, self.change)
+            )
+        self._between = np.zeros(self.change.shape, dtype=self.change.dtype)
+        self._forests = np.zeros((len(self.remove) + 1, len(self.insert) + 1), dtype=self.change.dtype)
+        if self.change.size:
+            self._fill(left.keyroots, right.keyroots)
+        self.distance = int(self._between[-1, -1]) if self.change.size else total
+
+    def _fill(self, keyroots: Ints, others: Ints) -> None:
+        """The distances of the subtrees of all pairs of these nodes and of those that share their first leaves."""
+        exact = self.change.dtype == object
+        sweep = getattr(_sweep, "py_func", _sweep) if exact else _sweep
+        place, pairs = 0, len(keyroots) * len(others)
+        while place < pairs:
+            place = int(
+                sweep(
+                    self.trees[0].leftmost,
+                    self.trees[1].leftmost,
+                    keyroots,
+                    others,
+                    self.remove,
+                    self.insert,
+                    self.change,
+                    self._between,
+                    self._forests,
+                    place,
+                    SLICE // 300 if exact else SLICE,
+                )
+            )
+
+    def matches(self) -> list[tuple[int, int]]:
+        """Pairs of nodes, in postorder, that a cheapest sequence of edits keeps or changes."""
+        found: list[tuple[int, int]] = []
+        first, second = (tree.leftmost.tolist() for tree in self.trees)
+        open_ = [(len(first) - 1, len(second) - 1)] if self.change.size else []
+        while open_:
+            k, m = open_.pop()
+            self._fill(np.array([k]), np.array([m]))  # the forests of this pair
+            forests, begin, other_begin = self._forests, first[k], second[m]
+            x, y = k - begin + 1, m - other_begin + 1
+            while x and y:
+                i, j = begin + x - 1, other_begin + y - 1
+                if forests[x, y] == forests[x - 1, y] + self.remove[i]:
+                    x -= 1
+                elif forests[x, y] == forests[x, y - 1] + self.insert[j]:
+                    y -= 1
+                elif first[i] == begin and second[j] == other_begin:
+                    found.append((i, j))
+                    x, y = x - 1, y - 1
+                else:
+                    open_.append((i, j))
+                    x, y = first[i] - begin, second[j] - other_begin
+        return found
 
 
 @jitted
@@ -150,12 +240,15 @@ class _Tree:
 
     Attributes:
         labels: int64 ``[n]``: the number of every node's label.
+        names, shown: the names of the nodes, and their labels as given, None without.
         leftmost: int64 ``[n]``: the first leaf below every node.
         keyroots: int64: for every leaf, the highest node whose first leaf it is; in ascending order.
     """
 
-    def __init__(self, dag: Dag, name: str, labels: list[int]) -> None:
+    def __init__(self, dag: Dag, name: str, graph: LabelledGraph, labels: list[int]) -> None:
         order, first = _postorder(dag, name) if labels else ([], [])
+        self.names = [graph.names[node] for node in order]
+        self.shown = [None if graph.node_labels is None else graph.node_labels[node] for node in order]
         self.labels = np.array([labels[node] for node in order], dtype=np.int64)
         self.leftmost = np.array(first, dtype=np.int64)
         self.keyroots = np.array(sorted({leaf: node for node, leaf in enumerate(first)}.values()), dtype=np.int64)
