@@ -19,10 +19,12 @@ from dagnn.kernels.network import function as _network
 from dagnn.kernels.network.plan import NetworkPlan, plan_network
 from dagnn.kernels.nodes import ACTIVATIONS, AGGREGATIONS, NEAT_ACTIVATIONS
 from dagnn.kernels.reference import Aggregate, Cell
+from dagnn.kernels.sweep import Columns, Named, Operands, Weights
 from dagnn.kernels.sweep import function as _sweep
-from dagnn.kernels.sweep.cells import Kind, ProjectedCell, Projects
-from dagnn.kernels.sweep.cells import SweepGraph as _SweepGraph
-from dagnn.kernels.sweep.cells import fits as _fits
+from dagnn.kernels.sweep.cell_plan import CellPlan, plan_cell
+from dagnn.kernels.sweep.function import ProjectedCell, Projects
+from dagnn.kernels.sweep.function import SweepGraph as _SweepGraph
+from dagnn.kernels.sweep.function import fits as _fits
 
 __all__ = [
     "ACTIVATIONS",
@@ -30,14 +32,19 @@ __all__ = [
     "NEAT_ACTIVATIONS",
     "Aggregate",
     "Cell",
-    "Kind",
+    "CellPlan",
+    "Columns",
     "LevelPlan",
+    "Named",
     "NetworkPlan",
+    "Operands",
     "ProjectedCell",
     "Projects",
+    "Weights",
     "accumulate_network",
     "explain_network",
     "kernel_path",
+    "plan_cell",
     "plan_levels",
     "plan_network",
     "run_network",

@@ -1,13 +1,16 @@
 """The plain-PyTorch sweeps and activations: the oracle of the tests and the path for every device."""
 
+from collections.abc import Sequence
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from dagnn.errors import ConfigError
+from dagnn.kernels.emit.expressions import NODE, SLOT
 from dagnn.kernels.level_plans import ActivationGroups, LevelPlan, NetworkLevels, gather_sources
 from dagnn.kernels.nodes import AGGREGATIONS, activation_of
+from dagnn.kernels.sweep.cell_plan import CellPlan, Step
 
 Aggregate = Literal["sum", "mean", "max"]
 
@@ -62,105 +65,121 @@ def _column(per_row: Tensor, values: Tensor) -> Tensor:
 States = tuple[Tensor, ...]
 
 
-def tree_lstm_step(
+def cell_step(
+    plan: CellPlan,
     projected: Tensor,
     states: States,
     target: Tensor,
     position: Tensor,
-    state_weight: Tensor,
+    weights: Sequence[Tensor],
+    slots: int,
     operator: Tensor | None = None,
 ) -> States:
-    """``(h, c)`` of the ordered TreeLSTM.
+    """The new states of a level, by the formula of a cell.
 
     Args:
-        projected: ``[n, 4 * hidden]``, columns i, o, u, f.
-        position: ``0 .. max_children - 1``.
-        state_weight: ``[max_children * hidden, (3 + max_children) * hidden]``, columns i, o, u, f_0, f_1, ...; with one
-            such matrix for every operator if there is an ``operator`` int64 ``[n]``.
+        projected: ``[n, features * hidden]``.
+        states, target: as for a `Cell`.
+        position: ``0 .. slots - 1``; of no meaning where there is one slot.
+        weights: as in `dagnn.kernels.ProjectedCell`.
+        slots: a node has at most so many; operands in one slot are summed.
     """
-    h, c = states
-    n, d = len(projected), c.shape[1]
-    arity = state_weight.shape[-2] // d
-    i, o, u, f = torch.split(projected, d, dim=1)
-    if len(target) == 0:
-        return _lstm_output(o, i.sigmoid() * u.tanh())
+    rows = _Rows(len(projected), target, position if slots > 1 else torch.zeros_like(position), slots)
+    hidden, rest = states[0].shape[1], list(weights)
+    state_weight = rest.pop(0) if plan.aggregates else None
+    known: dict[str, Tensor] = {f"source {name}": state for name, state in zip(plan.states, states, strict=True)}
+    known |= _named("feature", plan.features, projected.view(len(projected), -1, hidden).unbind(1))
+    if plan.each is not None:
+        known[f"said {plan.each}"] = states[0] @ rest.pop(0)
+    if plan.has_attention:
+        known["attention None"] = segment_softmax(states[0] @ rest.pop(), rows.slot, rows.count).unsqueeze(1)
+    known |= _named("vector", plan.vectors, [one.unsqueeze(0) for one in rest])
 
-    # Operands in one slot are summed first, as the compiled path does: one forget gate serves them all.
-    slot = target * arity + position
-    operands = segment_sum(h, slot, n * arity).view(n, arity * d)
-    products = _product(operands, state_weight, operator)
-    i_s, o_s, u_s, f_s = torch.split(products, [d, d, d, arity * d], dim=1)
-    f_edge = f.index_select(0, target) + f_s.reshape(n * arity, d).index_select(0, slot)
-    kept = segment_sum(f_edge.sigmoid() * c, target, n)
-    return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
+    values: dict[int, Tensor] = {}
+    _compute(plan.first_steps, values, known, rows, projected)
+    if state_weight is not None:
+        columns = len(plan.columns)
+        if len(target):
+            operands = torch.stack([values[place] for place in plan.aggregate_places], 1).flatten(1)
+            product = _product(rows.padded(operands), state_weight, operator).view(len(projected), -1, hidden)
+        else:
+            product = projected.new_zeros(len(projected), state_weight.shape[-1] // hidden, hidden)
+        known |= _named("column", plan.columns, product[:, :columns].unbind(1))
+        if plan.slot_columns:
+            by_slot = product[:, columns:].reshape(len(projected) * slots, -1, hidden)
+            by_slot = by_slot if rows.kept is None else by_slot.index_select(0, rows.kept)
+            known |= _named("column by slot", plan.slot_columns, by_slot.unbind(1))
+    _compute(plan.second_steps, values, known, rows, projected)
+    # A state that depends on nothing of the node is the same for all of them.
+    return tuple(values[place].expand(len(projected), hidden) for place in plan.new_places)
 
 
-def child_sum_step(
-    projected: Tensor,
-    states: States,
-    target: Tensor,
-    state_weight: Tensor,
-    forget_weight: Tensor,
-    *,
-    operator: Tensor | None = None,
-) -> States:
-    """``(h, c)`` of the child-sum TreeLSTM.
+class _Rows:
+    """Which rows belong to which: the slots of a level's nodes, and the edges into them.
 
-    Args:
-        projected: ``[n, 4 * hidden]``, columns i, o, u, f.
-        state_weight: ``[hidden, 3 * hidden]``, columns i, o, u; with one such matrix for every operator if there is an
-            ``operator`` int64 ``[n]``.
-        forget_weight: ``[hidden, hidden]``.
+    Only slots that exist have a row: what is undefined for one that does not, as 0 / 0, would make every gradient NaN.
+    A program that is traced cannot have as many rows as its data say: there every node has all slots, and `summed`
+    leaves out those that do not exist.
     """
-    h, c = states
-    n, d = len(projected), c.shape[1]
-    i, o, u, f = torch.split(projected, d, dim=1)
-    if len(target) == 0:
-        return _lstm_output(o, i.sigmoid() * u.tanh())
 
-    i_s, o_s, u_s = torch.split(_product(segment_sum(h, target, n), state_weight, operator), d, dim=1)
-    f_edge = f.index_select(0, target) + h @ forget_weight
-    kept = segment_sum(f_edge.sigmoid() * c, target, n)
-    return _lstm_output(o + o_s, (i + i_s).sigmoid() * (u + u_s).tanh() + kept)
+    def __init__(self, nodes: int, target: Tensor, position: Tensor, slots: int) -> None:
+        self.nodes, self._slots, place = nodes, slots, target * slots + position
+        used = target.new_zeros(nodes).scatter_reduce(0, target, position + 1, "amax")
+        exists = (torch.arange(slots, device=target.device) < used.unsqueeze(1)).flatten()
+        if torch.compiler.is_compiling():
+            self.kept, self._exists, self.slot, self.count = None, exists.unsqueeze(1), place, nodes * slots
+            self.node = torch.arange(nodes, device=target.device).repeat_interleave(slots)
+        else:
+            self.kept = exists.nonzero().flatten()
+            self.slot, self.count = (exists.cumsum(0) - 1).index_select(0, place), len(self.kept)
+            self.node = self.kept // slots
 
+    def padded(self, values: Tensor) -> Tensor:
+        """``[slots that exist, width]`` as ``[nodes, slots * width]``, 0 where there is none."""
+        if self.kept is not None:
+            values = values.new_zeros(self.nodes * self._slots, values.shape[1]).index_copy(0, self.kept, values)
+        return values.view(self.nodes, -1)
 
-def gru_step(
-    projected: Tensor,
-    states: States,
-    target: Tensor,
-    kind: str,
-    state_weight: Tensor,
-    bias: Tensor,
-    score_weight: Tensor | None = None,
-    *,
-    operator: Tensor | None = None,
-) -> States:
-    """``(h,)`` of a GRU over the aggregate of a node's operands.
+    def summed(self, values: Tensor, level: int) -> Tensor:
+        """Summed up to the level, from the one below."""
+        if level == SLOT:
+            return segment_sum(values, self.slot, self.count)
+        if self.kept is None:
+            values = torch.where(self._exists, values, 0)
+        return segment_sum(values, self.node, self.nodes)
 
-    Args:
-        projected: ``[n, 3 * hidden]``, columns r, z, n.
-        kind: ``"sum"``, ``"mean"``, ``"max"``, or ``"attention"`` with scores ``h @ score_weight``.
-        state_weight: ``[hidden, 3 * hidden]``, columns r, z, n; with one such matrix for every operator if there is an
-            ``operator`` int64 ``[n]``.
-        bias: ``[hidden]``, added to the aggregate's part of the candidate.
-    """
-    (h,) = states
-    n, d = len(projected), h.shape[1]
-    if kind == "attention":
-        assert score_weight is not None
-        attention = segment_softmax(h @ score_weight, target, n)
-        aggregated = segment_sum(attention.unsqueeze(1) * h, target, n)
-    else:
-        aggregated = aggregate(kind, h, target, n)  # type: ignore[arg-type]  # one of the three
-    r, z, own = torch.split(projected, d, dim=1)
-    r_s, z_s, candidate = torch.split(_product(aggregated, state_weight, operator), d, dim=1)
-    # r gates the aggregate's part of the candidate after its product, as torch.nn.GRU does.
-    new = (own + (r + r_s).sigmoid() * (candidate + bias)).tanh()
-    return (new + (z + z_s).sigmoid() * (aggregated - new),)
+    def at_level(self, values: Tensor, level: int, to: int) -> Tensor:
+        """Values of a level, repeated for the rows of one below."""
+        for below, index in ((NODE, self.node), (SLOT, self.slot)):
+            if level <= below < to and len(values) != 1:
+                values = values.index_select(0, index)
+        return values
 
 
-def _lstm_output(o: Tensor, c: Tensor) -> States:
-    return o.sigmoid() * c.tanh(), c
+def _named(op: str, names: Sequence[str], values: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"{op} {name}": value for name, value in zip(names, values, strict=True)}
+
+
+def _compute(
+    steps: Sequence[Step], values: dict[int, Tensor], known: dict[str, Tensor], rows: _Rows, like: Tensor
+) -> None:
+    for step in steps:
+        args = [values[place] for place in step.args]
+        if step.op == "over":
+            value = rows.summed(args[0], step.level)
+        elif step.op == "largest":
+            value = segment_max(args[0], rows.slot, rows.count)
+        elif step.op == "share":
+            count = segment_sum(torch.ones_like(rows.slot), rows.slot, rows.count).clamp(min=1)
+            value = count.to(like.dtype).reciprocal().unsqueeze(1)
+        elif step.op == "number":
+            value = like.new_full((1, 1), step.detail)
+        elif args:
+            levels = zip(args, step.arg_levels, strict=True)
+            value = step.detail(*(rows.at_level(arg, level, step.level) for arg, level in levels))
+        else:
+            value = known[f"{step.op}{' by slot' * (step.op == 'column' and step.level == SLOT)} {step.detail}"]
+        values[step.place] = value
 
 
 def _product(rows: Tensor, weight: Tensor, operator: Tensor | None) -> Tensor:

@@ -4,7 +4,7 @@ One DAG as a network: `DagNN`. Many DAGs at once: `Embedding`, `MessagePassing`,
 cells, `NodeAttention`, `GraphPool`, the heads, `GraphDecoder`, and `GraphTransformNet`, which combines them.
 """
 
-from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
+from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, FormulaCell, GRUCell, TreeLSTMCell
 from dagnn.nn.dag_nn.edit import StructureChange
 from dagnn.nn.dag_nn.export import Exports, Predictor
 from dagnn.nn.dag_nn.network import DagNN, from_sequential
@@ -33,6 +33,7 @@ __all__ = [
     "EdgeHead",
     "Embedding",
     "Exports",
+    "FormulaCell",
     "GRUCell",
     "GraphDecoder",
     "GraphHead",

@@ -16,11 +16,11 @@ from dagnn.kernels.graph_plans import (
     operator_bounds,
     position_bounds,
 )
-from dagnn.nn.cells import ChildSumTreeLSTMCell, TreeLSTMCell
+from dagnn.nn.cells import FormulaCell
 from dagnn.nn.cells.gru import GatedCell
 from dagnn.nn.learnable import LearnableModule, check_operators, check_rows, check_tensor
 
-_OURS = (TreeLSTMCell, ChildSumTreeLSTMCell, GatedCell)
+_OURS = (FormulaCell, GatedCell)
 
 
 class DagSweep(LearnableModule):
@@ -30,8 +30,8 @@ class DagSweep(LearnableModule):
     depends on its operands. ``"down"`` goes against the edges: a node depends on those that use it.
     ``"both"`` does each with weights of its own and concatenates the results.
 
-    Cells: `TreeLSTMCell` (ordered operands), `ChildSumTreeLSTMCell`, `GRUCell`, `AttentionCell`, or
-    any module of yours that fits `dagnn.kernels.Cell`::
+    Cells: `TreeLSTMCell` (ordered operands), `ChildSumTreeLSTMCell`, `GRUCell`, `AttentionCell`, a
+    `FormulaCell` of yours, which is compiled as they are, or any module that fits `dagnn.kernels.Cell`::
 
         class Sum(nn.Module):
             state_sizes = (8,)                      # one state tensor, 8 wide
@@ -104,7 +104,7 @@ class DagSweep(LearnableModule):
             check_rows("x", x, num_rows, width, like)
             if getattr(cell, "operators", None) is not None:
                 check_operators(*operator_bounds(graph), cell.operators)  # type: ignore[attr-defined]
-            if torch.compiler.is_compiling() and isinstance(cell, TreeLSTMCell):
+            if torch.compiler.is_compiling() and isinstance(cell, FormulaCell):
                 cell.check_positions(*(position_bounds(graph) or (0, 0)))
             cells["up" if way == "up" else "down"] = cell
         by_level = [way for way, module in self.cells.items() if not _is_ours(module)]
@@ -114,6 +114,8 @@ class DagSweep(LearnableModule):
 
 def _is_ours(cell: nn.Module) -> bool:
     """Whether calling the cell runs our own forward and nothing else, so that compiled code may replace it."""
+    if not isinstance(cell, FormulaCell) or cell.plan.reason is not None:
+        return False
     if not any(type(cell).forward is ours.forward for ours in _OURS):
         return False
     if isinstance(cell, GatedCell):  # its gru may have been replaced

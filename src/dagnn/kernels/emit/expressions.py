@@ -185,10 +185,11 @@ class _Call:
     def __call__(self, *tensors: Tensor) -> Tensor:
         rest = iter(tensors)
         result = self.function(*(next(rest) if isinstance(a, Expr) else a for a in self._args), **self._kwargs)
-        if not isinstance(result, Tensor) or (tensors and result.shape != tensors[0].shape):
+        expected = torch.broadcast_shapes(*(one.shape for one in tensors))  # type: ignore[no-untyped-call]
+        if not isinstance(result, Tensor) or result.shape != expected:
             got = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise ConfigError(
-                f"torch.{self.function.__name__} in a formula must keep the shape {list(tensors[0].shape)}, got {got}."
+                f"torch.{self.function.__name__} in a formula must keep the shape {list(expected)}, got {got}."
             )
         return result
 

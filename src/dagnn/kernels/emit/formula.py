@@ -86,8 +86,11 @@ def on_tensors(one: Expr) -> Callable[..., Tensor]:
     return function
 
 
-def gradients(seeds: Mapping[Expr, Expr]) -> dict[Expr, Expr]:
-    """The gradient of the sum of every expression times its seed, by all that the expressions are computed from."""
+def gradients(seeds: Mapping[Expr, Expr], stop: Callable[[Expr], bool] = lambda one: False) -> dict[Expr, Expr]:
+    """The gradient of the sum of every expression times its seed, by all that the expressions are computed from.
+
+    Nothing below a ``stop``: its gradient is what the rest of the formula gives it.
+    """
     total: dict[Expr, Expr] = {}
 
     def give(one: Expr, term: Expr | None) -> None:
@@ -97,8 +100,8 @@ def gradients(seeds: Mapping[Expr, Expr]) -> dict[Expr, Expr]:
 
     for one, seed in seeds.items():
         give(one, seed)
-    for one in reversed(ancestors(seeds)):
-        if one in total and one.op in _PULLS:
+    for one in reversed(ancestors(seeds, stop)):
+        if one in total and one.op in _PULLS and not stop(one):
             for arg, term in zip(one.args, _PULLS[one.op](one, total[one]), strict=True):
                 give(arg, term if arg.op != "number" else None)
     return total

@@ -88,6 +88,7 @@ FIELDS = (
     "out_edges",
     # sizes: packs of the hidden width, bytes of a row and of a row of projected features
     "packs",
+    "hidden_width",
     "state_bytes",
     "projected_bytes",
     # what the cell computes with
@@ -101,7 +102,7 @@ FIELDS = (
     "operands",
     "gates",
     "states",
-    "extremes",
+    "slot_kept",
     "hidden",
     "forget_products",
     "edge_gates",
@@ -109,7 +110,7 @@ FIELDS = (
     "scores",
     # gradients on their way to operands and weights
     "slot_gradients",
-    "slot_states",
+    "slot_rows",
     "state_gradients",
     "forget_gradients",
     "hidden_gradients",

@@ -167,6 +167,15 @@ class CodeWriter:
         first = self.build.insert_element(undefined, number, ir.Constant(I32, 0))
         return self.build.shuffle_vector(first, undefined, self._lanes([0] * self.lanes))
 
+    def lanes_below(self, count: Value) -> Value:
+        """A condition for each lane: whether its number is below the i64 ``count``."""
+        numbers = ir.Constant(ir.VectorType(I32, self.lanes), list(range(self.lanes)))
+        undefined = ir.Constant(numbers.type, ir.Undefined)
+        first = self.build.insert_element(undefined, self.build.trunc(count, I32), ir.Constant(I32, 0))
+        return self.build.icmp_signed(
+            "<", numbers, self.build.shuffle_vector(first, undefined, self._lanes([0] * self.lanes))
+        )
+
     def load_vector(self, address: Value) -> Value:
         return self.load(address, self.vector, self._row_alignment)
 

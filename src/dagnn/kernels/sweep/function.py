@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,9 +13,11 @@ from dagnn.kernels import reference
 from dagnn.kernels.autograd import added_to, are_first, current_step, is_plain, only_adds, with_memory
 from dagnn.kernels.emit import workers
 from dagnn.kernels.emit.workers import Work, concatenated, run_works
+from dagnn.kernels.level_plans import LevelPlan
 from dagnn.kernels.sweep import passes
-from dagnn.kernels.sweep.cells import Kind, ProjectedCell, SweepGraph
+from dagnn.kernels.sweep.cell_plan import CellPlan
 from dagnn.kernels.sweep.passes import Sweep
+from dagnn.kernels.sweep.plan import SweepPlan
 
 T = TypeVar("T")
 # Multiply-adds of the forward pass that each of two sweeps needs to run beside the other. What can be won is the time
@@ -23,6 +25,82 @@ T = TypeVar("T")
 # with four times as many 0.25. Handing out rows of calls, three times in a step, costs about 0.04: see `PARALLEL_WORK`.
 # The rows "both ways" of `benchmarks/batch.py` compare at once with one after the other.
 AT_ONCE_WORK = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectedCell:
+    """A cell whose features have gone through its weights already, all rows in one product.
+
+    Attributes:
+        plan: its formula.
+        hidden: width of the states.
+        projected: ``[rows, features * hidden]``.
+        weights: that of the product, ``[slots * aggregates * hidden, columns * hidden]``, with a leading dimension
+            where there are operators; the weight ``[hidden, hidden]`` of each operand, if any; every vector
+            ``[hidden]``; that of the scores, where there is attention.
+    """
+
+    plan: CellPlan
+    hidden: int
+    projected: Tensor
+    weights: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SweepGraph:
+    """The graph of a sweep, in one direction, as each path needs it.
+
+    Attributes:
+        plan: for the compiled path.
+        levels, position: for the reference path; each works its result out when it is called.
+        operator: int64 ``[num_nodes]``, or None.
+        feature_rows: int64 ``[num_nodes]``, the row of the features of every node; None for its own.
+    """
+
+    plan: SweepPlan
+    levels: Callable[[], LevelPlan]
+    position: Callable[[], Tensor]
+    operator: Tensor | None
+    feature_rows: Tensor | None
+
+
+@runtime_checkable
+class Projects(Protocol):
+    """A cell that can be compiled."""
+
+    state_sizes: tuple[int, ...]
+    max_children: int | None
+    operators: int | None
+
+    def project(self, features: Tensor) -> ProjectedCell:
+        """The cell on features ``[rows, in_features]``."""
+        ...
+
+
+def fits(cell: ProjectedCell, plan: SweepPlan, *, by_operator: int | None) -> bool:
+    """Whether the tensors have the shapes that the arithmetic needs, and are large enough for all nodes of a plan.
+
+    A parameter may have been replaced by another, a parametrization may change its shape, and the attributes of a graph
+    can be written to after they were looked at.
+
+    Args:
+        by_operator: the operators of the cell, or None.
+    """
+    # Compiled code knows no sizes but these: what passes here must be safe to read and write.
+    d, of, first = cell.hidden, cell.plan, cell.weights[0]
+    rest = [tuple(weight.shape) for weight in cell.weights[1:]]
+    if d < 1 or cell.projected.dim() != 2 or cell.projected.shape[1] != len(of.features) * d:
+        return False
+    if first.dim() != (2 if by_operator is None else 3):
+        return False
+    if plan.num_operators > (1 if by_operator is None else len(first)):
+        return False
+    slots, left_over = divmod(first.shape[-2], d * len(of.aggregates))
+    columns = len(of.columns) + slots * len(of.slot_columns)
+    if left_over or first.shape[-1] != columns * d or plan.max_slots > slots:
+        return False
+    vectors = len(of.vectors) + of.has_attention
+    return rest == [(d, d)] * (of.each is not None) + [(d,)] * vectors
 
 
 def run_sweeps(sweeps: Sequence[tuple[SweepGraph, ProjectedCell]]) -> list[Tensor]:
@@ -51,7 +129,7 @@ class _Task:
     """One sweep of a pass: everything but its tensors, and how many of those it has."""
 
     graph: SweepGraph
-    kind: Kind
+    cell: CellPlan
     hidden: int
     is_shared: bool
     num_tensors: int
@@ -59,7 +137,7 @@ class _Task:
 
 def _task(graph: SweepGraph, cell: ProjectedCell) -> _Task:
     is_shared = passes.is_parallel(graph.plan, cell.hidden)
-    return _Task(graph, cell.kind, cell.hidden, is_shared, 1 + len(cell.weights))
+    return _Task(graph, cell.plan, cell.hidden, is_shared, 1 + len(cell.weights))
 
 
 def _pays_at_once(tasks: Sequence[_Task]) -> bool:
@@ -77,7 +155,7 @@ class _Sweeps(torch.autograd.Function):
         # Not a saved tensor: nobody else can see it or write to it. In a list: the first backward pass takes it out.
         ctx.sweeps = [sweeps]
         # Outputs that the way back reads are saved tensors: autograd raises if the user has written to them since.
-        read = [y if task.kind in ("max", "attention") else None for task, y in zip(tasks, outputs, strict=True)]
+        read = [y if task.cell.reads_output else None for task, y in zip(tasks, outputs, strict=True)]
         ctx.save_for_backward(*tensors, *read)
         return tuple(outputs)
 
@@ -107,7 +185,7 @@ def _swept(tasks: Sequence[_Task], tensors: Sequence[Tensor]) -> list[Sweep]:
     return [
         Sweep(
             task.graph.plan,
-            task.kind,
+            task.cell,
             task.hidden,
             projected,
             task.graph.feature_rows,
@@ -194,7 +272,7 @@ def _arithmetic(task: _Task) -> Callable[..., Tensor]:
 
     def sweep(projected: Tensor, *weights: Tensor) -> Tensor:
         rows = projected if graph.feature_rows is None else projected.index_select(0, graph.feature_rows)
-        step = _Step(task.kind, task.hidden, weights)
+        step = _Step(task.cell, task.hidden, weights)
         return reference.run_sweep(levels, rows, position, step, graph.operator)
 
     return sweep
@@ -203,10 +281,10 @@ def _arithmetic(task: _Task) -> Callable[..., Tensor]:
 class _Step:
     """The arithmetic of a cell on projected features, as a cell."""
 
-    def __init__(self, kind: str, hidden: int, weights: tuple[Tensor, ...]) -> None:
+    def __init__(self, plan: CellPlan, hidden: int, weights: tuple[Tensor, ...]) -> None:
         self.operators = len(weights[0]) if weights[0].dim() == 3 else None
-        self.state_sizes: tuple[int, ...] = (hidden, hidden) if kind in ("tree_lstm", "child_sum") else (hidden,)
-        self._kind, self._weights = kind, weights
+        self.state_sizes = (hidden,) * len(plan.states)
+        self._plan, self._weights = plan, weights
 
     def __call__(
         self,
@@ -216,11 +294,8 @@ class _Step:
         position: Tensor,
         operator: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        if self._kind == "tree_lstm":
-            return reference.tree_lstm_step(features, states, target, position, self._weights[0], operator)
-        if self._kind == "child_sum":
-            return reference.child_sum_step(features, states, target, *self._weights, operator=operator)
-        return reference.gru_step(features, states, target, self._kind, *self._weights, operator=operator)
+        slots = self._weights[0].shape[-2] // (states[0].shape[1] * len(self._plan.aggregates))
+        return reference.cell_step(self._plan, features, states, target, position, self._weights, slots, operator)
 
 
 __all__ = ["run_sweeps"]

@@ -30,10 +30,11 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class GateRows:
-    """How many gates a class keeps per row: ``fixed + per_slot * slots``, in this order in memory."""
+    """How many gates a class keeps per row: ``fixed + per_slot * slots``; and how many lines of operands per slot."""
 
     fixed: int
     per_slot: int
+    operands: int = 1
 
 
 class NodeBlock:
@@ -59,7 +60,9 @@ class NodeBlock:
         # a weight is one product over all rows of the class, whatever their levels.
         self._pack_bytes = code.at(code.i64(0), of_class["rows"], code.layout.line)
         row_bytes = code.at(code.i64(0), code.field("packs"), code.layout.line)
-        self._operands = code.offset(code.field("operands"), row_bytes, of_class["operand_row"])
+        self._operands_of_slot = gates.operands
+        operand_rows = build.mul(of_class["operand_row"], code.i64(gates.operands))
+        self._operands = code.offset(code.field("operands"), row_bytes, operand_rows)
         rows_of_gates = build.add(
             build.mul(of_class["gate_row"], code.i64(gates.fixed)),
             build.mul(of_class["operand_row"], code.i64(gates.per_slot)),
@@ -74,7 +77,7 @@ class NodeBlock:
         return self._line(self._gates, whole, row)
 
     def operand(self, slot: Value, pack: Value, row: Value) -> Value:
-        """The line of the block's row in ``operands``: its aggregate of a slot."""
+        """The line of the block's row in ``operands``: one of its aggregates, slot after slot."""
         code = self._code
         whole = code.build.add(code.build.mul(slot, code.field("packs")), pack)
         return self._line(self._operands, whole, row)
@@ -112,7 +115,8 @@ class NodeBlock:
     def backward_product(self, name: str, weight: str, columns: Value, out: Value) -> None:
         """The gradients of the slots' aggregates from those of the first ``columns`` gates, row-major from ``out``."""
         code, zero = self._code, self._code.i64(0)
-        slots_of_row = code.build.mul(self.slots, code.field("packs"))
+        lines = code.at(code.i64(0), self.slots, self._operands_of_slot)
+        slots_of_row = code.build.mul(lines, code.field("packs"))
         call(
             code,
             name,
@@ -165,13 +169,6 @@ class Row:
 
     def gate(self, gate: Value, pack: Value) -> Value:
         return self.block.gate(gate, pack, self.row)
-
-    def product(self, gate: int, pack: Value, half: int) -> Value:
-        """Half of what `NodeBlock.forward_product` wrote for a gate; 0 for a node without operands."""
-        code = self._code
-        # Select, not multiply: without a product the place holds what the last user of the memory left, perhaps NaN.
-        value = code.load_half(self.gate(gate, pack), half)
-        return code.build.select(self.block.has_operands, value, code.constant(0))
 
     def state(self, field: str, pack: Value, index: Value | None = None) -> Value:
         """The line of this node's row, or of the row ``index``, of a matrix of one row for each node or slot."""

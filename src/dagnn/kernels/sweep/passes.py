@@ -6,40 +6,25 @@ Rows are filled up with zeros to whole packs. The outputs there stay zero, and s
 """
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dagnn.kernels.autograd import Borrowed
-from dagnn.kernels.emit.native import Frame, Target, host_target
+from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
 from dagnn.kernels.emit.workers import Call, Work
-from dagnn.kernels.sweep.cells import Kind, sweep_functions
+from dagnn.kernels.sweep.cell_code import write_cell
+from dagnn.kernels.sweep.cell_plan import CellPlan
 from dagnn.kernels.sweep.packed import PackedLayout
 from dagnn.kernels.sweep.plan import SweepPlan
 from dagnn.kernels.sweep.sums import LEFT_PART, RIGHT_PART
 
-# What the way back reads, in rows of the hidden width; see `_rows`.
-_SAVED = {
-    "tree_lstm": ("operands", "gates", "states"),
-    "child_sum": ("operands", "gates", "states", "hidden", "edge_gates", "forget_products"),
-    "sum": ("operands", "gates"),
-    "mean": ("operands", "gates"),
-    "max": ("operands", "gates", "extremes"),
-    "attention": ("operands", "gates", "scores", "edge_weights"),
-}
-# What only the way back writes.
-_SCRATCH = {
-    "tree_lstm": ("slot_gradients", "slot_states"),
-    "child_sum": ("slot_gradients", "slot_states", "forget_gradients", "hidden_gradients", "state_gradients"),
-    "sum": ("slot_gradients",),
-    "mean": ("slot_gradients",),
-    "max": ("slot_gradients",),
-    "attention": ("slot_gradients", "edge_gradients", "score_gradients"),
-}
 # Multiply-adds of the forward pass below which one thread does everything. A step hands out work four times. Two cores,
 # small graphs, d=64: with 1.6 million two threads took 1.18 times as long as one, with 2.1 as long, with 5.6 0.81.
 PARALLEL_WORK = 1 << 22
@@ -48,8 +33,23 @@ PARALLEL_SPEEDUP = 1.2
 
 
 def work_of(plan: SweepPlan, hidden: int) -> int:
-    """Multiply-adds of the forward pass of a cell of this width."""
+    """Multiply-adds of the forward pass of a cell of this width, as many as a cell of three gates has."""
     return int(sum(rows * slots * (3 + slots) for rows, slots, *_ in plan.classes.tolist()) * hidden * hidden)
+
+
+def _saved(cell: CellPlan) -> list[str]:
+    """The arrays that the way back reads, beside the outputs; see `Sweep._rows`."""
+    names = ["operands", "gates"] + [name for name in ("states", "edge_gates", "slot_kept") if cell.rows[name]]
+    names += ["hidden", "forget_products"] if cell.each else []
+    return names + (["scores", "edge_weights"] if cell.has_attention else [])
+
+
+def _scratch(cell: CellPlan) -> list[str]:
+    """The arrays that only the way back writes."""
+    names = ["slot_gradients"] + (["slot_rows"] if cell.rows["slot_rows"] else [])
+    if cell.each:
+        names += ["forget_gradients", "hidden_gradients"] + (["state_gradients"] if cell.rows["states"] else [])
+    return names + (["edge_gradients", "score_gradients"] if cell.has_attention else [])
 
 
 def is_parallel(plan: SweepPlan, hidden: int) -> bool:
@@ -59,17 +59,25 @@ def is_parallel(plan: SweepPlan, hidden: int) -> bool:
     return plan.speedup(max(2, torch.get_num_threads())) >= PARALLEL_SPEEDUP
 
 
+@cache
+def sweep_functions(plan: CellPlan, layout: PackedLayout) -> Mapping[str, NativeFunction]:
+    """The passes ``forward`` and ``backward``, and sums over all nodes: ``weight``, ``table``, those of the cell."""
+    # One module for a cell: its functions share one copy of the products.
+    module = ir.Module("dagnn")
+    names = write_cell(module, layout, plan)
+    return compiled(str(module), tuple(names), layout.target)
+
+
 class Sweep:
     """One pass of a cell over a graph: `forward`, then `backward`, then `weight_gradient`, each with what it leaves.
 
     Args:
         plan: the graph.
-        kind: the cell.
+        cell: what to compute.
         hidden: its width.
-        projected: ``[rows, 4 * hidden]`` (a GRU: 3), contiguous, float32 or float64.
+        projected: ``[rows, features * hidden]``, contiguous, float32 or float64.
         feature_rows: int64 ``[num_nodes]``, the row of ``projected`` of every node; None for its own.
-        weights: what `dagnn.kernels.reference` computes with for this kind, the first with a leading dimension
-            ``[operators]``.
+        weights: as in `ProjectedCell`, the first with a leading dimension ``[operators]``.
         is_shared: several threads share its levels; see `is_parallel`.
         target: the processor to compile for; by default the one at hand.
 
@@ -78,7 +86,7 @@ class Sweep:
     def __init__(
         self,
         plan: SweepPlan,
-        kind: Kind,
+        cell: CellPlan,
         hidden: int,
         projected: Tensor,
         feature_rows: Tensor | None,
@@ -87,22 +95,22 @@ class Sweep:
         is_shared: bool,
         target: Target | None = None,
     ) -> None:
-        self._plan, self._kind, self._hidden, self._dtype = plan, kind, hidden, projected.dtype
+        self._plan, self._cell, self._hidden, self._dtype = plan, cell, hidden, projected.dtype
         self._layout = PackedLayout(projected.dtype == torch.float64, host_target() if target is None else target)
-        self._functions = sweep_functions(kind, self._layout)
+        self._functions = sweep_functions(cell, self._layout)
         self._wide = self._layout.count(hidden) * self._layout.width
         self._columns = projected.shape[1] // hidden
         self._feature_rows = _places_of(plan, feature_rows)
         self._table_rows = None if feature_rows is None else len(projected)
-        self._slots = weights[0].shape[1] // hidden
+        self._slots = weights[0].shape[1] // (hidden * len(cell.aggregates))
         # 64 bytes for one counter: every worker waits on it, and shares its cache line with nothing that is written to.
         self._done = torch.zeros(8, dtype=torch.int64, device="cpu")
+        self._projected, self._weights = projected, weights
         self._frame = self._framed()
         self._address: dict[str, int] = {}
-        self._saved = self._borrow(_SAVED[kind])
+        self._saved = self._borrow(_saved(cell))
         self._held: tuple[object, ...] = ()
         self._is_shared = is_shared
-        self._projected, self._weights = projected, weights
 
     def forward(self) -> Work[Tensor]:
         """The output of every node, ``[num_nodes, hidden]``. Nothing here keeps it alive."""
@@ -127,10 +135,10 @@ class Sweep:
     def backward(self, grad_y: Tensor, y: Tensor | None, *, needs_projected: bool) -> Work[Tensor | None]:
         """The gradient of ``projected``, in its shape. Only once: it overwrites the gates.
 
-        ``y`` is what `forward` gave; kinds other than ``"max"`` and ``"attention"`` need none.
+        ``y`` is what `forward` gave, for a cell that ``reads_output``.
         """
         plan, layout = self._plan, self._layout
-        scratch = self._borrow(_SCRATCH[self._kind])
+        scratch = self._borrow(_scratch(self._cell))
         grad_rows = plan.num_nodes if self._table_rows is None else self._table_rows
         # Nodes that share a row of features may be in blocks of two workers. Their sum is a call of its own, later.
         by_table = needs_projected and self._table_rows is not None
@@ -143,6 +151,8 @@ class Sweep:
             "grad_projected": grad_projected if needs_projected and not by_table else None,
             **self._packed(self._weights, back=True),
         }
+        if self._cell.reads_features:  # the forward pass may have read a copy, filled up to whole packs
+            inputs["projected"] = layout.widened(self._projected, self._hidden)
         self._set(**inputs)
         # The frame has only their addresses, and the gradients of the weights read them after this pass has returned.
         self._held = (scratch, inputs)
@@ -164,7 +174,7 @@ class Sweep:
         own = self._weights[number]
         return (
             self._wide == self._hidden
-            and number < (2 if self._kind == "child_sum" else 1)
+            and number < (2 if self._cell.each else 1)
             and (weight.dtype, weight.device) == (own.dtype, own.device)
             and (weight.numel(), weight.shape[-2:]) == (own.numel(), own.shape[-2:])
         )
@@ -182,13 +192,14 @@ class Sweep:
         """
         if number == 0:
             return self._matrix_gradient("weight", self._weights[0], self._plan.classes, into, step)
-        if self._kind == "child_sum":
+        if self._cell.each and number == 1:
             every = np.array([[self._plan.num_nodes, 1, 0, 0, 0]], dtype=np.int64)
             given = {"operands": self._address["hidden"], "gates": self._address["forget_gradients"]}
             return self._matrix_gradient("forget", self._weights[1].unsqueeze(0), every, into, step, **given)
         gradient = self._weights[0].new_empty(self._wide)
-        function = ("bias", "score")[number - 1]
-        frame = self._frame.copy(**{f"grad_{function}": gradient.data_ptr()})
+        vector = number - (2 if self._cell.each else 1)
+        function = "bias" if vector < len(self._cell.vectors) else "score"
+        frame = self._frame.copy(first=vector, **{f"grad_{function}": gradient.data_ptr()})
         call = self._call(function, self._layout.count(self._hidden), frame)
         return Work([call], lambda: gradient[: self._hidden])
 
@@ -248,8 +259,8 @@ class Sweep:
             "out_edges",
         )
         frame = Frame()
-        rows = self._slots * self._wide
-        columns = (3 + self._slots if self._kind == "tree_lstm" else 3) * self._wide
+        rows = self._slots * len(self._cell.aggregates) * self._wide
+        columns = self._weights[0].shape[2] // self._hidden * self._wide
         frame.set(
             **{name: _address(getattr(plan, name)) for name in names},
             block_table=_address(plan.blocks),
@@ -261,6 +272,7 @@ class Sweep:
             blocks_done=self._done.data_ptr(),
             yield_core=_yield_core(),
             packs=layout.count(self._hidden),
+            hidden_width=self._hidden,
             width=layout.width,
             state_bytes=self._wide * layout.size,
             projected_bytes=self._columns * self._wide * layout.size,
@@ -273,20 +285,15 @@ class Sweep:
     def _rows(self, name: str) -> int:
         """How many numbers an array holds."""
         plan = self._plan
-        if name in ("operands", "slot_gradients", "slot_states", "extremes"):
-            return plan.num_slots * self._wide
         if name == "gates":
-            fixed = 5 if self._kind == "child_sum" else 4
-            return (fixed * plan.num_nodes + (plan.num_slots if self._kind == "tree_lstm" else 0)) * self._wide
-        if name == "edge_gates":
-            return plan.num_edges * self._wide
-        if name in ("edge_weights", "edge_gradients"):
-            return plan.num_edges
-        if name in ("scores", "score_gradients"):
-            return plan.num_nodes
-        return plan.num_nodes * self._wide
+            return (self._cell.lines * plan.num_nodes + self._cell.slot_lines * plan.num_slots) * self._wide
+        if name in ("edge_weights", "edge_gradients", "scores", "score_gradients"):
+            return plan.num_edges if name.startswith("edge") else plan.num_nodes
+        count = self._cell.rows.get("states" if name == "state_gradients" else name, 1)
+        of = {"operands": plan.num_slots, "edge_gates": plan.num_edges}
+        return of.get(name, plan.num_slots if name.startswith("slot") else plan.num_nodes) * count * self._wide
 
-    def _borrow(self, names: tuple[str, ...]) -> Borrowed:
+    def _borrow(self, names: Sequence[str]) -> Borrowed:
         """Memory for arrays, whose addresses go into the frame; each begins at a multiple of 64 bytes."""
         # 16 numbers are 64 bytes in float32: no two arrays share a cache line, which two workers might write to.
         lengths = [-(-self._rows(name) // 16) * 16 for name in names]
@@ -303,11 +310,13 @@ class Sweep:
         # Transposed in memory, not in the product: both ways it then reads its right factor line by line.
         packed = self._layout.packed_transposed if back else self._layout.packed
         result = {"back_weight" if back else "weight": packed(first, self._hidden)}
-        if self._kind == "child_sum":
-            result["back_forget_weight" if back else "forget_weight"] = packed(rest[0].unsqueeze(0), self._hidden)
-        for name, vector in zip(("bias", "score_weight"), rest, strict=False):
-            if self._kind not in ("tree_lstm", "child_sum"):
-                result[name] = F.pad(vector, (0, self._wide - self._hidden)).contiguous()
+        if self._cell.each:
+            result["back_forget_weight" if back else "forget_weight"] = packed(rest.pop(0).unsqueeze(0), self._hidden)
+        rest = [F.pad(vector, (0, self._wide - self._hidden)) for vector in rest]
+        if self._cell.has_attention:
+            result["score_weight"] = rest.pop().contiguous()
+        if rest:
+            result["bias"] = torch.stack(rest) if len(rest) > 1 else rest[0].contiguous()
         return result
 
     def _set(self, **tensors: Tensor | None) -> None:

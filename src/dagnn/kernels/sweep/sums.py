@@ -4,7 +4,7 @@ The work is divided by what is summed into: every sum has one worker, which take
 add to one place, and the bits do not depend on the number of threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dagnn.kernels.emit.functions import sgd_step
 from dagnn.kernels.emit.writer import Value
@@ -47,12 +47,14 @@ def write_weight(module: Value, layout: PackedLayout, name: str, gates: GateRows
             gate_rows = build.add(
                 build.mul(gate_row, code.i64(gates.fixed)), build.mul(operand_row, code.i64(gates.per_slot))
             )
-            left_base = code.offset(code.field("operands"), row_bytes, operand_row)
+            operand_rows = build.mul(operand_row, code.i64(gates.operands))
+            left_base = code.offset(code.field("operands"), row_bytes, operand_rows)
             right_base = code.offset(code.field("gates"), row_bytes, gate_rows)
             pack_bytes = code.at(zero, rows, layout.line)
             width = build.add(code.i64(columns), build.mul(slots, code.i64(gates.per_slot)))
             # Classes have different numbers of slots: a part of the matrix may lie behind what this class has.
-            left_last = _least(code, build.add(left_first, code.i64(LEFT_PART)), build.mul(slots, code.field("packs")))
+            lefts = build.mul(build.mul(slots, code.i64(gates.operands)), code.field("packs"))
+            left_last = _least(code, build.add(left_first, code.i64(LEFT_PART)), lefts)
             right_last = _least(
                 code, build.add(right_first, code.i64(RIGHT_PART)), build.mul(width, code.field("packs"))
             )
@@ -93,50 +95,58 @@ def write_weight(module: Value, layout: PackedLayout, name: str, gates: GateRows
 
 
 def write_table(
-    module: Value, layout: PackedLayout, name: str, gates: GateRows, columns: Sequence[int], per_slot: int | None = None
+    module: Value, layout: PackedLayout, name: str, gates: GateRows, columns: Sequence[Callable[..., Value]]
 ) -> None:
     """The function ``name``: ``grad_projected[feature row of a node] += `` its gradients, for all nodes in order.
 
     A piece is one pack of the table: nodes that share a row of features are never added by two workers.
 
     Args:
-        columns: the gate that each column of the table takes.
-        per_slot: then the last column also takes the gates of all slots, which begin at this one.
+        columns: for each column of the table the number of its gate, from the code and the block.
     """
     code = PackedWriter(module, layout, name)
     code.fields(*FIELDS, "grad_projected", "num_blocks")
-    build, zero = code.build, code.i64(0)
+    build = code.build
     with code.pieces() as piece:
         column, pack = build.sdiv(piece, code.field("packs")), build.srem(piece, code.field("packs"))
         place = code.line(code.field("grad_projected"), piece)
         for number, gate in enumerate(columns):
             with (
                 build.if_then(build.icmp_signed("==", column, code.i64(number))),
-                code.loop(zero, code.field("num_blocks")) as index,
-                NodeBlock(code, index, gates).each_row() as row,
+                code.loop(code.i64(0), code.field("num_blocks")) as index,
             ):
-                feature = code.index_at(code.field("feature_rows"), row.place)
-                into = code.offset(place, code.field("projected_bytes"), feature)
-                if per_slot is not None and number == len(columns) - 1:
-                    with row.each_slot() as slot:
-                        _add_line(code, row.gate(build.add(slot, code.i64(per_slot)), pack), into)
-                else:
-                    _add_line(code, row.gate(gate, pack), into)
+                block = NodeBlock(code, index, gates)
+                with block.each_row() as row:
+                    feature = code.index_at(code.field("feature_rows"), row.place)
+                    into = code.offset(place, code.field("projected_bytes"), feature)
+                    line = row.gate(gate(code, block), pack)
+                    for half in (0, 1):
+                        code.add_to_half(code.load_half(line, half), into, half)
     code.finish()
 
 
-def write_bias(module: Value, layout: PackedLayout, name: str, gates: GateRows, gate: int) -> None:
-    """The function ``name``: ``grad_bias = `` the sum of a gate over all nodes. A piece is one pack of it."""
+def write_bias(
+    module: Value, layout: PackedLayout, name: str, gates: GateRows, vectors: Sequence[Callable[..., Value]]
+) -> None:
+    """The function ``name``: ``grad_bias = `` the sum over all nodes of a gate, that of the vector ``first``.
+
+    A piece is one pack of it.
+    """
     code = PackedWriter(module, layout, name)
-    code.fields(*FIELDS, "grad_bias", "num_blocks")
+    code.fields(*FIELDS, "grad_bias", "num_blocks", "first")
+    build = code.build
     with code.pieces() as pack:
-        totals = code.places()
-        with code.loop(code.i64(0), code.field("num_blocks")) as index, NodeBlock(code, index, gates).each_row() as row:
-            for half, total in enumerate(totals):
-                value = code.load_half(row.gate(gate, pack), half)
-                code.build.store(code.build.fadd(code.build.load(total), value), total)
-        for half, total in enumerate(totals):
-            code.store_half(code.build.load(total), code.line(code.field("grad_bias"), pack), half)
+        for number, gate in enumerate(vectors):
+            with build.if_then(build.icmp_signed("==", code.field("first"), code.i64(number))):
+                totals = code.places()
+                with code.loop(code.i64(0), code.field("num_blocks")) as index:
+                    block = NodeBlock(code, index, gates)
+                    with block.each_row() as row:
+                        line = row.gate(gate(code, block), pack)
+                        for half, total in enumerate(totals):
+                            build.store(build.fadd(build.load(total), code.load_half(line, half)), total)
+                for half, total in enumerate(totals):
+                    code.store_half(build.load(total), code.line(code.field("grad_bias"), pack), half)
     code.finish()
 
 
@@ -155,11 +165,6 @@ def write_score(module: Value, layout: PackedLayout, name: str) -> None:
         for half, total in enumerate(totals):
             code.store_half(code.build.load(total), code.line(code.field("grad_score"), pack), half)
     code.finish()
-
-
-def _add_line(code: PackedWriter, line: Value, into: Value) -> None:
-    for half in (0, 1):
-        code.add_to_half(code.load_half(line, half), into, half)
 
 
 def _least(code: PackedWriter, one: Value, other: Value) -> Value:

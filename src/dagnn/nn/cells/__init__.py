@@ -1,12 +1,13 @@
 """Cells for `DagSweep`: how the state of a node follows from its features and the states that it depends on.
 
-To add one, write a file here with a `LearnableModule` that fits `dagnn.kernels.Cell`. Add its name
+To add one, write a file here with a `FormulaCell`: its formula is all that both paths need. Add its name
 to ``__all__`` here and in `dagnn.nn`, a case to ``tests/module_cases.py`` and an oracle to
 ``tests/nn/test_cells.py``.
 """
 
 from dagnn.kernels import Cell
+from dagnn.nn.cells.formula import FormulaCell
 from dagnn.nn.cells.gru import AttentionCell, GRUCell
 from dagnn.nn.cells.tree_lstm import ChildSumTreeLSTMCell, TreeLSTMCell
 
-__all__ = ["AttentionCell", "Cell", "ChildSumTreeLSTMCell", "GRUCell", "TreeLSTMCell"]
+__all__ = ["AttentionCell", "Cell", "ChildSumTreeLSTMCell", "FormulaCell", "GRUCell", "TreeLSTMCell"]

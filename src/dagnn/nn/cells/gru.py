@@ -1,56 +1,54 @@
 """GRU cells: over the sum, mean or maximum of the predecessors' states, and over attention to them (DAGNN)."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dagnn.kernels import Kind, ProjectedCell
-from dagnn.kernels.reference import Aggregate, aggregate, check_aggregate, gru_step, segment_softmax, segment_sum
-from dagnn.nn.learnable import LearnableModule, before_call, check_operator, check_size
+from dagnn.kernels import Named, Operands, ProjectedCell, Weights
+from dagnn.kernels.reference import Aggregate, aggregate, cell_step, check_aggregate, segment_softmax, segment_sum
+from dagnn.nn.cells.formula import FormulaCell
+from dagnn.nn.learnable import before_call, check_operator
 
 
-class GatedCell(LearnableModule):
+class GatedCell(FormulaCell):
     """``h = GRU(x, message)``. Abstract: a subclass computes the message from the states that a node depends on.
 
     Args:
-        kind: what the compiled sweep calls this message.
         in_features, hidden, operators: as of `GRUCell`.
-        score_weight: the parameter of the message, if it has one.
     """
 
-    max_children: int | None = None
-    state_weight: nn.Parameter | None
+    score_weight: nn.Parameter  # of attention
+    state_weight: nn.Parameter | None  # type: ignore[assignment]  # None without operators
 
-    def __init__(
-        self,
-        kind: Kind,
-        in_features: int,
-        hidden: int,
-        operators: int | None,
-        score_weight: nn.Parameter | None = None,
-    ) -> None:
-        super().__init__()
-        self.in_features = check_size("in_features", in_features)
-        self.hidden = check_size("hidden", hidden)
-        self.operators = None if operators is None else check_size("operators", operators)
-        self.state_sizes = (hidden,)
-        self._kind = kind
-        self.score_weight = score_weight
-        self.gru = nn.GRUCell(in_features, hidden)
+    def __init__(self, in_features: int, hidden: int, operators: int | None) -> None:
+        super().__init__(in_features, hidden, operators=operators)
+
+    def formula(self, x: Named, operands: Operands, weights: Weights) -> Any:
+        message = self.message(operands)
+        m = weights.product(message)
+        r, z = torch.sigmoid(x.r + m.r), torch.sigmoid(x.z + m.z)
+        # r after the product, as in torch.nn.GRU: so one product serves all three gates.
+        n = torch.tanh(x.n + r * (m.n + weights.bias_n))
+        return n + z * (message - n)
+
+    def message(self, operands: Operands) -> Any:
+        """What a node hears, in the formula."""
+        raise NotImplementedError
+
+    def make_parameters(self) -> None:
+        """Set the parameters: those of ``gru``, and a matrix for every operator in the place of ``gru.weight_hh``."""
+        self.gru = nn.GRUCell(self.in_features, self.hidden)
         self.state_weight = None
-        if operators is not None:  # a matrix for every operator takes the place of gru.weight_hh
-            self.state_weight = nn.Parameter(torch.empty(operators, hidden, 3 * hidden))
-            self._reset_state_weight()
+        if self.operators is not None:
+            self.state_weight = nn.Parameter(torch.empty(self.operators, self.hidden, 3 * self.hidden))
             self.gru.register_parameter("weight_hh", None)
 
     def reset_parameters(self) -> None:
         """Uniform in +-1/sqrt(hidden), as ``nn.GRUCell``."""
         self.gru.reset_parameters()
-        self._reset_state_weight()
-
-    def _reset_state_weight(self) -> None:
         if self.state_weight is not None:
             bound = 1 / math.sqrt(self.hidden)
             nn.init.uniform_(self.state_weight, -bound, bound)
@@ -70,7 +68,7 @@ class GatedCell(LearnableModule):
         check_operator(operator, self.operators)
         if operator is not None:
             cell = self.project(features)
-            return gru_step(cell.projected, states, target, cell.kind, *cell.weights, operator=operator)
+            return cell_step(self.plan, cell.projected, states, target, position, cell.weights, 1, operator)
         (h,) = states
         return (self.gru(features, self._message(h, target, len(features))),)
 
@@ -89,8 +87,8 @@ class GatedCell(LearnableModule):
         of_state = F.pad(bias[: 2 * hidden], (0, hidden))
         projected = F.linear(features, self.gru.weight_ih, self.gru.bias_ih + of_state)
         state_weight = self.gru.weight_hh.t() if self.state_weight is None else self.state_weight
-        scores = () if self.score_weight is None else (self.score_weight,)
-        return ProjectedCell(self._kind, hidden, projected, (state_weight, bias[2 * hidden :], *scores))
+        scores = (self.score_weight,) if self.plan.has_attention else ()
+        return ProjectedCell(self.plan, hidden, projected, (state_weight, bias[2 * hidden :], *scores))
 
 
 class GRUCell(GatedCell):
@@ -126,8 +124,12 @@ class GRUCell(GatedCell):
         self, in_features: int, hidden: int, aggregate: Aggregate = "sum", *, operators: int | None = None
     ) -> None:
         check_aggregate(aggregate)
-        super().__init__(aggregate, in_features, hidden, operators)
-        self.aggregate = aggregate
+        self.aggregate = aggregate  # first, for the formula is recorded when the cell is made
+        super().__init__(in_features, hidden, operators)
+
+    def message(self, operands: Operands) -> Any:
+        reduce = {"sum": operands.sum, "mean": operands.mean, "max": operands.max}[self.aggregate]
+        return reduce(operands.h)
 
     def _message(self, h: Tensor, target: Tensor, num_nodes: int) -> Tensor:
         return aggregate(self.aggregate, h, target, num_nodes)
@@ -166,12 +168,15 @@ class AttentionCell(GatedCell):
     torch.Size([4, 5])
     """
 
-    score_weight: nn.Parameter
-
     def __init__(self, in_features: int, hidden: int, *, operators: int | None = None) -> None:
-        score_weight = nn.Parameter(torch.empty(check_size("hidden", hidden)))
-        super().__init__("attention", in_features, hidden, operators, score_weight)
-        self.reset_parameters()
+        super().__init__(in_features, hidden, operators)
+
+    def message(self, operands: Operands) -> Any:
+        return operands.sum(operands.attention() * operands.h)
+
+    def make_parameters(self) -> None:
+        super().make_parameters()
+        self.score_weight = nn.Parameter(torch.empty(self.hidden))
 
     def reset_parameters(self) -> None:
         """Uniform in +-1/sqrt(hidden), as ``nn.GRUCell``."""

@@ -1,0 +1,173 @@
+"""`FormulaCell`: a cell from a formula alone, compiled forward and backward where its formula can be."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dagnn.errors import ConfigError, GraphError
+from dagnn.kernels import CellPlan, Named, Operands, ProjectedCell, Weights, plan_cell
+from dagnn.kernels.reference import cell_step
+from dagnn.nn.learnable import LearnableModule, check_operator, check_size
+
+
+class FormulaCell(LearnableModule):
+    """A cell of your own: subclass it and write its `formula`; weights, gradients and compiled code follow from that.
+
+    ::
+
+        class MinimalGatedUnit(FormulaCell):
+            def formula(self, x, operands, weights):
+                s = operands.sum(operands.h)
+                m = weights.product(s)
+                f = torch.sigmoid(x.f + m.f)
+                return s + f * (torch.tanh(x.n + f * m.n) - s)
+
+    The class attribute ``states`` names the states; the first one is the output. A formula computes with
+
+    - ``x.NAME``: a part of the projected features ``W x + b``, as many as you name;
+    - ``operands.STATE``: a state of each operand; ``operands.sum``, ``mean`` and ``max`` reduce what differs from
+      operand to operand, ``softmax`` weighs it, ``by_slot`` sums it in each slot; ``attention()`` is the softmax of a
+      trained score of each operand;
+    - ``weights.product(a, ...)``: a product with what was reduced, once in a formula. Of the result m, ``m.NAME`` are
+      its parts, as many as you name, and ``m.by_slot.NAME`` one that every slot has of its own;
+    - ``weights.each(operands.h)``: a product with the output of each operand;
+    - ``weights.NAME``: a trained vector of the width ``hidden``;
+    - numbers, operators and PyTorch's ``exp log tanh sigmoid silu relu sqrt sin cos abs maximum minimum where clamp``.
+
+    The formula is recorded once, when the cell is made, so it may branch on attributes of the class, never on values.
+    Other functions of PyTorch that keep the shape work too; such a cell runs level by level, and `explain` says why.
+
+    Args:
+        in_features: width of a node's features.
+        hidden: width of every state.
+        max_children: of an ordered cell: positions are ``0 .. max_children - 1``, and each is a slot with rows and
+            columns of its own in the weight of the product. None: operands have no order.
+        operators: operators are ``0 .. operators - 1``, each with a weight of the product; None for one for all nodes.
+
+    Raises:
+        ConfigError: a size is below 1; or the formula is none, and the message quotes its line.
+        GraphError: (at the call) an edge has a position of ``max_children`` or above; an operator is missing or out of
+            range.
+
+    Shapes: within `DagSweep`, x ``[num_nodes, in_features]`` -> ``[num_nodes, hidden]``. Parameters:
+    ``feature_weight``, ``state_weight``, ``bias``, and those that the formula names.
+
+    >>> from dagnn import Dag
+    >>> from dagnn.nn import DagSweep
+    >>> class Sum(FormulaCell):
+    ...     def formula(self, x, operands, weights):
+    ...         return torch.tanh(x.n + weights.product(operands.sum(operands.h)).n)
+    >>> cell = Sum(in_features=3, hidden=5)
+    >>> DagSweep(cell)(torch.randn(4, 3), Dag([(0, 2), (1, 2), (2, 3)])).shape
+    torch.Size([4, 5])
+    >>> cell.explain()
+    'compiled'
+    """
+
+    states: tuple[str, ...] = ("h",)
+    max_children: int | None = None
+    plan: CellPlan
+
+    def __init__(
+        self, in_features: int, hidden: int, max_children: int | None = None, *, operators: int | None = None
+    ) -> None:
+        super().__init__()
+        self.in_features = check_size("in_features", in_features)
+        self.hidden = check_size("hidden", hidden)
+        self.max_children = None if max_children is None else check_size("max_children", max_children)
+        self.operators = None if operators is None else check_size("operators", operators)
+        self.state_sizes = (hidden,) * len(self.states)
+        self.plan = plan_cell(self.formula, self.states)
+        if self.plan.slot_columns and max_children is None:
+            raise ConfigError(
+                f"{type(self).__name__} has columns by slot, {', '.join(self.plan.slot_columns)}: give max_children."
+            )
+        self.make_parameters()
+        self.reset_parameters()
+
+    def formula(self, x: Named, operands: Operands, weights: Weights) -> Any:
+        """The new value of each state."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method formula(self, x, operands, weights).")
+
+    def explain(self) -> str:
+        """``"compiled"``, or why the cell runs level by level, with the line of the formula that is the reason."""
+        return "compiled" if self.plan.reason is None else f"level by level: {self.plan.reason}"
+
+    def make_parameters(self) -> None:
+        """Set the parameters, with any values."""
+        plan, d, slots = self.plan, self.hidden, self.max_children or 1
+        columns = len(plan.columns) + slots * len(plan.slot_columns)
+        shape = (slots * len(plan.aggregates) * d, columns * d)
+        self.feature_weight = nn.Parameter(torch.empty(self.in_features, len(plan.features) * d))
+        if plan.aggregates:
+            self.state_weight = nn.Parameter(torch.empty(shape if self.operators is None else (self.operators, *shape)))
+        for name in self._names:
+            if hasattr(self, name) or name == "bias":
+                raise ConfigError(f"{type(self).__name__} has a {name} already: give weights.{name} another name.")
+            self.register_parameter(name, nn.Parameter(torch.empty((d, d) if name == plan.each else (d,))))
+        self.bias = nn.Parameter(torch.empty(len(plan.features) * d))
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The parameters that the formula names."""
+        plan = self.plan
+        scores = ("score_weight",) if plan.has_attention else ()
+        return (*(() if plan.each is None else (plan.each,)), *plan.vectors, *scores)
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(hidden), as ``nn.LSTM``; the bias of the features 0."""
+        bound = 1 / math.sqrt(self.hidden)
+        with torch.no_grad():
+            for parameter in self.parameters(recurse=False):
+                if parameter is self.bias:
+                    parameter.zero_()
+                else:
+                    parameter.uniform_(-bound, bound)
+
+    def forward(
+        self,
+        features: Tensor,
+        states: tuple[Tensor, ...],
+        target: Tensor,
+        position: Tensor,
+        operator: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The states of a level, ``[n, hidden]`` each; the arguments are those of `dagnn.kernels.Cell`.
+
+        ``position`` matters where ``max_children`` is given; ``operator`` int64 ``[n]`` is given if and only if the
+        cell has operators.
+        """
+        # Under torch.compile the values are unknown, and `DagSweep` checks the positions of its graph instead.
+        if self.max_children is not None and len(target) and not torch.compiler.is_compiling():
+            low, high = position.aminmax()
+            self.check_positions(int(low), int(high))
+        check_operator(operator, self.operators)
+        cell = self.project(features)
+        slots = self.max_children or 1
+        return cell_step(self.plan, cell.projected, states, target, position, cell.weights, slots, operator)
+
+    def project(self, features: Tensor) -> ProjectedCell:
+        """The cell for the compiled path."""
+        projected = torch.addmm(self.bias, features, self.feature_weight)
+        names = (*(("state_weight",) if self.plan.aggregates else ()), *self._names)
+        return ProjectedCell(self.plan, self.hidden, projected, tuple(getattr(self, name) for name in names))
+
+    def check_positions(self, lowest: int, highest: int) -> None:
+        """Raise GraphError unless positions are in ``0 .. max_children - 1``."""
+        most = self.max_children
+        if most is not None and (lowest < 0 or highest >= most):
+            raise GraphError(
+                f"an edge has position {lowest if lowest < 0 else highest}, but max_children={most} allows positions "
+                f"0 .. {most - 1}: raise max_children, or use a cell without order, as ChildSumTreeLSTMCell."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["plan"]  # recorded again where the cell is made: a plan is no data
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.plan = plan_cell(self.formula, self.states)
