@@ -1,5 +1,6 @@
 """The rivals of the curriculum comparison are right: what they learn they say, and time is counted as told."""
 
+import copy
 import itertools
 from dataclasses import replace
 
@@ -58,6 +59,7 @@ def test_a_cached_step_is_the_whole_decoder(transformer, longest):
 
 
 def test_padding_and_later_words_change_nothing(transformer):
+    transformer = copy.deepcopy(transformer).double()
     text, answer = encode(("+", 12, -7)), [BEGIN, *encode(5)]
     with torch.no_grad():
         alone = transformer(torch.tensor([text]), torch.tensor([answer]))
@@ -65,7 +67,7 @@ def test_padding_and_later_words_change_nothing(transformer):
             padded([text, encode(parse("(* (+ 11 12) (- 13 14))"))]), padded([[*answer, 9, 9], answer])
         )
 
-    torch.testing.assert_close(beside[0, : len(answer)], alone[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(beside[0, : len(answer)], alone[0])
 
 
 def test_a_cached_step_of_the_tree_decoder_is_the_whole_decoder():

@@ -47,6 +47,14 @@ class OnGraphs(nn.Module):
         return y if isinstance(y, Tensor) else y.edges
 
 
+@pytest.fixture(autouse=True)
+def double_precision():
+    """What is exported computes in another order: equal to rounding, which in float64 is far below any mistake."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def operators_of(program: torch.export.ExportedProgram) -> set[str]:
     return {node.target.namespace for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
 

@@ -1,12 +1,13 @@
 """Layers on extreme graphs: a thousand parents, a chain of five thousand nodes, one graph among 512."""
 
+import copy
 import random
 from collections.abc import Callable
 
 import pytest
 import torch
+from precision import assert_rounded
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dagnn.nn as dnn
 from dagnn.ged import GedLoss
@@ -56,13 +57,15 @@ def random_dags(count: int) -> list[Dag]:
 def test_a_graph_alone_equals_itself_among_512(name):
     graphs = random_dags(512)
     batch = DagBatch.from_dags(graphs)
-    x = torch.randn(batch.num_nodes, D)
-    layer, run = made(name), LAYERS[name][1]
+    x = torch.randn(batch.num_nodes, D, dtype=torch.float64)
+    layer, run = made(name).double(), LAYERS[name][1]
     together = run(layer, x, batch)
     for i in (0, 17, 255, 511):
         own = x[batch.node_offsets[i] : batch.node_offsets[i + 1]]
         for alone in (graphs[i], DagBatch.from_dags([graphs[i]])):
-            torch.testing.assert_close(together[rows_of(name, batch, i)], run(layer, own, alone), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                together[rows_of(name, batch, i)], run(layer, own, alone), rtol=1e-11, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -77,42 +80,14 @@ def test_results_and_gradients_of_extreme_graphs_are_those_in_double_precision(n
     layer, run = made(name), LAYERS[name][1]
     x = torch.randn(graph.num_nodes, D)
 
-    def results(dtype: torch.dtype) -> list[Tensor]:
-        layer.to(dtype)
-        given = x.to(dtype, copy=True).requires_grad_()
+    def results(layer: nn.Module, given: Tensor) -> list[Tensor]:
+        given = given.clone().requires_grad_()
         y = run(layer, given, graph)
-        (y * torch.linspace(0.5, 1, y.numel(), dtype=dtype).view_as(y)).sum().backward()
-        return [y.detach().double(), given.grad.double()]
+        (y * torch.linspace(0.5, 1, y.numel(), dtype=torch.float64).to(y.dtype).view_as(y)).sum().backward()
+        return [y.detach(), given.grad]
 
-    single, double = results(torch.float32), results(torch.float64)
-    if not name.endswith("max"):  # a maximum rounds nothing, and who wins is looked up by value
-        with Rounded():
-            rounded = results(torch.float64)
-    else:
-        rounded = double
-    for found, exact, other in zip(single, double, rounded, strict=True):
-        # Sums of thousands, and what every processor must lose in float32: a gradient that cancels out, nearly all.
-        allowed = 1e-4 * exact.abs().max() + 8 * (other - exact).abs().max()
-        assert (found - exact).abs().max() <= allowed
-
-
-class Rounded(TorchDispatchMode):
-    """Every result in float64 is off by as much as rounding it to float32 could make it.
-
-    Source: Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._draws = torch.Generator().manual_seed(0)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for made in torch.utils._pytree.tree_leaves(result):
-            if isinstance(made, Tensor) and made.dtype == torch.float64 and not func.is_view:
-                noise = torch.rand(made.shape, dtype=made.dtype, generator=self._draws) * 2 - 1
-                made.mul_(1 + torch.finfo(torch.float32).eps / 2 * noise)
-        return result
+    single, exact = results(layer, x), copy.deepcopy(layer).double()
+    assert_rounded(single, lambda: results(exact, x.double()))
 
 
 def test_a_network_reads_a_chain_of_5000_nodes():

@@ -42,11 +42,12 @@ def test_the_gradient_of_a_maximum_goes_to_the_winner_and_ties_share_it():
 
 
 def test_heads_read_their_rows():
-    nodes, edges, graphs = NodeHead(2, 3), EdgeHead(2, 3), GraphHead(2, 3, "max")
-    torch.testing.assert_close(nodes(X)[2], nodes(X[2:3])[0])
-    for row, (u, v) in zip(edges(X, BATCH), BATCH.edges.tolist(), strict=True):
-        torch.testing.assert_close(row, edges.layers(torch.cat([X[u], X[v]])))
-    torch.testing.assert_close(graphs(X, BATCH), graphs.layers(GraphPool("max")(X, BATCH)))
+    nodes, edges, graphs = (head.double() for head in (NodeHead(2, 3), EdgeHead(2, 3), GraphHead(2, 3, "max")))
+    x = X.double()
+    torch.testing.assert_close(nodes(x)[2], nodes(x[2:3])[0])
+    for row, (u, v) in zip(edges(x, BATCH), BATCH.edges.tolist(), strict=True):
+        torch.testing.assert_close(row, edges.layers(torch.cat([x[u], x[v]])))
+    torch.testing.assert_close(graphs(x, BATCH), graphs.layers(GraphPool("max")(x, BATCH)))
 
 
 def test_shapes_without_nodes_edges_or_graphs():

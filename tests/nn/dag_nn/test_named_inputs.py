@@ -113,14 +113,14 @@ def test_names_that_numpy_gives_are_the_names():
 
 
 def test_tensors_by_name_stay_in_their_graph_and_keep_any_batch_shape():
-    net, a = network(), torch.randn(2, 3, requires_grad=True)
+    net, a = network().double(), torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     y = net({"a": a, "b": np.ones((2, 3))})
     assert y.shape == (2, 3, 2)
     y.sum().backward()
-    x = torch.stack([torch.ones(2, 3), a.detach()], dim=-1).requires_grad_()
+    x = torch.stack([torch.ones_like(a), a], dim=-1).detach().requires_grad_()
     net(x).sum().backward()
     torch.testing.assert_close(a.grad, x.grad[..., 1])
-    net.backward_accumulate(torch.ones(2, 3, 2))  # through the call by name
+    net.backward_accumulate(torch.ones(2, 3, 2, dtype=torch.float64))  # through the call by name
 
 
 def test_missing_values_become_nan():

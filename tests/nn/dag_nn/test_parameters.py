@@ -148,9 +148,9 @@ DIAMOND = [("x", "a"), ("x", "b"), ("a", "y"), ("b", "y"), ("x", "y")]
 def test_reading_a_hidden_node_keeps_its_activation():
     torch.manual_seed(0)
     edges = [("x", "h"), ("h", "o"), ("x", "o")]
-    net, reading = DagNN(Dag(edges, outputs=["o"])), DagNN(Dag(edges, outputs=["o", "h"]))
+    net, reading = (DagNN(Dag(edges, outputs=read), dtype=torch.float64) for read in (["o"], ["o", "h"]))
     reading.load_state_dict(net.state_dict())
-    x = torch.randn(5, 1)
+    x = torch.randn(5, 1, dtype=torch.float64)
     y = reading(x)
     assert torch.equal(y[:, :1], net(x))
     torch.testing.assert_close(y[:, 1:], torch.tanh(net.weight_of("x", "h") * x))
