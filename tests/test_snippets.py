@@ -24,9 +24,17 @@ PAGES = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if path.exists() and _BLOCK.search(path.read_text())
 ]
-SLOW = {"python_functions.py"}  # a minute; its parts run in tests/nn/test_python_graphs.py
+# Other tests run them whole, and look at what comes out: tests/nn, tests/nn/dag_nn and tests/faults.
+RUN_ELSEWHERE = {
+    "dagnn_digits.py",
+    "dagnn_network.py",
+    "dagnn_reactome.py",
+    "dagnn_sweep.py",
+    "python_functions.py",
+    "sharded_training.py",
+}
 EXAMPLES = [
-    pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else ())
+    pytest.param(path, marks=pytest.mark.slow if path.name in RUN_ELSEWHERE else ())
     for path in sorted((ROOT / "examples").glob("*.py"))
 ]
 

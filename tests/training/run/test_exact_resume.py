@@ -208,7 +208,10 @@ def test_another_curriculum_is_refused(tmp_path):
             trainer.resume()
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_signal_to_the_process_saves_and_leaves(uninterrupted, tmp_path, number, exit_code):
     process = subprocess.Popen([sys.executable, SCRIPT, "run", tmp_path / "run"], stdout=subprocess.PIPE, text=True)
     metrics = tmp_path / "run" / "metrics.jsonl"
@@ -234,7 +237,7 @@ def check_storm(directory, kills, seed, uninterrupted):
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(uninterrupted, tmp_path):
-    check_storm(tmp_path, 20, 1, uninterrupted)
+    check_storm(tmp_path, 8, 1, uninterrupted)
 
 
 @pytest.mark.slow
