@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from dagnn.errors import ConfigError
 from dagnn.training.config import OPTIMIZERS, OptimizerConfig
 from dagnn.training.optimizers import make_optimizer
 
@@ -19,6 +20,12 @@ def stepped(name, gradients, **settings):
         model.weight.grad = torch.full((1, 1), gradient)
         optimizer.step()
     return model.weight.item()
+
+
+@pytest.mark.parametrize("model", [nn.Identity(), nn.Linear(2, 1).requires_grad_(False)])
+def test_nothing_to_train_is_refused(model):
+    with pytest.raises(ConfigError, match=r"nothing to train: \w+ has no parameter that requires a gradient"):
+        make_optimizer(model, OptimizerConfig())
 
 
 def test_sgd_with_momentum_by_hand():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.errors import RunError
+from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import OptimizerConfig, ScheduleConfig
 
 _FUSED_ON = ("cpu", "cuda")
@@ -20,8 +20,16 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
     A checkpoint stores optimizer state by these names, so a model whose parameters come in another order
     resumes with the right moments.
+
+    Raises:
+        ConfigError: there is nothing to train.
     """
     parameters = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ConfigError(
+            f"there is nothing to train: {type(model).__name__} has no parameter that requires a gradient. Call "
+            "requires_grad_(True) on those that should learn, before Trainer."
+        )
     lr, decay = config.lr, config.weight_decay
     fused = True if all(_may_be_fused(parameter) for _, parameter in parameters) else None  # None: PyTorch chooses
     makers: dict[str, Callable[[], Optimizer]] = {
@@ -194,7 +202,10 @@ class WeightAverage:
             name
             for name, value in self._model.state_dict().items()
             if isinstance(value, Tensor)
-            and (name in self._weights or (value.numel() and value.untyped_storage().data_ptr() in memory))
+            and (
+                name in self._weights
+                or (value.layout is torch.strided and value.numel() and value.untyped_storage().data_ptr() in memory)
+            )
         }
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
@@ -217,7 +228,7 @@ def _holds_its_tensors(model: nn.Module, state: Mapping[str, Any]) -> bool:
     return all(
         name in held and value.data_ptr() == held[name].data_ptr()
         for name, value in state.items()
-        if isinstance(value, Tensor)
+        if isinstance(value, Tensor) and value.layout is torch.strided
     )
 
 

@@ -219,6 +219,10 @@ def test_what_cannot_be_kept_is_refused_before_the_first_step(tmp_path, entry, t
     refused(tmp_path, told, model=Odd(entry))
 
 
+def test_a_sparse_buffer_beside_averages_is_refused_before_the_first_step(tmp_path):
+    refused(tmp_path, "the model's odd is a tensor .*sparse_coo", model=Odd(torch.eye(2).to_sparse()), average=0.9)
+
+
 @pytest.mark.fault("training_and_command", 5)
 def test_values_that_cannot_be_kept_are_refused_before_the_first_step(tmp_path):
     class Source(Cycle):
@@ -233,9 +237,9 @@ def test_values_that_cannot_be_kept_are_refused_before_the_first_step(tmp_path):
     refused(tmp_path / "5", "the optimizer has a parameter that is not the model's", optimizer=foreign)
 
 
-def refused(path, told, *, model=None, source=None, **options):
+def refused(path, told, *, model=None, source=None, average=0.0, **options):
     made = []
-    settings = config(max_steps=5)
+    settings = config(max_steps=5, ema_decay=average)
     model = linear() if model is None else model
 
     def loss_fn(model, batch):
