@@ -10,8 +10,8 @@ from dagnn.curriculum.traces import collect_neighbourhoods
 from dagnn.errors import ConfigError
 from dagnn.rewriting import GraphRewriter
 from dagnn.rewriting.dataset import NeighbourhoodBatch
+from dagnn.rewriting.features import replacement_graphs
 from dagnn.rewriting.network import replacement_objective
-from dagnn.rewriting.objective import replacement_graphs
 
 
 @pytest.fixture(scope="module")

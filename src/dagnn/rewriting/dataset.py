@@ -23,8 +23,8 @@ from dagnn import __version__
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, RunError
 from dagnn.files import replace_file
+from dagnn.rewriting.features import target_orders
 from dagnn.rewriting.network import GraphRewriter
-from dagnn.rewriting.objective import target_orders
 from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, Signature
 
 FILE_NAME = "windows.safetensors"

@@ -12,9 +12,15 @@ from dagnn.errors import ConfigError
 from dagnn.ged import GedLoss
 from dagnn.nn.heads import GraphLogits
 from dagnn.nn.learnable import LearnableModule, before_call
-from dagnn.rewriting.features import GraphEncoder, NeighbourhoodFeatures, NeighbourhoodGraphs
+from dagnn.rewriting.features import (
+    GraphEncoder,
+    NeighbourhoodFeatures,
+    NeighbourhoodGraphs,
+    cheapest_order,
+    edit_cost,
+    replacement_graphs,
+)
 from dagnn.rewriting.machine import LabelTokens, RewritingMachine, Rewritten
-from dagnn.rewriting.objective import cheapest_order, edit_cost, replacement_graphs
 from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, Signature
 
 # Share of the identity in the slot activation. Plain GELU left 61 of 64 units of a slot without gradient for a rare
