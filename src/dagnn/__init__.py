@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dagnn.accumulation import accumulate as accumulate
     from dagnn.accumulation import check_equivalence as check_equivalence
     from dagnn.accumulation import check_loop as check_loop
+    from dagnn.accumulation import watch as watch
     from dagnn.accumulation import weights as weights
     from dagnn.errors import AccumulationError as AccumulationError
     from dagnn.errors import CheckpointError as CheckpointError
@@ -72,7 +73,7 @@ def _loaded_on_first_use(
 
 
 _NAMES_IN = {
-    "dagnn.accumulation": "GradientAccumulator accumulate check_equivalence check_loop weights",
+    "dagnn.accumulation": "GradientAccumulator accumulate check_equivalence check_loop watch weights",
     "dagnn.errors": (
         "AccumulationError CheckpointError ConfigError ConstantNodesWarning CycleError DagnnError DataError "
         "DtypeError ExpressionError GraphError RunError StateDictError"

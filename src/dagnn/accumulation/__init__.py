@@ -2,7 +2,7 @@
 
 from dagnn.accumulation import weights as weights
 from dagnn.accumulation.accumulator import GradientAccumulator
-from dagnn.accumulation.check import Report, check_equivalence, check_loop
+from dagnn.accumulation.check import Report, Watched, check_equivalence, check_loop, watch
 from dagnn.accumulation.stepping import Update
 from dagnn.accumulation.whole_batch import AccumulatedLoss, accumulate
 from dagnn.accumulation.window import Window
@@ -14,8 +14,10 @@ __all__ = [
     "GradientAccumulator",
     "Report",
     "Update",
+    "Watched",
     "Window",
     "accumulate",
     "check_equivalence",
     "check_loop",
+    "watch",
 ]

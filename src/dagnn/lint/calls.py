@@ -342,7 +342,9 @@ class Calls(Expressions):
         if all(isinstance(n, int) for n in numbers) and args:
             span = range(*[int(n) for n in numbers if n is not None])
             of_data = isinstance(args[0 if len(args) == 1 else 1], Length)
-            return Items(lambda i: span[i], len(span), of_data, getattr(args[-1], "name", ""))
+            return Items(
+                lambda i: span[i] if i < len(span) else span.start, len(span), of_data, getattr(args[-1], "name", "")
+            )
         end = args[0 if len(args) == 1 else 1] if args else None
         name = end.name if isinstance(end, Unknown) and not end.of_data else ""
         self.bounds.add(name)
