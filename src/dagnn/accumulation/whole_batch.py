@@ -11,11 +11,11 @@ from torch.nn.parameter import is_lazy
 
 from dagnn.accumulation.coupled import cached_loss
 from dagnn.accumulation.items import CANNOT_SPLIT, count_items, tensors_in
-from dagnn.accumulation.loss_scale import LOW_PRECISION, check_trainable
 from dagnn.accumulation.partition import MicroBatch, Outline, WeightFn, counted, known_weights, slice_batch, split_batch
 from dagnn.accumulation.ranks import Ranks, ranks_of
 from dagnn.accumulation.shares import Reduction
 from dagnn.accumulation.state import BatchNormMode, BatchNorms, Snapshot
+from dagnn.accumulation.stepping import LOW_PRECISION, check_trainable
 from dagnn.accumulation.sums import AccumulateDtype, GradientSums, add_gradients, check_accumulate_dtype
 from dagnn.accumulation.window import Window
 from dagnn.errors import AccumulationError, ConfigError

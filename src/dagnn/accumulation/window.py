@@ -8,16 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dagnn.accumulation.loss_scale import (
-    LossScale,
-    Pass,
-    check_loss,
-    refuse_detached,
-    refuse_nonfinite,
-    refuse_uncounted,
-    reported_loss,
-    warn_if_divided,
-)
+from dagnn.accumulation import stepping
 from dagnn.accumulation.partition import MicroBatch
 from dagnn.accumulation.ranks import Ranks
 from dagnn.accumulation.shares import (
@@ -30,7 +21,16 @@ from dagnn.accumulation.shares import (
     window_totals,
 )
 from dagnn.accumulation.state import BatchNorms
-from dagnn.accumulation.stepping import Finalizer, Stepped, Update
+from dagnn.accumulation.stepping import (
+    Finalizer,
+    LossScale,
+    Pass,
+    Stepped,
+    Update,
+    check_loss,
+    refuse_detached,
+    refuse_nonfinite,
+)
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
 
@@ -160,7 +160,7 @@ class Window:
         factors = {name: factor for name, factor in coefficients.items() if factor is not None}
         tensors = [losses[name] for name in factors]
         for name, value in zip(factors, tensors, strict=True):
-            self._shares.record(self._current, name, reported_loss(value), reduction)
+            self._shares.record(self._current, name, stepping.reported_loss(value), reduction)
         self._ran = True
 
         if self._sums.final:
@@ -192,11 +192,11 @@ class Window:
         if coefficient == 0.0 and not self._ranks.every_backward:
             return None  # nothing was counted in it: a mean over nothing is nan, and must not reach the gradients
         if coefficient == 0.0:
-            refuse_uncounted(loss, self._current)
+            stepping.refuse_uncounted(loss, self._current)
         if not loss.requires_grad:
             refuse_detached(name, self._sums.parameters)
         if self._num_run == 0:
-            warn_if_divided(loss, self.micro_batches, reduction)
+            stepping.warn_if_divided(loss, self.micro_batches, reduction)
         return coefficient * self._ranks.seed_factor
 
     def _run_backward(self, passes: Iterable[Pass], retain_graph: bool) -> None:
