@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dagnn.graph import Dag
-from dagnn.kernels import ACTIVATIONS
+from dagnn.kernels.nodes import ACTIVATIONS, AGGREGATIONS, NEAT_ACTIVATIONS
 from dagnn.nn import DagNN
 
 COMPILER = shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
@@ -35,6 +35,22 @@ def run_c(library: ctypes.CDLL, name: str, x: np.ndarray, num_outputs: int) -> n
 
 
 def random_network(dag: Dag, seed: int, dtype: torch.dtype) -> DagNN:
+    """Activations by name, sums."""
     generator = np.random.default_rng(seed)
     activation = [NAMES[k] for k in generator.integers(len(NAMES), size=dag.num_nodes)]
     return DagNN(dag, activation=activation, dtype=dtype)
+
+
+def any_network(dag: Dag, seed: int, dtype: torch.dtype) -> DagNN:
+    """Any activation, formulas too, any aggregation, and responses; not those that leave no digits near 0 or 1."""
+    generator = np.random.default_rng(seed)
+    names = [*NAMES, *(name for name in NEAT_ACTIVATIONS if name not in ("neat.log", "neat.inv", "neat.exp"))]
+    formulas = [lambda z: z * torch.sigmoid(z), lambda z: torch.where(z > 0, z.sin(), z.abs()).cos()]
+    choices = [*names, *formulas]
+    return DagNN(
+        dag,
+        activation=[choices[k] for k in generator.integers(len(choices), size=dag.num_nodes)],
+        aggregation=[list(AGGREGATIONS)[k] for k in generator.integers(len(AGGREGATIONS), size=dag.num_nodes)],
+        response=generator.choice([1.0, 0.5, -1.3], size=dag.num_nodes).tolist(),
+        dtype=dtype,
+    )

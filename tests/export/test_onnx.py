@@ -6,16 +6,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from export_cases import NAMES, any_network, random_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import dags
 
 from dagnn.errors import ConfigError
 from dagnn.graph import Dag
-from dagnn.kernels import ACTIVATIONS
 from dagnn.nn import DagNN
-
-NAMES = sorted(ACTIVATIONS)
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +33,11 @@ def test_random_networks_equal_onnx(tmp_path_factory, runtime, dag, seed, double
     if not len(dag.outputs):
         return
     generator = np.random.default_rng(seed)
-    dtype = torch.float64 if double else torch.float32
-    net = DagNN(dag, activation=[NAMES[k] for k in generator.integers(len(NAMES), size=dag.num_nodes)], dtype=dtype)
+    net = (any_network if seed % 2 else random_network)(dag, seed, torch.float64 if double else torch.float32)
     path = tmp_path_factory.mktemp("onnx") / "net.onnx"
     net.export(path)
     for batch in (3, 1, 0):
-        x = generator.standard_normal((batch, len(dag.inputs))).astype(net.predictor().dtype)
+        x = generator.standard_normal((batch, len(dag.inputs))).astype(net.program().weight.dtype)
         expected = net(torch.from_numpy(x)).detach().numpy()
         largest = max(1.0, np.abs(expected).max(initial=0))
         np.testing.assert_allclose(run_onnx(runtime, path, x), expected, rtol=0, atol=1e-6 * largest)

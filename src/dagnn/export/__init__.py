@@ -1,6 +1,7 @@
 """Networks for programs without Python: `Program`, what a network computes as plain arrays, and a file per format."""
 
-from collections.abc import Hashable
+import itertools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,9 @@ class Program:
         sources: int64 ``[num_edges]``, the node at the beginning of every edge, rising within a node.
         weight: ``[num_edges]``, float32 or float64.
         bias: ``[num_nodes]`` of that dtype; 0 for a node without one.
-        activation: the name of every node's activation.
+        activation: of every node: a name, or a formula as `dagnn.kernels.nodes.activation_text` writes it.
+        aggregation: its name, of every node.
+        response: float64 ``[num_nodes]``, the factor of every node's aggregate.
         levels: int64 ``[num_nodes]``, not decreasing.
         inputs: int64 ``[num_inputs]``, the node of every column of x; -1 for a column that no output depends on.
         outputs: int64 ``[num_outputs]``, the node of every column of y.
@@ -41,6 +44,8 @@ class Program:
     weight: NDArray[np.floating]
     bias: NDArray[np.floating]
     activation: tuple[str, ...]
+    aggregation: tuple[str, ...]
+    response: NDArray[np.float64]
     levels: NDArray[np.int64]
     inputs: NDArray[np.int64]
     outputs: NDArray[np.int64]
@@ -61,6 +66,14 @@ class Program:
         return self.weight.dtype == np.float64
 
     @property
+    def is_plain(self) -> NDArray[np.bool_]:
+        """bool ``[num_nodes]``: the nodes whose aggregate is a sum without a factor, or of nothing and so 0."""
+        kind, degree = np.array(self.aggregation, dtype=np.str_), np.diff(self.offsets)
+        is_sum = (kind == "sum") & (self.response == 1)
+        found: NDArray[np.bool_] = is_sum | ((degree == 0) & (kind != "product")) | self.is_input
+        return found
+
+    @property
     def is_input(self) -> NDArray[np.bool_]:
         """bool ``[num_nodes]``."""
         found = np.zeros(self.num_nodes, dtype=bool)
@@ -73,7 +86,9 @@ class Program:
         edges: NDArray[np.int64],
         weight: NDArray[np.floating],
         bias: NDArray[np.floating],
-        activation: list[str],
+        activation: Sequence[str],
+        aggregation: Sequence[str],
+        response: Sequence[float],
         levels: NDArray[np.int64],
         inputs: NDArray[np.int64],
         outputs: NDArray[np.int64],
@@ -86,7 +101,7 @@ class Program:
             edges: ``[num_edges, 2]`` (source, target), sorted by (target, source).
             weight: of every edge.
             bias: of every node; 0 where it has none.
-            activation, levels: of every node; ``levels`` do not decrease.
+            activation, aggregation, response, levels: of every node; ``levels`` do not decrease.
             inputs, outputs: nodes, column by column.
 
         Raises:
@@ -105,7 +120,9 @@ class Program:
             sources,
             weight[kept],
             bias[live],
-            tuple(name for name, is_live in zip(activation, live.tolist(), strict=True) if is_live),
+            tuple(itertools.compress(activation, live)),
+            tuple(itertools.compress(aggregation, live)),
+            np.asarray(response, dtype=np.float64)[live],
             levels[live],
             place[inputs],
             place[outputs],

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dagnn import __version__
 from dagnn.errors import ConfigError
 from dagnn.export import Program
-from dagnn.export.c_functions import CFunction, bit_functions, bits_type, literal
+from dagnn.export.c_functions import CFunction, aggregate_functions, bit_functions, bits_type, literal
 from dagnn.export.rounded import RoundedWeights
 
 # Values of up to so many nodes lie on the stack: 32 KiB in float64.
@@ -30,8 +30,6 @@ yn NULL NAN INFINITY class delete new private public template this throw try aut
 do double else enum extern float for goto if inline int long register restrict return short signed sizeof static struct
 switch typedef union unsigned void volatile while main
 """
-# As the compiled path for one sample: with one sum, every multiply-add would wait for the one before.
-_SUMS = 4
 
 
 def check_name(name: str) -> str:
@@ -171,11 +169,17 @@ def _source(program: Program, stem: str, name: str, rounded: RoundedWeights | No
             _array(number, f"{name}_biases", program.bias[computed]),
             _array(index, f"{name}_nodes", computed),
         ]
+    of_nodes, scales = _aggregates(program)
+    kinds = list(dict.fromkeys(kind for kind in of_nodes if kind))
+    if kinds:
+        listed = [1 + kinds.index(of_nodes[node]) if of_nodes[node] else 0 for node in computed.tolist()]
+        arrays.append(_array("unsigned char", f"{name}_kinds", listed))
+        arrays.append(_array(number, f"{name}_scales", scales[computed]))
     if rounded is not None and rounded.storage == "int8":
         arrays.append(_array(number, f"{name}_scales", rounded.scale[computed]))
     if len(names) > 1:
         listed = [codes[program.activation[node]] for node in computed.tolist()]
-        arrays.append(_array("unsigned char", f"{name}_codes", listed))
+        arrays.append(_array("unsigned char" if len(names) <= 256 else "uint16_t", f"{name}_codes", listed))
     cases = [f"        case {code}: z = {name}_act{code}(z); break;" for code in codes.values()]
     activate = (
         [f"        switch ({name}_codes[i]) {{", *cases, "        default: break;", "        }"]
@@ -195,28 +199,29 @@ def _source(program: Program, stem: str, name: str, rounded: RoundedWeights | No
         reads = ["    (void)x;"]
     computes = []
     by_scale = rounded is not None and rounded.storage == "int8"
-
-    def add(to: str, edge: str) -> str:
-        weight = _weight(name, number, rounded, edge)
-        return f"        {to} = {upper}_FMA({weight}, work[{name}_sources[{edge}]], {to});"
-
     if len(computed):
-        edges = [
-            f"        for (e = start; e < rest; e += {_SUMS}) {{",
-            *(f"    {add(s, f'e + {i}')}" for i, s in enumerate(("z", "s1", "s2", "s3"))),
-            "        }",
-            "        for (; e < stop; ++e) {",
-            f"    {add('z', 'e')}",
-            "        }",
+        weight = _weight(name, number, rounded)
+        functions += aggregate_functions(name, number, kinds, weight)
+        plain = f"z = {name}_sum(work, start, stop, {'0' if by_scale else f'{name}_biases[i]'});"
+        others = [
+            f"z = {upper}_FMA({name}_scales[i], {name}_{kind}(work, start, stop{', 0' if kind == 'sum' else ''}), "
+            f"{name}_biases[i]);"
+            for kind in kinds
         ]
+        aggregate = [f"        {plain}"]
+        if kinds:
+            cases = [f"        case {code}: {text} break;" for code, text in enumerate(others, start=1)]
+            aggregate = [
+                f"        switch ({name}_kinds[i]) {{",
+                *cases,
+                f"        default: {plain} break;",
+                "        }",
+            ]
         computes = [
             f"    for (i = 0; i < {len(computed)}; ++i) {{",
             f"        const size_t start = {name}_offsets[2 * i], stop = {name}_offsets[2 * i + 1];",
-            f"        const size_t rest = start + (stop - start) / {_SUMS} * {_SUMS};",
-            "        size_t e;",
-            f"        {number} z = {'0' if by_scale else f'{name}_biases[i]'}, s1 = 0, s2 = 0, s3 = 0;",
-            *edges,
-            "        z = (z + s1) + (s2 + s3);",
+            f"        {number} z;",
+            *aggregate,
             *([f"        z = {upper}_FMA({name}_scales[i], z, {name}_biases[i]);"] if by_scale else []),
             *activate,
             f"        work[{name}_nodes[i]] = z;",
@@ -244,8 +249,8 @@ def _source(program: Program, stem: str, name: str, rounded: RoundedWeights | No
 
 {bit_functions(name, number, bits) if uses_bits else ""}
 {_decoder(name) if rounded is not None and rounded.storage == "bfloat16" and len(computed) else ""}
-{chr(10).join(functions)}
 {chr(10).join(arrays)}
+{chr(10).join(functions)}
 void {name}_in(const {number} *x, {number} *y, {number} *work)
 {{
     size_t i;
@@ -278,12 +283,21 @@ def _stored(program: Program, rounded: RoundedWeights | None, name: str) -> tupl
     return {"int8": "int8_t", "bfloat16": "uint16_t"}[rounded.storage], f"{name}_weights", rounded.stored
 
 
-def _weight(name: str, number: str, rounded: RoundedWeights | None, index: str) -> str:
-    """A weight as a number, before the scale of its node."""
-    stored = f"{name}_weights[{index}]"
+def _weight(name: str, number: str, rounded: RoundedWeights | None) -> str:
+    """A weight as a number, before the scale of its node; {e} is its index."""
+    stored = f"{name}_weights[{{e}}]"
     if rounded is None:
         return stored
     return f"{name}_wide({stored})" if rounded.storage == "bfloat16" else f"({number}){stored}"
+
+
+def _aggregates(program: Program) -> tuple[list[str], NDArray[np.floating]]:
+    """For every node what it aggregates by, "" for a plain sum, and the factor of the aggregate."""
+    degree = np.diff(program.offsets)
+    kinds = np.array(program.aggregation, dtype=np.str_)
+    scales = np.where(kinds == "mean", program.response / np.maximum(degree, 1), program.response)
+    names = np.where(program.is_plain, "", np.where(kinds == "mean", "sum", kinds))
+    return names.tolist(), scales.astype(program.weight.dtype)
 
 
 def _decoder(name: str) -> str:

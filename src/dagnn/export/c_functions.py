@@ -1,14 +1,22 @@
 """Functions of one number as C: what writes instructions for the compiled path prints C here instead."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
-from dagnn.kernels.emit.functions import activated
+from dagnn.kernels.emit.expressions import Expr
+from dagnn.kernels.emit.functions import Registers, activated
+from dagnn.kernels.nodes import formula_of
 
 _VARIABLE = re.compile(r"\bt[0-9]+\b")
+
+
+def called(activation: str) -> str:
+    """What a comment calls an activation. A formula's text is not for comments: it may hold anything."""
+    return activation if activation.replace("_", "").replace(".", "").isalnum() else "a formula"
 
 
 class CFunction:
@@ -32,14 +40,30 @@ class CFunction:
 
     def text(self, activation: str, name: str) -> str:
         """A static function ``name`` of one number."""
-        y, _ = activated(self, activation, "z")  # type: ignore[arg-type]
+        y = self._result(activation)
         body = [f"    return {self._shown(y)};"]
         used = set(_VARIABLE.findall(body[0]))
         for name_of, line in reversed(self._lines):  # without what only the slope needs
             if name_of in used:
                 used.update(_VARIABLE.findall(line))
                 body.insert(0, line)
-        return "\n".join([f"/* {activation} */", f"static {self._kind} {name}({self._kind} z)", "{", *body, "}", ""])
+        return "\n".join(
+            [f"/* {called(activation)} */", f"static {self._kind} {name}({self._kind} z)", "{", *body, "}", ""]
+        )
+
+    def _result(self, activation: str) -> Any:
+        formula = formula_of(activation)
+        if formula is None:
+            return activated(self, activation, "z")[0]  # type: ignore[arg-type]
+
+        def from_library(one: Expr) -> str | None:
+            # Those of the compiled path take instructions that are not printed here; these differ in the last digits.
+            if one.op not in ("sin", "cos", "log"):
+                return None
+            return self._made(self._kind, f"{one.op}{self._suffix}({self._shown(registers.value(one.args[0]))})")
+
+        registers = Registers(self, {formula.inputs[0]: "z"}, from_library)  # type: ignore[arg-type]
+        return registers.value(formula.outputs[0])
 
     def _made(self, kind: str, expression: str) -> str:
         name = f"t{len(self._lines)}"
@@ -96,6 +120,22 @@ class CFunction:
     def fcmp_ordered(self, sign: str, a: Any, b: Any) -> str:
         return self._made("int", f"{self._shown(a)} {sign} {self._shown(b)}")
 
+    def fcmp_unordered(self, sign: str, a: Any, b: Any) -> str:
+        a, b = self._shown(a), self._shown(b)
+        if sign == "uno":
+            return self._made("int", f"{a} != {a} || {b} != {b}")
+        opposite = {"<": ">=", ">": "<=", "<=": ">", ">=": "<"}[sign]
+        return self._made("int", f"!({a} {opposite} {b})")
+
+    def and_(self, a: str, b: str) -> str:
+        return self._made("int", f"{a} && {b}")
+
+    def or_(self, a: str, b: str) -> str:
+        return self._made("int", f"{a} || {b}")
+
+    def not_(self, a: str) -> str:
+        return self._made("int", f"!{a}")
+
     def select(self, condition: str, a: Any, b: Any) -> str:
         return self._made(self._kind, f"{condition} ? {self._shown(a)} : {self._shown(b)}")
 
@@ -113,6 +153,108 @@ class CFunction:
     @property
     def _bits(self) -> str:
         return bits_type(self.double)
+
+
+_AGGREGATES = {
+    "product": """\
+    {number} z = 1;
+    for (; e < stop; ++e) {{
+        z = z * ({message});
+    }}
+    return z;""",
+    # A NaN wins, and nothing wins over it.
+    "max": """\
+    {number} best = -INFINITY;
+    for (; e < stop; ++e) {{
+        const {number} m = {message};
+        if (m > best || m != m) {{
+            best = m;
+        }}
+    }}
+    return best;""",
+    "min": """\
+    {number} best = INFINITY;
+    for (; e < stop; ++e) {{
+        const {number} m = {message};
+        if (m < best || m != m) {{
+            best = m;
+        }}
+    }}
+    return best;""",
+    "maxabs": """\
+    {number} high = -INFINITY, low = INFINITY;
+    for (; e < stop; ++e) {{
+        const {number} m = {message};
+        if (m > high || m != m) {{
+            high = m;
+        }}
+        if (m < low || m != m) {{
+            low = m;
+        }}
+    }}
+    return high >= -low ? high : low;""",
+    # By counting: no memory to sort in.
+    "median": """\
+    const size_t start = e, half = (stop - start) / 2;
+    {number} low = 0, high = 0;
+    for (; e < stop; ++e) {{
+        const {number} m = {message};
+        size_t f, below = 0, equal = 0;
+        if (m != m) {{
+            return m;
+        }}
+        for (f = start; f < stop; ++f) {{
+            const {number} other = {other};
+            below += other < m;
+            equal += other == m;
+        }}
+        if (below <= half && half < below + equal) {{
+            high = m;
+        }}
+        if (below < half && half <= below + equal) {{
+            low = m;
+        }}
+    }}
+    return (stop - start) % 2 ? high : ({number})0.5 * (low + high);""",
+}
+
+
+def aggregate_functions(prefix: str, number: str, kinds: Sequence[str], weight: str) -> list[str]:
+    """Functions of the values of all nodes and of the edges ``e .. stop - 1`` of one: sums, and ``kinds``.
+
+    Args:
+        weight: of the edge ``{e}``, as C.
+    """
+
+    def message(edge: str) -> str:
+        return f"{weight.format(e=edge)} * work[{prefix}_sources[{edge}]]"
+
+    def add(to: str, edge: str) -> str:
+        return f"{to} = {prefix.upper()}_FMA({weight.format(e=edge)}, work[{prefix}_sources[{edge}]], {to});"
+
+    # As the compiled path for one sample: with one sum, every multiply-add would wait for the one before.
+    sums = [add(to, f"e + {number}") for number, to in enumerate(("z", "s1", "s2", "s3"))]
+    texts = [
+        f"static {number} {prefix}_sum(const {number} *work, size_t e, size_t stop, {number} z)",
+        "{",
+        "    const size_t rest = e + (stop - e) / 4 * 4;",
+        f"    {number} s1 = 0, s2 = 0, s3 = 0;",
+        "    for (; e < rest; e += 4) {",
+        *(f"        {text}" for text in sums),
+        "    }",
+        "    for (; e < stop; ++e) {",
+        f"        {add('z', 'e')}",
+        "    }",
+        "    return (z + s1) + (s2 + s3);",
+        "}",
+        "",
+    ]
+    for kind in kinds:
+        if kind != "sum":
+            body = _AGGREGATES[kind].format(number=number, message=message("e"), other=message("f"))
+            head = f"static {number} {prefix}_{kind}(const {number} *work, size_t e, size_t stop)"
+            texts += [head, "{", body, "}", ""]
+    return ["\n".join(texts)]
 
 
 def bit_functions(name: str, number: str, bits: str) -> str:

@@ -1,7 +1,8 @@
 """ONNX from a `Program`: standard operators of opset 18, any batch size, float32 or float64."""
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy as np
 from dagnn import __version__
 from dagnn.errors import ConfigError
 from dagnn.export import Program
+from dagnn.kernels.emit.formula import ancestors
 from dagnn.kernels.emit.functions import ERFC
+from dagnn.kernels.nodes import formula_of
 
 _OPSET = 18
 _IR_VERSION = 8  # the version of the file format that came with opset 18, for older runtimes
@@ -23,7 +26,7 @@ def onnx_model(program: Program) -> bytes:
     weights, and adds them to the rows of its nodes, which begin at the biases.
 
     Raises:
-        ConfigError: the package onnx is not installed, or an activation has no operators here.
+        ConfigError: the package onnx is not installed.
     """
     graph = _Graph(program)
     values = _values(graph, program)
@@ -50,14 +53,19 @@ def _values(graph: "_Graph", program: Program) -> str:
 
     first = np.searchsorted(program.levels, np.arange(int(program.levels.max(initial=-1)) + 2))
     is_input = program.is_input
-    for level, (start, stop) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
+    for start, stop in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):
         edges = slice(int(program.offsets[start]), int(program.offsets[stop]))
-        if level and edges.start < edges.stop:
+        if edges.start < edges.stop:
             counts = np.diff(program.offsets[start : stop + 1])
             targets = np.repeat(np.arange(start, stop), counts)
-            sources = graph.add("Gather", values, graph.integers(program.sources[edges]), axis=0)
-            messages = graph.add("Mul", sources, graph.numbers(program.weight[edges][:, None]))
-            values = graph.add("ScatterND", values, graph.integers(targets[:, None]), messages, reduction="add")
+            plain = np.flatnonzero(program.is_plain[targets])
+            if len(plain):
+                own = plain + edges.start
+                sources = graph.add("Gather", values, graph.integers(program.sources[own]), axis=0)
+                messages = graph.add("Mul", sources, graph.numbers(program.weight[own][:, None]))
+                places = graph.integers(targets[plain][:, None])
+                values = graph.add("ScatterND", values, places, messages, reduction="add")
+        values = _aggregated(graph, program, values, start, stop)
         rows_of: dict[str, list[int]] = {}
         for node in range(start, stop):
             if not is_input[node] and program.activation[node] != "identity":
@@ -68,15 +76,80 @@ def _values(graph: "_Graph", program: Program) -> str:
     return values
 
 
+def _aggregated(graph: "_Graph", program: Program, values: str, start: int, stop: int) -> str:
+    """The rows of all nodes, after those of a level that are no plain sums have got their aggregates."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for node in np.flatnonzero(~program.is_plain[start:stop]) + start:
+        degree = int(program.offsets[node + 1] - program.offsets[node])
+        groups.setdefault((program.aggregation[node], degree), []).append(int(node))
+    for (kind, degree), nodes in groups.items():
+        rows, response = np.array(nodes), program.response[nodes]
+        if degree:
+            own = program.offsets[rows] + np.arange(degree)[:, None]  # [degree, nodes]
+            sources = graph.add("Gather", values, graph.integers(program.sources[own]), axis=0)
+            messages = graph.add("Mul", sources, graph.numbers(program.weight[own][:, :, None]))
+            found = _aggregate(graph, kind, messages, degree)
+        else:  # a product of nothing
+            bias = graph.add("Gather", values, graph.integers(rows), axis=0)
+            found = graph.add("Add", graph.add("Mul", bias, graph.number(0.0)), graph.number(1.0))
+        if kind == "mean":
+            response = response / degree
+        scaled = graph.add("Mul", found, graph.numbers(response[:, None]))
+        total = graph.add("Add", scaled, graph.numbers(program.bias[rows][:, None]))
+        values = graph.add("ScatterND", values, graph.integers(rows[:, None]), total)
+    return values
+
+
+def _aggregate(graph: "_Graph", kind: str, messages: str, degree: int) -> str:
+    """Messages ``[degree, nodes, batch]`` of nodes of one degree as ``[nodes, batch]``."""
+    match kind:
+        case "sum" | "mean":
+            return graph.folded("Add", messages, degree)
+        case "product":
+            return graph.folded("Mul", messages, degree)
+        case "max" | "min":
+            return graph.folded(kind.capitalize(), messages, degree)
+        case "maxabs":
+            high, low = (graph.folded(operator, messages, degree) for operator in ("Max", "Min"))
+            return graph.add("Where", graph.add("GreaterOrEqual", high, graph.add("Neg", low)), high, low)
+        case "median":
+            ordered = graph.add("TopK", messages, graph.integers([degree]), axis=0, also=["indices"])
+            first, last = (degree - 1) // 2, degree // 2
+            middle = [graph.add("Gather", ordered, graph.integers(place), axis=0) for place in {first, last}]
+            total = middle[0] if len(middle) == 1 else graph.add("Add", *middle)
+            return total if len(middle) == 1 else graph.add("Mul", total, graph.number(0.5))
+    raise AssertionError(kind)
+
+
 def _activated(graph: "_Graph", name: str, z: str) -> str:
     """``act(z)``. Written out where runtimes lack an operator for float64."""
-    write = _ACTIVATIONS.get(name)
-    if write is None:
-        raise ConfigError(
-            f"the activation {name!r} has no operators of ONNX here: export to C, or use one of "
-            f"{', '.join(_ACTIVATIONS)}."
-        )
-    return write(graph, z)
+    formula = formula_of(name)
+    if formula is None:
+        return _ACTIVATIONS[name](graph, z)
+    (given,), (result,) = formula.inputs, formula.outputs
+    made = {given: z}
+    for one in ancestors([result]):
+        if one not in made:
+            arguments = [made[arg] for arg in one.args]
+            made[one] = graph.number(one.name) if one.op == "number" else _operation(graph, one.op, arguments)
+    # A formula of numbers alone has the shape of a number.
+    zeros = graph.add("Mul", z, graph.number(0.0))
+    return made[result] if given in ancestors([result]) else graph.add("Add", zeros, made[result])
+
+
+_OPERATORS = {
+    "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg", "exp": "Exp", "log": "Log", "tanh": "Tanh",
+    "sigmoid": "Sigmoid", "relu": "Relu", "sqrt": "Sqrt", "sin": "Sin", "abs": "Abs", "maximum": "Max",
+    "minimum": "Min", "where": "Where", "less": "Less", "less_equal": "LessOrEqual", "equal": "Equal", "both": "And",
+    "either": "Or", "no": "Not", "fixed": "Identity",
+}  # fmt: skip
+"""Operations of formulas, and ONNX's names of them."""
+
+
+def _operation(graph: "_Graph", op: str, arguments: list[str]) -> str:
+    if op == "cos":  # runtimes have Cos for float32 only
+        return graph.add("Sin", graph.add("Add", arguments[0], graph.number(math.pi / 2)))
+    return graph.add(_OPERATORS[op], *arguments)
 
 
 def _relu(graph: "_Graph", z: str) -> str:
@@ -152,11 +225,24 @@ class _Graph:
         self._constants: list[Any] = []
         self._numbers: dict[float, str] = {}
 
-    def add(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """One more operator; the name of its result."""
+    def add(self, operator: str, *inputs: str, out: str = "", also: Sequence[str] = (), **attributes: Any) -> str:
+        """One more operator; the name of its result. ``also``: results that nobody reads."""
         out = out or f"v{len(self._nodes)}"
-        self._nodes.append(self._onnx.helper.make_node(operator, list(inputs), [out], **attributes))
+        outputs = [out, *(f"{out}_{name}" for name in also)]
+        self._nodes.append(self._onnx.helper.make_node(operator, list(inputs), outputs, **attributes))
         return out
+
+    def folded(self, operator: str, values: str, count: int) -> str:
+        """An operator over the first axis, of ``count``: pairs, then pairs of those."""
+        while count > 1:
+            half = count // 2
+            low, high, rest = (
+                self.add("Slice", values, *map(self.integers, ([start], [stop])))
+                for start, stop in ((0, half), (half, 2 * half), (2 * half, count))
+            )
+            values = self.add("Concat", self.add(operator, low, high), rest, axis=0)
+            count -= half
+        return self.add("Squeeze", values, self.integers([0]))
 
     def integers(self, values: Any) -> str:
         return self._constant(np.asarray(values, dtype=np.int64))
@@ -196,5 +282,5 @@ class _Graph:
 
     def _constant(self, values: np.ndarray[Any, Any]) -> str:
         name = f"c{len(self._constants)}"
-        self._constants.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(values), name))
+        self._constants.append(self._onnx.numpy_helper.from_array(np.array(values, order="C"), name))
         return name

@@ -49,6 +49,12 @@ def check_storage(given: object) -> Storage:
 
 def rounded(program: Program, storage: Storage) -> RoundedWeights:
     """The weights to the nearest that can be stored: bfloat16, or 8 bits with a scale for every node."""
+    if not program.is_plain.all():
+        kind = program.aggregation[int(np.flatnonzero(~program.is_plain)[0])]
+        raise ConfigError(
+            f"weights of fewer bits are for nodes that sum with a response of 1, got aggregation={kind!r} or another "
+            "response: export all bits."
+        )
     target = np.repeat(np.arange(program.num_nodes), np.diff(program.offsets))
     one = np.ones(program.num_nodes, program.weight.dtype)
     if storage == "bfloat16":

@@ -13,13 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dagnn import kernels
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.export import Program
 from dagnn.export.c import Rounding, c_files, check_name
 from dagnn.export.onnx import onnx_model
 from dagnn.export.rounded import Storage, box_of, check_storage, error_bounds, rounded
 from dagnn.files import replace_file
-from dagnn.kernels import ACTIVATIONS, NetworkPlan, explain_network, reference
+from dagnn.kernels import NetworkPlan, explain_network, reference
 from dagnn.kernels.network import passes
 from dagnn.nn.dag_nn.imported import read_genome
 from dagnn.nn.dag_nn.tables import NamedParameters
@@ -152,31 +153,22 @@ class Exports(NamedParameters):
 
         Raises:
             ConfigError: a weight or bias that an output depends on is NaN or infinite; another dtype than float32 and
-                float64; a node that is no plain sum, or whose activation is a formula.
+                float64.
 
         >>> from dagnn import Dag, DagNN
         >>> DagNN(Dag([("a", "c"), ("b", "c")])).program().sources.tolist()
         [0, 1]
         """
-        for node in range(self.dag.num_nodes):
-            kind, response, activation = self.aggregations[node], self.responses[node], self.activations[node]
-            if kind != "sum" or response != 1 or activation not in ACTIVATIONS:
-                raise ConfigError(
-                    f"C and ONNX are written of nodes that sum, with one of the activations {', '.join(ACTIVATIONS)}; "
-                    f"node {self.dag.name_of(node)!r} has aggregation={kind!r}, response={response}, "
-                    f"activation={activation!r:.60}: export it with format='torch'."
-                )
-        return self._arrays()
-
-    def _arrays(self) -> Program:
         layout, (weight, bias) = self._layout, (tensor.numpy() for tensor in self._numbers())
-        of_nodes = np.zeros(self.dag.num_nodes, dtype=bias.dtype)
+        nodes, of_nodes = layout.node_at.tolist(), np.zeros(self.dag.num_nodes, dtype=bias.dtype)
         of_nodes[layout.has_bias.numpy()] = bias
         return Program.of_network(
             layout.edges.numpy(),
             weight,
             of_nodes,
-            [self.activations[node] for node in layout.node_at.tolist()],
+            [self.activations[node] for node in nodes],
+            [self.aggregations[node] for node in nodes],
+            [self.responses[node] for node in nodes],
             layout.levels.numpy(),
             layout.inputs.numpy(),
             layout.outputs.numpy(),
@@ -247,17 +239,18 @@ class Exports(NamedParameters):
 
     def _samples(self, rounding: Rounding | None) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
         """Inputs and outputs for the test program."""
-        predictor = self.predictor()
+        weight, bias = self._numbers()
         generator, shape = np.random.default_rng(0), (_TEST_SAMPLES, len(self.dag.inputs))
         if rounding is None:
-            x = generator.standard_normal(shape).astype(predictor.dtype)
+            drawn = torch.from_numpy(generator.standard_normal(shape)).to(weight.dtype)
         else:
-            drawn = generator.uniform(rounding.low, rounding.high, shape)
-            x = np.clip(drawn.astype(predictor.dtype), rounding.low, rounding.high).astype(predictor.dtype)
-        return x, predictor(x)
+            low, high = (torch.from_numpy(end) for end in (rounding.low, rounding.high))
+            drawn = torch.from_numpy(generator.uniform(rounding.low, rounding.high, shape)).to(weight.dtype)
+            drawn = drawn.double().clamp(low, high).to(weight.dtype)
+        return drawn.numpy(), kernels.run_network(self._cpu_plan(), drawn, weight, bias).numpy()
 
     def _torch_program(self) -> bytes:
-        self._arrays()  # raises for weights that are no numbers
+        self.program()  # raises for weights that are no numbers
         module = _Reference(self._cpu_plan(), *self._numbers())
         x = module.bias.new_zeros(2, len(self.dag.inputs))
         program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
