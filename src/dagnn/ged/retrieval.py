@@ -31,8 +31,9 @@ FIRST_ROUND, LARGEST_ROUND, SEARCHES = 64, 2048, 16
 # The stages of a search.
 COUNTS, BRANCHES, FEW, SEARCH = range(4)
 
-# Search nodes of the stage FEW.
-FEW_NODES = 200
+# Search nodes of the stage FEW. Measured on 10,000 graphs, a query of 15 nodes: 200 take 5.3 s, since more need the
+# full search; 1,000 or 4,000 take 4.2 s.
+FEW_NODES = 2_000
 
 
 @dataclass(frozen=True)
