@@ -22,10 +22,10 @@ from dagnn.rewriting.features import NeighbourhoodFeatures, NeighbourhoodGraphs
 from dagnn.rewriting.machine import RewritingMachine, Rewritten
 from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, Signature
 from dagnn.training.processes import torch_threads
-from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
+from dagnn.training.run.checkpoints import Checkpoint
 from dagnn.training.run.directory import RunDirectory
-from dagnn.training.run.resume import find_run
 from dagnn.training.run.tensors import load_weights
+from dagnn.training.run.tools import run_and_checkpoint
 
 # The longest right path of 600 expressions of level 4 took 14,000 steps, and 45,000 at depth 8.
 STEP_BUDGET = 200_000
@@ -233,14 +233,7 @@ def opened_run(path: str | Path) -> tuple[RunDirectory, CurriculumConfig, Checkp
     Raises:
         RunError, CheckpointError: there is no run, or no whole checkpoint.
     """
-    directory, step = find_run(path)
-    run = RunDirectory.read(directory)
-    store = CheckpointStore(run.checkpoints_path, run.run_id)
-    checkpoint = store.latest() if step is None else store.load(step)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first save."
-        )
+    run, checkpoint = run_and_checkpoint(path)
     return run, run.config(CurriculumConfig), checkpoint
 
 

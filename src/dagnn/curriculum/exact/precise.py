@@ -114,7 +114,7 @@ class _Unbounded(Undecided):
 
 
 def approximate(expr: Expr) -> int | str:
-    """The value rounded to 3 significant digits, as a leaf of ``decimals``; every digit is proved.
+    """The value rounded to 3 significant digits, as a leaf; every digit is proved.
 
     Computed with growing precision until the whole ball rounds alike, so cancellation and large angles cost time, not
     digits.

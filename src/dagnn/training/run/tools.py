@@ -124,13 +124,20 @@ def export_weights(path: str | Path, target: str | Path, *, averaged: bool = Tru
 
 def checkpoint_of(path: str | Path) -> Checkpoint:
     """The newest whole checkpoint of a run directory, or the one that ``path`` names. Errors as of `export_weights`."""
+    return run_and_checkpoint(path)[1]
+
+
+def run_and_checkpoint(path: str | Path) -> tuple[RunDirectory, Checkpoint]:
+    """A run, and its newest whole checkpoint or the one that ``path`` names. Errors as of `export_weights`."""
     directory, step = find_run(path)
     run = RunDirectory.read(directory)
     store = CheckpointStore(run.checkpoints_path, run.run_id)
     checkpoint = store.latest() if step is None else store.load(step)
     if checkpoint is None:
-        raise CheckpointError(f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first.")
-    return checkpoint
+        raise CheckpointError(
+            f"{run.checkpoints_path} holds no checkpoint yet: let the run train until its first save."
+        )
+    return run, checkpoint
 
 
 def import_weights(source: str | Path, target: str | Path, *, key: str | None = None) -> int:
