@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from benchmarks.harness import Case, Contestant, main
 from dagnn.graph import Dag, DagBatch
 from dagnn.kernels.graph_plans import compiled_plan
 from dagnn.kernels.sweep import function as sweep_function
-from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, GRUCell, LearnableModule, TreeLSTMCell
+from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, FormulaCell, GRUCell, LearnableModule, TreeLSTMCell
 
 SYMBOLS, GRAPHS, WIDTHS = 10, 512, (64, 128)
 # Smallest ratios, per peer, for d=64 and d=128.
@@ -315,12 +316,50 @@ def many_parameters(quick: bool) -> Iterable[Case]:
             )
 
 
+class PeepholeTreeLSTM(FormulaCell):
+    """A user's cell: forget gates that see the states they gate."""
+
+    states = ("h", "c")
+
+    def formula(self, x: Any, operands: Any, weights: Any) -> Any:
+        kept = operands.by_slot(operands.c)
+        m = weights.product(operands.by_slot(operands.h))
+        i = torch.sigmoid(x.i + m.i + weights.peep_i * operands.sum(kept))
+        f = torch.sigmoid(x.f + m.by_slot.f + weights.peep_f * kept)
+        c = i * torch.tanh(x.u + m.u) + operands.sum(f * kept)
+        o = torch.sigmoid(x.o + m.o + weights.peep_o * c)
+        return o * torch.tanh(c), c
+
+
+class MinimalGatedUnit(FormulaCell):
+    """A user's cell: one gate."""
+
+    def formula(self, x: Any, operands: Any, weights: Any) -> Any:
+        s = operands.sum(operands.h)
+        m = weights.product(s)
+        f = torch.sigmoid(x.f + m.f)
+        return s + f * (torch.tanh(x.n + f * m.n) - s)
+
+
+class SetGRU(FormulaCell):
+    """A user's cell: two reductions."""
+
+    def formula(self, x: Any, operands: Any, weights: Any) -> Any:
+        mean, best = operands.mean(operands.h), operands.max(operands.h)
+        m = weights.product(mean, best)
+        z = torch.sigmoid(x.z + m.z)
+        return z * mean + (1 - z) * torch.tanh(x.n + m.n)
+
+
 def other_cells(batch: DagBatch, quick: bool) -> Iterable[Case]:
-    """The other cells against the reference, level by level under autograd."""
+    """The other cells, and three as a user writes them, against the reference, level by level under autograd."""
     for name, make in (
         ("child-sum TreeLSTM", partial(ChildSumTreeLSTMCell, 64, 64)),
         ("GRU over the sum", partial(GRUCell, 64, 64)),
         *(() if quick else (("GRU over the maximum", partial(GRUCell, 64, 64, "max")),)),
+        ("a user's peephole TreeLSTM", partial(PeepholeTreeLSTM, 64, 64, CHILDREN)),
+        ("a user's minimal gated unit", partial(MinimalGatedUnit, 64, 64)),
+        ("a user's GRU over two reductions", partial(SetGRU, 64, 64)),
     ):
         torch.manual_seed(0)
         sweep = DagSweep(make())
