@@ -156,6 +156,27 @@ for real in loader:
     assert rules_of(source) == set()
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        # Distributed optimizers hold gradients in a context.
+        "opt = DistributedOptimizer(SGD, p)\nfor x in loader:\n    with context() as c:\n        "
+        "dist_autograd.backward(c, [f(x)])\n        opt.step(c)\n",
+        # Gradients are divided by what the file cannot see.
+        "for i, x in enumerate(loader):\n    loss = f(x) * tokens(x)\n    loss.backward()\n    if (i + 1) % 4 == 0:\n"
+        "        scale_grads(model, 1 / n)\n        opt.step()\n        opt.zero_grad()\n",
+        # A share that no name tells.
+        "for _ in range(9):\n    for i in range(1, 99):\n        value = entropy(get(data)) / k\n        "
+        "fabric.backward(value)\n        if i % k == 0:\n            opt.step()\n            opt.zero_grad()\n",
+        # Accelerate passes over what stands behind its block, too.
+        "accelerator = Accelerator(gradient_accumulation_steps=4)\nfor x in loader:\n    opt.zero_grad()\n"
+        "    with accelerator.accumulate(model):\n        accelerator.backward(f(x))\n        opt.step()\n",
+    ],
+)
+def test_false_alarms_that_public_loops_showed(source):
+    assert rules_of(source) == set()
+
+
 @pytest.mark.parametrize("text", ["", "\n", "x = 1", "for x in y: pass", "\ufeffx = 1", "match x:\n    case 1: pass"])
 def test_sources_without_loops_are_clean(text):
     assert lint_source(text) == []

@@ -30,6 +30,7 @@ _HARMLESS = re.compile(
     re.IGNORECASE,
 )
 _ZEROES = re.compile(r"zero_?(the_)?grad|clear_grad|reset_grad", re.IGNORECASE)
+_CHANGES_GRADIENTS = re.compile(r"(scale|multiply|divide|average|normali[sz]e)_(the_)?grad|grad_scaler$", re.IGNORECASE)
 _CLIPS = re.compile(r"^clip_grad|^clip_gradient|^gradient_clip", re.IGNORECASE)
 _ABOUT_CLIPPING = re.compile(r"clip|norm", re.IGNORECASE)
 _KEEPS = {  # methods whose result is the same loss
@@ -184,7 +185,8 @@ class Calls(Expressions):
         loss = args[0] if by_library else base
         if base.name == "torch.autograd" and args and isinstance(args[0], (list, tuple)):
             loss = next((a for a in args[0] if isinstance(a, Unknown)), base)
-        terms = loss.terms or (Term(self.new_origin(), exact="loss" in loss.name.lower()),)
+        plain = "loss" in loss.name.lower() and not re.search(r"[*/]", loss.name)
+        terms = loss.terms or (Term(self.new_origin(), exact=plain),)
         if by_library and base.kind == "accelerator":
             self.trace.windows_by_library = self.trace.windows_by_library or self.synchronises is not None
             set_by = base.options.get("gradient_accumulation_steps")
@@ -218,6 +220,8 @@ class Calls(Expressions):
         elif base.name in self._engines:
             self.escape(node)
         elif self._is_optimizer(func, base):
+            if any(isinstance(a, Unknown) for a in args):
+                self.escape(node)  # a distributed optimizer, whose gradients are no .grad
             closure = next((a for a in (*args, *kw.values()) if isinstance(a, Function)), None)
             if closure is not None:
                 self.enter(closure, (), {})
@@ -311,6 +315,8 @@ class Calls(Expressions):
         last = re.sub(r"\[.*", "", name).split(".")[-1].split("#")[0]
         if isinstance(callee, Unknown) and callee.kind == "scaler" and any(_is(v, "optimizer") for v in values):
             self.trace.escaped = True  # timm's NativeScaler and its like: backward, clip and step in one call
+        if _CHANGES_GRADIENTS.search(last):
+            self.trace.touched = True
         if _ZEROES.search(last):
             self.note("zero", node, target="*")
         elif _CLIPS.search(last):

@@ -355,7 +355,7 @@ def _lost_remainder(trace: Trace, length: int) -> list[tuple[str, ast.AST]]:
         if event.kind == "backward":
             pending.add(event.micro_batch)
         elif event.kind == "step":
-            if waiting and len(pending) != length and divided:
+            if waiting and len(pending) != length and divided and not trace.touched:
                 return [("lost-remainder", event.node)]
             pending, waiting, stepped = set(), False, event.node
         elif event.kind == "zero" and waiting and pending and stepped is not None:

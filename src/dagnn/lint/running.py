@@ -260,22 +260,18 @@ class _Run(Calls):
         raise _Leave("continue")
 
     def _run_with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> None:
-        before = self.synchronises
         for item in node.items:
             value = self.evaluate(item.context_expr, scope)
             if isinstance(value, Unknown) and value.name == "accumulate" and "accelerator" in value.options:
                 self._accumulates(value.options["accelerator"])
             if item.optional_vars is not None:
                 self.bind(item.optional_vars, value, scope)
-        try:
-            self._block(node.body, scope)
-        finally:
-            self.synchronises = before
+        self._block(node.body, scope)
 
     _run_asyncwith = _run_with
 
     def _accumulates(self, accelerator: Unknown) -> None:
-        """Accelerate steps after every window, and after the last micro-batch of a loader."""
+        """Accelerate steps after every window and after the last micro-batch of a loader, also behind the block."""
         key = f"{accelerator.name}.turns"
         turns = self.store.get(key, 0) + 1
         length = self.number(accelerator.options.get("gradient_accumulation_steps")) or WINDOW
