@@ -73,11 +73,16 @@ def real(expr, values):
     return apply(head, operands)
 
 
+def undefined(why, a):
+    """`Undefined`; but `Unknown` where ``a`` may be 0 and below it by rounding alone, as tan(pi) is."""
+    return Undefined(why) if a == 0 or abs(a) > 1e-30 else Unknown(why)
+
+
 def apply(head, operands):
     a = operands[0]
     if len(operands) == 1:
         if head in ("log", "sqrt") and (a < 0 or (a == 0 and head == "log")):
-            raise Undefined(head)
+            raise undefined(head, a)
         if head == "exp" and abs(a) > 1e6:
             raise Unknown("exp")
         return -a if head == "-" else getattr(mp, head)(a)
@@ -105,7 +110,7 @@ def power(a, b):
     if a < 0 and abs(b - mp.nint(b)) < mp.mpf(10) ** -25:
         raise Unknown("is the exponent whole?")
     if a < 0 or (a == 0 and b < 0):
-        raise Undefined("a negative base")
+        raise undefined("a negative base", a)
     if a == 0:
         return a
     if abs(b * mp.log(a)) > 1e6:

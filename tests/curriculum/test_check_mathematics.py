@@ -46,3 +46,9 @@ def test_none_of_two_thousand_answers_is_wrong(level):
 )
 def test_the_oracle_finds_what_is_wrong(level, expression, wrong):
     assert script.CHECKS[level](expression, wrong) is not None
+
+
+@pytest.mark.parametrize("expression", [("sqrt", ("tan", "pi")), ("^", ("tan", "pi"), "e")])
+def test_the_oracle_takes_no_rounding_for_a_sign(expression):
+    with pytest.raises(script.Unknown):  # tan(pi) is 0, and in 40 digits a little below
+        script.real(expression, {})
