@@ -73,7 +73,11 @@ class GedMatches:
 
 
 class Settled(NamedTuple):
-    """How many graphs each stage of a search settled: they are out, or their distance is proved."""
+    """How many graphs each stage of a search settled: they are out, or their distance is proved.
+
+    >>> sum(Settled(counts=90, branches=8, search=2))
+    100
+    """
 
     counts: int
     branches: int
