@@ -246,10 +246,17 @@ GUARDS = [
     ),
     Guard(
         "a loss that is not finite makes no step",
+        "accumulation/stepping.py",
+        "        sound = finite and losses_are_finite(losses)\n",
+        "        sound = finite\n",
+        "accumulation/test_nonfinite.py",
+    ),
+    Guard(
+        "a loss that is not finite is the reason that is told",
         "training/step.py",
         "        if not totals.empty and not math.isfinite(totals.loss):\n",
         "        if False:\n",
-        f"{TRAINER}::test_step_that_is_not_finite_is_refused_shown_and_counted",
+        f"{TRAINER}::test_policy_stop_ends_at_the_first_refusal_and_keeps_the_last_checkpoint",
     ),
     Guard(
         "nan is never the best",
