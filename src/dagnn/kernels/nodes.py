@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dagnn.errors import ConfigError, DagnnError
 from dagnn.graph.cached import ordinary_tensors
-from dagnn.kernels.emit.formula import Formula, record
+from dagnn.kernels.emit.formula import Formula, ancestors, record
 
 
 def _identity(x: Tensor) -> Tensor:
@@ -153,6 +153,12 @@ def _formula(text: str) -> Formula:
             f"an activation is a formula of one value, got one of {len(formula.inputs)} with {len(formula.outputs)}."
         )
     return formula
+
+
+def num_operations(text: str) -> int:
+    """How many expressions a formula is made of; 0 for one of `ACTIVATIONS`."""
+    formula = formula_of(text)
+    return 0 if formula is None else len(ancestors(formula.outputs))
 
 
 def activation_of(text: str) -> Callable[[Tensor], Tensor]:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
 from dagnn.kernels.emit.expressions import Expr
-from dagnn.kernels.emit.formula import gradients
+from dagnn.kernels.emit.formula import ancestors, gradients
 from dagnn.kernels.emit.writer import I32, I64, CodeWriter, Value
 from dagnn.kernels.nodes import formula_of
 
-INPUT = 0  # the code of a node whose value is given
 # Their slope does not follow from their value: the forward pass stores it. All others need no second array.
 _KEEPS_SLOPE = frozenset({"gelu", "silu", "softplus"})
 _LEAK = 0.01
@@ -79,9 +78,10 @@ def activated(code: CodeWriter, name: str, z: Value) -> tuple[Value, Value | Non
     formula = formula_of(name)
     if formula is not None:
         (given,), (result,) = formula.inputs, formula.outputs
-        number = given.graph.number
-        slope = gradients({result: number(1)}).get(given, number(0))
-        registers = Registers(code, {given: z})
+        slope = gradients({result: given.graph.number(1)}).get(given, given.graph.number(0))
+        registers, order = Registers(code, {given: z}), ancestors([result, slope])
+        for one in order if len(order) > 60 else ():  # one asks for another, and a long formula would be too deep
+            registers.value(one)
         return registers.value(result), registers.value(slope)
     build, zero, one = code.build, code.constant(0), code.constant(1)
     match name:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from dagnn.kernels.emit.native import Target
 from dagnn.kernels.emit.writer import CodeWriter, Value
 
+INPUT = 0  # the code of a node whose value is given; those of activations follow
+
 
 @dataclass(frozen=True)
 class Shape:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dagnn.graph.edges import offsets_of, stable_order
 from dagnn.graph.levels import peel
-from dagnn.kernels.emit.functions import INPUT, keeps_slope
+from dagnn.kernels.emit.functions import keeps_slope
 from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled
-from dagnn.kernels.network import Shape, backward, forward, single
+from dagnn.kernels.network import INPUT, Shape, backward, forward, single
 from dagnn.kernels.network.aggregation import PLAIN, aggregated
 from dagnn.kernels.network.dense_blocks import find_blocks
 from dagnn.kernels.nodes import ACTIVATIONS, NEAT_ACTIVATIONS

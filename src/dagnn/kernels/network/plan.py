@@ -14,9 +14,11 @@ from dagnn.graph.cached import cached_tensor_property, constant
 from dagnn.kernels.emit.native import Target, host_target
 from dagnn.kernels.level_plans import NetworkLevels, plan_network_levels
 from dagnn.kernels.network.compiled_plan import CompiledPlan
+from dagnn.kernels.nodes import num_operations
 
 # More would take seconds to compile; their codes are bytes.
 _MOST_ACTIVATIONS = 64
+_LONGEST_FORMULA = 500
 
 
 class NetworkPlan:
@@ -137,6 +139,9 @@ def _why_reference(activation: tuple[str, ...], aggregation: tuple[str, ...]) ->
     count = len(set(activation))
     if count > _MOST_ACTIVATIONS:
         return f"it has {count} different activations, and up to {_MOST_ACTIVATIONS} are compiled"
+    length = max((num_operations(text) for text in set(activation)), default=0)
+    if length > _LONGEST_FORMULA:
+        return f"a formula has {length} operations, and those of up to {_LONGEST_FORMULA} are compiled"
     return ""
 
 
