@@ -168,7 +168,8 @@ def forge(path, contents=None, **changes):
         (path / name).write_bytes(content)
         files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     manifest = json.loads((path / "manifest.json").read_bytes()) | {"files": files} | changes
-    (path / "manifest.json").write_bytes(module._manifest_bytes(module._without_hash(manifest)))
+    manifest.pop("sha256")
+    (path / "manifest.json").write_bytes(module._manifest_bytes(manifest))
 
 
 @pytest.fixture

@@ -118,15 +118,15 @@ class _Rows:
     """Which rows belong to which: the slots of a level's nodes, and the edges into them.
 
     Only slots that exist have a row: what is undefined for one that does not, as 0 / 0, would make every gradient NaN.
-    A program that is traced cannot have as many rows as its data say: there every node has all slots, and `summed`
-    leaves out those that do not exist.
+    A program that is traced cannot have as many rows as its data say, and tensors on "meta" say nothing: there every
+    node has all slots, and `summed` leaves out those that do not exist.
     """
 
     def __init__(self, nodes: int, target: Tensor, position: Tensor, slots: int) -> None:
         self.nodes, self._slots, place = nodes, slots, target * slots + position
         used = target.new_zeros(nodes).scatter_reduce(0, target, position + 1, "amax")
         exists = (torch.arange(slots, device=target.device) < used.unsqueeze(1)).flatten()
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or type(exists) is not Tensor or exists.is_meta:
             self.kept, self._exists, self.slot, self.count = None, exists.unsqueeze(1), place, nodes * slots
             self.node = torch.arange(nodes, device=target.device).repeat_interleave(slots)
         else:

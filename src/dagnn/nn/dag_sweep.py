@@ -54,7 +54,7 @@ class DagSweep(LearnableModule):
     ``[num_nodes, out_features]``; for ``"both"`` the upward columns come first.
 
     >>> from dagnn import Dag, DagBatch
-    >>> from dagnn.nn import Embedding
+    >>> from dagnn.nn import Embedding, TreeLSTMCell
     >>> batch = DagBatch.from_dags([Dag([(0, 2), (1, 2)]), Dag([(0, 1)])])
     >>> sweep = DagSweep(TreeLSTMCell(in_features=4, hidden=8), "both")
     >>> symbols = torch.tensor([3, 3, 1, 0, 2])

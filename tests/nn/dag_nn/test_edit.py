@@ -57,7 +57,7 @@ def test_pruned_is_the_network_with_those_weights_zero(dag, fraction, bias):
     net = DagNN(dag, dtype=torch.float64, bias=bias)
     torch.nn.init.normal_(net.bias)
     x = torch.randn(4, len(dag.inputs), dtype=torch.float64)
-    smallest = net.edge_weight.detach().abs().argsort(stable=True)[: int(fraction * dag.num_edges)]
+    smallest = net.edge_weight.detach().abs().argsort(stable=True)[: math.floor(fraction * dag.num_edges + 1e-9)]
     with torch.no_grad():
         net.edge_weight[smallest] = 0.0
         expected = net(x)
