@@ -18,8 +18,6 @@ _KEEPS_SLOPE = frozenset({"gelu", "silu", "softplus"})
 _LEAK = 0.01
 _SOFTPLUS_LINEAR = 20.0  # PyTorch's softplus is the identity from here
 # In pairs: False for float32, True for float64.
-# expm1 on |r| <= ln(2) / 2, by its Taylor series.
-_EXPM1_TERMS = {False: 7, True: 13}
 # log1p(t) = 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = t / (2 + t) <= 1 / 3 for t <= 1.
 _LOG1P_TERMS = {False: 8, True: 17}
 # The same series for log, after its first term, with s <= 0.172.
@@ -59,11 +57,16 @@ ERFC = {
         -1.0590468236053294e-09, 1.2051783485649147e-09,
     ),
 }  # fmt: skip
-# (2^f - 1) / f on |f| <= 1 / 2, off by 7.8e-9: interpolated at Chebyshev nodes with 30 digits. Float32 only.
+# (2^f - 1) / f on |f| <= 1 / 2, off by 7.8e-9: interpolated at Chebyshev nodes with 30 digits.
 _EXP2M1 = (
     0.693147188026228781, 0.240226507605681269, 0.0555035711421907782, 0.00961808255727785149,
     0.00133908633646712344, 0.000154531629451206902,
 )  # fmt: skip
+# (e^r - 1) / r on |r| <= ln(2) / 2: the same for float32, its Taylor series for float64.
+_EXPM1 = {
+    False: [c / math.log(2) ** (k + 1) for k, c in enumerate(_EXP2M1)],
+    True: [1 / math.factorial(k + 1) for k in range(13)],
+}
 # From here on tanh is 1 to the last bit.
 _TANH_ONE = {False: 10.0, True: 20.0}
 
@@ -191,22 +194,20 @@ def tanh(code: CodeWriter, x: Value) -> Value:
     """To a few units of its last digit; exactly 1 at the far ends, so that a saturated slope is 0."""
     # em1 / (em1 + 2) with em1 = e^(2 |x|) - 1. Below 0, em1 would come near to -1 and double its own error.
     build, double = code.build, code.double
-    size = absolute(code, x)
+    size, end = absolute(code, x), code.constant(_TANH_ONE[double])
+    size = build.select(build.fcmp_ordered(">", size, end), end, size)  # NaN stays
     if double:
-        end = code.constant(_TANH_ONE[double])
-        size = build.select(build.fcmp_ordered(">", size, end), end, size)  # NaN stays
         em1 = _expm1(code, build.fadd(size, size))
     else:
         # 2^u - 1 with u = n + f, |f| <= 1 / 2, so 2^n (2^f - 1) + 2^n - 1. What rounding u costs e^(2 |x|) where it is
         # large, tanh does not show.
-        u, end = build.fmul(size, code.constant(2 / math.log(2))), code.constant(_TANH_ONE[double] * 2 / math.log(2))
-        u = build.select(build.fcmp_ordered(">", u, end), end, u)
+        u = build.fmul(size, code.constant(2 / math.log(2)))
         magic = code.constant(_ROUNDING[double] + _EXPONENT_BIAS[double])
         shifted = build.fadd(u, magic)
         f = build.fsub(u, build.fsub(shifted, magic))
         integer = ir.VectorType(I32, code.lanes)
-        bits = build.shl(build.bitcast(shifted, integer), ir.Constant(integer, [23] * code.lanes))
-        scale = build.bitcast(bits, code.vector)
+        places = ir.Constant(integer, [23] * code.lanes)
+        scale = build.bitcast(build.shl(build.bitcast(shifted, integer), places), code.vector)
         part = build.fmul(f, polynomial(code, f, _EXP2M1))
         em1 = code.multiply_add(scale, part, build.fsub(scale, code.constant(1)))
     return code.intrinsic("copysign", build.fdiv(em1, build.fadd(em1, code.constant(2))), x)
@@ -261,8 +262,7 @@ def _scale_and_expm1(code: CodeWriter, x: Value) -> tuple[Value, Value]:
     r = code.multiply_add(n, code.constant(-high), x)
     r = code.multiply_add(n, code.constant(-low), r)
 
-    series = [1 / math.factorial(k + 1) for k in range(_EXPM1_TERMS[double])]
-    part = build.fmul(r, polynomial(code, r, series))
+    part = build.fmul(r, polynomial(code, r, _EXPM1[double]))
     integer = ir.VectorType(I64 if double else I32, code.lanes)
     mantissa_bits = ir.Constant(integer, [52 if double else 23] * code.lanes)
     scale = build.shl(build.bitcast(shifted, integer), mantissa_bits)
