@@ -17,8 +17,10 @@ INSTALLED := .venv/installed
 DOCS_INSTALLED := .venv/docs-installed
 PEERS_INSTALLED := .venv/peers-installed
 BENCHMARKS := $(filter-out __init__ harness, $(basename $(notdir $(wildcard benchmarks/*.py))))
-# One thread per test worker: two workers with two threads each would fight over two cores.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# One thread per test worker: two workers with two threads each would fight over two cores. Each worker takes one half
+# of the tests in their order, and then from what is left of the other's: a module's fixtures and the machine code of
+# numba are made by one of them, where tests that are dealt out in turn have both make them.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: help install train test test-all test-integrations test-faults test-processors lint format bench docs clean
 .DEFAULT_GOAL := help

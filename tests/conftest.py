@@ -1,5 +1,6 @@
 """Settings of all tests: few examples by default, no deadlines, the same examples on every CI run."""
 
+import gc
 import os
 
 import torch
@@ -20,3 +21,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 torch.set_num_threads(1)
 # Its thread outlives the bar, and a first gradient is kept in another way where other threads run.
 tqdm.monitor_interval = 0
+
+
+def pytest_collection_finish():
+    """Thousands of tests and their modules stay to the end: no collection of garbage walks them again."""
+    gc.collect()
+    gc.freeze()

@@ -8,7 +8,7 @@ SMALL = {
     "batch_size": 32,
     "micro_batches": 2,
     "threads": 1,
-    "eval_every": 10,
+    "eval_every": 12,
     "eval_samples": 2,
     "test_samples": 3,
     "curriculum.preset": "small",

@@ -35,13 +35,16 @@ def alone():
     return collect_neighbourhoods(SHARED, seed=3)
 
 
-def test_two_processes_find_the_same(alone):
+def test_two_processes_with_another_hash_seed_find_the_same(alone, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "77")  # they are started anew, and take it; this process keeps its own
     shared = collect_neighbourhoods(SHARED, seed=3, processes=2)
     assert shared.neighbourhoods == alone.neighbourhoods
     assert shared.replacements == alone.replacements
     assert np.array_equal(shared.counts, alone.counts)
+    assert shared.stages == alone.stages
 
 
+@pytest.mark.slow
 def test_another_process_with_another_hash_seed_finds_the_same(alone):
     code = (
         "import hashlib\n"

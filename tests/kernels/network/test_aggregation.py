@@ -88,7 +88,7 @@ def agree(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float
         torch.testing.assert_close(ours_scaled, theirs_scaled, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(networks(), st.sampled_from([1, 2, 9, 33]), st.booleans())
 def test_compiled_equals_the_reference(plan, batch, special):
     parts = tensors(plan, batch, 0, special=special)
@@ -167,7 +167,7 @@ def test_a_product_of_nothing_is_one_and_all_else_of_nothing_is_zero():
             assert torch.equal(passes.forward(plan.compiled, x, none, bias)[0], y)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(networks(kinds=sorted(AGGREGATIONS), max_nodes=6))
 def test_derivatives_of_the_reference_are_differences_twice(plan):
     *inputs, _ = tensors(plan, 2, 3, special=False)

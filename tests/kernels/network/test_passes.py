@@ -89,7 +89,7 @@ def networks(draw: st.DrawFn, max_nodes: int = 12) -> NetworkPlan:
     return network(dag, names, draw(st.booleans()))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(networks(), st.sampled_from(BATCHES), st.sampled_from([torch.float32, torch.float64]))
 def test_any_network_equals_the_reference(plan, batch, dtype):
     agree(plan, batch, dtype)
@@ -240,7 +240,7 @@ def test_blocks_sparse_parts_and_skips_in_one_network(small_blocks, batch):
 
 
 def test_any_network_with_blocks_equals_the_reference(small_blocks):
-    @settings(max_examples=40)
+    @settings(max_examples=15)
     @given(networks(), st.sampled_from(BATCHES))
     def check(plan, batch):
         agree(plan, batch, torch.float64)

@@ -79,7 +79,7 @@ def both(sweep: DagSweep, x: Tensor, graph, rows: Tensor | None = None) -> tuple
 @every_cell
 @pytest.mark.parametrize("direction", ["up", "down"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     graphs=st.lists(GRAPHS, min_size=1, max_size=4),
     hidden=st.sampled_from([1, 5, 16, 40]),
