@@ -150,7 +150,9 @@ def command(path, *extra) -> list[str]:
 
 
 def test_ctrl_c_and_resume_give_the_bytes_of_never_stopping(tmp_path):
-    train(config_of(tmp_path / "whole", max_steps=120, eval_every=60, checkpoint__save_every=50), note=lambda line: None)
+    train(
+        config_of(tmp_path / "whole", max_steps=120, eval_every=60, checkpoint__save_every=50), note=lambda line: None
+    )
 
     steps = ["--max-steps", "120", "--eval-every", "60", "--checkpoint.save-every", "50"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
