@@ -227,6 +227,11 @@ def test_torch_compile_traces_a_formula():
         (lambda z: torch.cat([z, z]), "as arguments by place only"),
         (lambda z: torch.where(z, z, 1.0), "where needs a comparison"),
         (lambda z: z + torch.ones(3), "formulas have no torch.add"),
+        (lambda z: torch.relu_(z) + z, "cannot change a value in place, as torch.relu_ does: line"),
+        (lambda z: torch.nn.functional.relu(z, inplace=True) + z, "in place, as torch.relu does: line"),
+        (lambda z: torch.maximum(z, other=z * z), "as arguments by place only"),
+        (lambda z: z.add(z, alpha=2), ".add in a formula does not take these arguments: line"),
+        (lambda z: ((z > 0) + (z > -1)) * z, "joined with & | ~, not with + and -: line"),
     ],
 )
 def test_what_a_formula_cannot_say_is_refused_with_its_line(function, text):
@@ -234,6 +239,20 @@ def test_what_a_formula_cannot_say_is_refused_with_its_line(function, text):
         record(function)
     if "line" in str(caught.value):
         assert "test_formula.py" in str(caught.value)
+
+
+def test_arguments_by_name_and_zeros_among_them():
+    functions = [
+        lambda z: torch.clamp(z, min=0),  # 0 equals False, and is not off
+        lambda z: torch.clamp(z, -1, max=0.0),
+        lambda z: z.clamp(max=0),
+        lambda z: z.clamp(min=-0.5, max=0.25),
+        lambda z: (z > 0) * 1,
+        lambda z: +z,
+    ]
+    z = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    for function in functions:
+        assert torch.equal(record(function)(z), function(z).to(z.dtype))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat
 
@@ -35,7 +36,9 @@ class Graph(dict[Any, "Expr"]):
             if not all(arg.op in BOOLEANS for arg in args):
                 raise ConfigError(f"& | ~ are for comparisons, got a number: {quoted()}.")
         elif args:  # a condition counts as 1 or 0 in arithmetic, as in PyTorch
-            start = int(op == "where")
+            if op in ("add", "sub") and all(arg.op in BOOLEANS for arg in args):  # PyTorch's True + True is True
+                raise ConfigError(f"comparisons are joined with & | ~, not with + and -: {quoted()}.")
+            start = {"where": 1, "torch": len(args)}.get(op, 0)
             args = (*args[:start], *(where(one, 1, 0) if one.op in BOOLEANS else one for one in args[start:]))
         level = max((arg.level for arg in args), default=level) - (op in REDUCTIONS)
         key = (op, *(arg.place for arg in args), name.hex() if isinstance(name, float) else name, level)
@@ -77,7 +80,8 @@ class Expr:
     def __mul__(self, other: Any) -> "Expr":
         a, b = sorted((self, self.like(other)), key=lambda one: one.place)  # ``a * b`` is ``b * a``
         if is_number(a, 1) or is_number(b, 1):
-            return b if is_number(a, 1) else a
+            one = b if is_number(a, 1) else a
+            return where(one, 1, 0) if one.op in BOOLEANS else one
         return self.graph.add("mul", a, b)
 
     def __truediv__(self, other: Any) -> "Expr":
@@ -88,6 +92,9 @@ class Expr:
 
     def __neg__(self) -> "Expr":
         return self.args[0] if self.op == "neg" else self.graph.add("neg", self)
+
+    def __pos__(self) -> "Expr":
+        return self
 
     def __abs__(self) -> "Expr":
         return self.graph.add("abs", self)
@@ -136,7 +143,14 @@ class Expr:
     def __getattr__(self, name: str) -> Callable[..., "Expr"]:
         if name.startswith("__") or name not in FUNCTIONS:
             raise AttributeError(f"a value of a formula has no .{name}")
-        return lambda *args: FUNCTIONS[name](self, *args)
+
+        def method(*args: Any, **kwargs: Any) -> "Expr":
+            try:
+                return FUNCTIONS[name](self, *args, **kwargs)
+            except TypeError as error:
+                raise ConfigError(f".{name} in a formula does not take these arguments: {quoted()}.") from error
+
+        return method
 
     @classmethod
     def __torch_function__(
@@ -144,13 +158,15 @@ class Expr:
     ) -> "Expr":
         name = getattr(function, "__name__", str(function))
         given = next((one for one in args if isinstance(one, Expr)), None)
+        # What is off, as ``inplace=False``, changes nothing. A 0 is not off: it equals False.
+        on = {key: one for key, one in (kwargs or {}).items() if one is not None and one is not False}
+        if (name.endswith("_") and not name.endswith("__")) or on.keys() & {"inplace", "out"}:
+            raise ConfigError(f"a formula cannot change a value in place, as torch.{name} does: {quoted()}.")
         known = FUNCTIONS.get(name.strip("_"))
         if known is not None and not any(isinstance(one, Tensor) for one in args):
-            try:  # what is off, as ``inplace=False``, changes nothing
-                return known(*args, **{key: one for key, one in (kwargs or {}).items() if one not in (None, False)})
-            except TypeError:  # an argument that the language does not have, such as ``out``
-                pass
-        if given is None:
+            with suppress(TypeError):  # an argument that the language does not have, such as ``alpha``
+                return known(*args, **on)
+        if given is None or any(isinstance(one, Expr) for one in on.values()):
             raise ConfigError(f"torch.{name} takes values of a formula as arguments by place only: {quoted()}.")
         return given.graph.add(
             "torch", *(one for one in args if isinstance(one, Expr)), name=_Call(function, args, kwargs)
