@@ -88,7 +88,16 @@ class Ordered(FormulaCell):
         return torch.tanh(c + m.a), c * 0.5, torch.tanh(c) - operands.sum(operands.h.square())
 
 
-CELLS = [PeepholeTreeLSTM, MinimalGatedUnit, SetGRU, SoftmaxLSTM, NotZeroAtZero, Attending, Ordered]
+class Linear(FormulaCell):
+    """What an edge brings back has a term that all edges into the node share, and one of the product's."""
+
+    def formula(self, x, operands, weights):
+        s = operands.sum(operands.h)
+        m = weights.product(s)
+        return torch.tanh(x.n + m.n) + operands.sum(operands.h * 2) - operands.sum(operands.h * weights.v * x.n)
+
+
+CELLS = [PeepholeTreeLSTM, MinimalGatedUnit, SetGRU, SoftmaxLSTM, NotZeroAtZero, Attending, Ordered, Linear]
 ORDERED = {PeepholeTreeLSTM, Ordered}
 # A hole: node 3 uses positions 0 and 2. Node 4 uses node 2 twice, node 0 three edges; node 6 stands alone.
 GRAPH = DagBatch.from_dags(
@@ -300,6 +309,12 @@ def test_a_wrong_formula_is_refused_when_the_cell_is_made(formula, text):
 
     with pytest.raises(ConfigError, match=text):
         Wrong(D, H)
+
+
+@pytest.mark.parametrize("make", [Attending, SoftmaxLSTM])
+def test_a_softmax_over_operands_that_have_slots_of_their_own_is_refused(make):
+    with pytest.raises(ConfigError, match="max_children=2 each is alone in its slot"):
+        make(D, H, 2)
 
 
 def test_names_of_states_and_missing_formulas():

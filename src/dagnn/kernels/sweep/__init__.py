@@ -43,7 +43,7 @@ class Operands:
 
     def __init__(self, graph: Graph, states: Sequence[str]) -> None:
         self._graph, self._states = graph, {name: graph.add("source", name=name, level=EDGE) for name in states}
-        self._scores = False
+        self._scores = self._weighs = False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._states:
@@ -59,11 +59,18 @@ class Operands:
         return over(over(self._of_operands(values), SLOT) * self._graph.add("share", level=SLOT))
 
     def max(self, values: Any) -> Any:
-        """The maximum over the operands; equal ones share its gradient."""
+        """The maximum over the operands of an unordered cell, over those of each slot of an ordered one, then summed.
+
+        Equal ones share its gradient.
+        """
         return over(self._graph.add("largest", self._of_operands(values)))
 
     def softmax(self, values: Any) -> Any:
-        """``exp`` of the values over its sum over the operands, column by column: a value for each operand."""
+        """``exp`` of the values over its sum over the operands, column by column: a value for each operand.
+
+        Of an unordered cell, as `attention`: alone in its slot, every operand would weigh 1.
+        """
+        self._weighs = True
         highest = self._graph.add("largest", self._of_operands(values)).detach()
         share = (values - highest).exp()
         return share / over(share, SLOT)
@@ -74,7 +81,7 @@ class Operands:
 
     def attention(self) -> Any:
         """The softmax over the operands of ``w h``, one number for each."""
-        self._scores = True
+        self._scores = self._weighs = True
         return self._graph.add("attention", level=EDGE)
 
     def _of_operands(self, values: Any, least: int = EDGE) -> Expr:

@@ -321,6 +321,10 @@ class _Body:
                         total = self.added(term, total, half)
                     code.build.store(total, places[half])
         known, self._lines, self._masks = outside
+        if level == SLOT:
+            self.local = self.slot = None
+        else:
+            self.edge = None
         for half, registers in enumerate(self._halves):
             registers.known = known[half]
             for (one, _, _), places in zip(sums, totals, strict=True):
@@ -364,6 +368,8 @@ class _Body:
                 self.value(one, half)
 
     def _line(self, at: Place) -> Value:
+        if at.level == SLOT and self.slot is None:  # what slots have in common lies in the first one too
+            return self._address(at)
         if at not in self._lines:
             self._lines[at] = self._address(at)
         return self._lines[at]
@@ -380,7 +386,8 @@ class _Body:
             case "operands":
                 slot = _numbered(code, self.local, self._plan.rows["operands"], at.number)
                 return row.block.operand(slot, pack, row.row)
-        index = (row.place if at.field == "forget_products" else row.node, self.slot, self.edge)[at.level]
+        slot = row.first_slot if self.slot is None else self.slot
+        index = (row.place if at.field == "forget_products" else row.node, slot, self.edge)[at.level]
         if at.level == EDGE and at.field in _ENDS:
             index = code.index_at(code.field(_ENDS[at.field]), index)
         return row.state(at.field, pack, _numbered(code, index, self._plan.rows.get(at.field, 1), at.number))

@@ -69,6 +69,7 @@ class CellPlan:
         each: the name of the weight of each operand, or None.
         aggregates: what the product multiplies, by slot.
         reads_output, reads_features: whether the way back reads the outputs, and the projected features.
+        weighs: whether it has a softmax over operands; that means nothing where each has a slot of its own.
         keeps_zero: see `_keeps_zero`.
         reason: why the formula runs level by level; None where it can be compiled.
     """
@@ -81,7 +82,7 @@ class CellPlan:
         x, operands, weights = Named(graph, "feature"), Operands(graph, states), Weights(graph)
         result = formula(x, operands, weights)
         self.new = dict(zip(states, _checked(formula, result, states), strict=True))
-        self.states, self.has_attention = tuple(states), operands._scores
+        self.states, self.has_attention, self.weighs = tuple(states), operands._scores, operands._weighs
         self.leaves = {
             "features": x._values,
             "columns": weights._columns._values,

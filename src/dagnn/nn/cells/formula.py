@@ -28,8 +28,9 @@ class FormulaCell(LearnableModule):
 
     - ``x.NAME``: a part of the projected features ``W x + b``, as many as you name;
     - ``operands.STATE``: a state of each operand; ``operands.sum``, ``mean`` and ``max`` reduce what differs from
-      operand to operand, ``softmax`` weighs it, ``by_slot`` sums it in each slot; ``attention()`` is the softmax of a
-      trained score of each operand;
+      operand to operand; with ``max_children``, ``mean`` and ``max`` do so in each slot, and what they give is summed;
+      ``by_slot`` sums in each slot; ``softmax`` weighs, and ``attention()`` is the softmax of a trained score of each
+      operand, both without ``max_children``;
     - ``weights.product(a, ...)``: a product with what was reduced, once in a formula. Of the result m, ``m.NAME`` are
       its parts, as many as you name, and ``m.by_slot.NAME`` one that every slot has of its own;
     - ``weights.each(operands.h)``: a product with the output of each operand;
@@ -83,6 +84,11 @@ class FormulaCell(LearnableModule):
         if self.plan.slot_columns and max_children is None:
             raise ConfigError(
                 f"{type(self).__name__} has columns by slot, {', '.join(self.plan.slot_columns)}: give max_children."
+            )
+        if self.plan.weighs and max_children is not None:
+            raise ConfigError(
+                f"{type(self).__name__} weighs operands with a softmax, but with max_children={max_children} each is "
+                "alone in its slot and would weigh 1: leave max_children out."
             )
         self.make_parameters()
         self.reset_parameters()
