@@ -62,7 +62,11 @@ def calls_of_a_save(folder, step):
 
 
 @pytest.mark.parametrize("step", [3, 2], ids=["a new step", "a step again"])
-@pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param(code, marks=[pytest.mark.slow] if code in (errno.EIO, errno.EPERM) else []) for code in CODES],
+    ids=errno.errorcode.get,
+)
 def test_each_call_of_a_save_fails_once(tmp_path, step, code):
     number = len(calls_of_a_save(tmp_path / "counted", step))
     assert number > 25

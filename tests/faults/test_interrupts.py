@@ -30,12 +30,11 @@ def case(phase, *signals, **more):
     return {"name": " ".join([phase, *signals, *more]).replace(" ", "-"), "phase": phase, "signals": signals, **more}
 
 
-# A phase of each kind, and either signal; the full suite has all pairs, to the process and to its group.
+# Several phases, and either signal; the full suite has all pairs, to the process and to its group.
 SHORT = [
     case("start-up", "SIGTERM"),
     case("training", "SIGINT", group=True),
     case("saving", "SIGTERM"),
-    case("judging", "SIGINT"),
     case("a long save", "SIGINT", "SIGTERM", group=True),
 ]
 FULL = [

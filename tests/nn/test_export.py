@@ -23,6 +23,10 @@ GRAPHS = DagBatch.from_dags(
     ]
 )
 CELLS = {"gru": GRUCell, "attention": AttentionCell, "tree_lstm": TreeLSTMCell, "child_sum": ChildSumTreeLSTMCell}
+# PyTorch's compiler takes seconds for each: by default one with positions and one with attention.
+few_cells = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("gru", "child_sum") else []) for name in CELLS]
+)
 # Loads a program where there is no dagnn, and compares.
 ALONE = """
 import sys
@@ -102,7 +106,7 @@ def test_an_exported_network_is_that_of_the_export(end):
 
 
 @pytest.mark.fault("graphs_and_networks", 6)
-@pytest.mark.parametrize("name", CELLS)
+@few_cells
 def test_exported_sweeps_are_operators_of_pytorch(name):
     module = OnGraphs(DagSweep(CELLS[name](3, 4, operators=3), down_cell=CELLS[name](3, 4), direction="both"))
     x = torch.randn(GRAPHS.num_nodes, 3)
@@ -143,7 +147,7 @@ def test_a_traced_sweep(name):
     torch.testing.assert_close(torch.jit.trace(module, (x,))(x + 1), module(x + 1))
 
 
-@pytest.mark.parametrize("name", CELLS)
+@few_cells
 def test_a_compiled_sweep_is_one_graph_and_checks_what_it_is_given(name):
     module = OnGraphs(DagSweep(CELLS[name](3, 4, operators=3)))
     x = torch.randn(GRAPHS.num_nodes, 3)

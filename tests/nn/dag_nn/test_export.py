@@ -22,7 +22,7 @@ def network() -> DagNN:
     return DagNN(Dag([("a", "c"), ("b", "c"), ("c", "d")]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(dag=dags(min_nodes=1, named=None), seed=st.integers(0, 99), double=st.booleans())
 def test_a_predictor_is_the_network(dag, seed, double):
     if not len(dag.outputs):

@@ -78,7 +78,7 @@ def by_hand(net: DagNN, x: list[float]) -> list[float]:
 # ---- values and derivatives ----
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(networks(), st.integers(0, 4))
 def test_output_equals_a_loop_over_nodes(net, batch):
     x = torch.randn(batch, len(net.dag.inputs), dtype=torch.float64)

@@ -106,7 +106,7 @@ def test_derivatives_are_differences_twice():
     assert torch.autograd.gradcheck(run, parts) and torch.autograd.gradgradcheck(run, parts)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(networks())
 def test_save_and_load_keep_the_function(tmp_path, net):
     net.save(tmp_path / "net")

@@ -13,7 +13,7 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from names import declared, digest, named_graph
 from strategies import dags
@@ -154,6 +154,7 @@ def test_reading_a_hidden_node_keeps_its_activation():
     torch.testing.assert_close(y[:, 1:], torch.tanh(net.weight_of("x", "h") * x))
 
 
+@settings(max_examples=10)
 @given(dags(min_nodes=1, max_nodes=9, named=None), st.data())
 def test_more_outputs_never_change_the_others(dag, data):
     """Whether activations are one name for all, a list or a dict."""
