@@ -69,7 +69,7 @@ def test_a_dag_is_read_as_it_was_written(tmp_path):
         ("a.json", "[3]", "a graph must be a JSON object, got int"),
         ("a.json", "{}", "got the keys"),
         ("a.json", '{"nodes": []}', 'needs the key "links" or "edges"'),
-        ("a.json", '{"nodes": [3], "links": []}', "is no json file of a graph"),
+        ("a.json", '{"nodes": [3], "links": []}', "3 in .nodes. is no JSON object"),
         ("a.json", '{"n": -1, "edges": []}', "n is -1"),
         ("a.json", '{"n": 2, "edges": [[0, 2]]}', r"\[0, 2\] is no edge: it must be two of the nodes 0 .. 1"),
         ("a.json", '{"n": 2, "edges": [3]}', "3 is no edge"),
@@ -131,3 +131,52 @@ def _ethanol(smiles):
         for i in range(2)
     ]
     return SimpleNamespace(GetAtoms=lambda: atoms, GetBonds=lambda: bonds)
+
+
+NODE_LINK = '{"nodes": [{"id": 0}, {"id": 1}], "links": [%s], "multigraph": false}'
+GRAPHML = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">%s</graphml>'
+GEXF = '<gexf xmlns="http://www.gexf.net/1.2draft" version="1.2"><graph defaultedgetype="directed">%s</graph></gexf>'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("labels.json", '{"n": 1, "edges": [], "labels": {"0": "C"}}', "must be lists"),
+        ("labels.json", '{"n": 2, "edges": [], "labels": "CO"}', "must be lists"),
+        ("edges.json", '{"n": 2, "edges": {}}', "must be lists"),
+        ("both.json", '{"n": 2, "edges": [], "graph": [[0, 1]]}', "list different edges"),
+        ("huge.json", '{"n": 100000000000, "edges": []}', "n is 100,000,000,000"),
+        ("twice.json", '{"nodes": [{"id": 0}, {"id": 0}], "links": []}', "two nodes have one name"),
+        ("end.json", NODE_LINK % '{"source": 0, "target": 7}', "an end that is no node"),
+        ("parallel.json", NODE_LINK % ", ".join(['{"source": 0, "target": 1}'] * 2), "2 edges have 1 different"),
+        ("plain.json", '{"nodes": [0, 1], "links": []}', "0 in 'nodes' is no JSON object"),
+        ("flag.json", '{"nodes": [], "links": [], "directed": "false"}', "must be true or false"),
+        ("two.graphml", GRAPHML % ('<graph edgedefault="directed"/>' * 2), "2 graphs"),
+        ("nested.graphml", GRAPHML % '<graph><node id="a"><graph><node id="b"/></graph></node></graph>', "2 graphs"),
+        ("end.graphml", GRAPHML % '<graph><node id="a"/><edge source="a" target="q"/></graph>', "that is no node"),
+        ("twice.graphml", GRAPHML % '<graph><node id="a"/><node id="a"/></graph>', "two nodes have one name"),
+        ("end.gexf", GEXF % '<nodes><node id="a"/></nodes><edges><edge source="a" target="q"/></edges>', "no node"),
+    ],
+)
+def test_what_would_be_read_as_another_graph_is_refused(name, text, told, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(GraphError, match=told):
+        read_graph_files(tmp_path / name)
+
+
+def test_gexf_without_labels_has_none(tmp_path):
+    (tmp_path / "a.gexf").write_text(GEXF % '<nodes><node id="a"/><node id="b" label="x"/></nodes>')
+    (graph,) = read_graph_files(tmp_path / "a.gexf").values()
+    assert dict(graph.nodes(data=True)) == {"a": {}, "b": {"label": "x"}}
+
+
+def test_byte_order_marks_encodings_and_line_separators(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"n": 1, "edges": [], "labels": ["x\u2028y"]}\n{"n": 0, "edges": []}', encoding="utf-8-sig"
+    )
+    (tmp_path / "b.gml").write_text('graph [ node [ id 0 label "é" ] ]', encoding="utf-8-sig")
+    (tmp_path / "c.graphml").write_text(
+        '<?xml version="1.0" encoding="ISO-8859-1"?>' + GRAPHML % '<graph><node id="é"/></graph>', encoding="latin-1"
+    )
+    first, _, second, third = read_graph_files(tmp_path).values()
+    assert first.nodes[0]["label"] == "x\u2028y" and second.nodes[0]["label"] == "é" and list(third) == ["é"]

@@ -201,7 +201,11 @@ class Found:
         found, settled = self.matches, self.matches.settled
         lines = [
             f"{len(found.index):,} of {len(self.names):,} graphs, "
-            + ("exact" if found.complete else f"not exact, {len(found.undecided):,} undecided: raise --budget")
+            + (
+                "exact"
+                if found.complete
+                else f"not exact, {len(found.undecided):,} undecided: raise --budget or --seconds"
+            )
         ]
         for place, lower, upper in zip(found.index.tolist(), found.lower.tolist(), found.upper.tolist(), strict=True):
             distance = f"{upper:g}" if lower == upper else f"{lower:g} .. {upper:g}"

@@ -1,11 +1,12 @@
 """Graphs from files and folders, as `dagnn ged search` takes them."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import ParseError
+from xml.etree.ElementTree import ParseError, fromstring
 
 import networkx
 
@@ -83,6 +84,8 @@ _BROKEN = (
 
 Found = list[tuple[str, Any]]
 
+LARGEST = 1_000_000  # nodes of a graph that a file only counts: a few bytes could ask for more memory than there is
+
 
 def _from_json(content: bytes) -> Found:
     document = json.loads(content)
@@ -91,7 +94,7 @@ def _from_json(content: bytes) -> Found:
 
 
 def _from_lines(content: bytes) -> Found:
-    lines = [line for line in content.decode().splitlines() if line.strip()]
+    lines = [line for line in content.decode("utf-8-sig").split("\n") if line.strip()]  # JSON may hold U+2028
     found: Found = []
     for i, line in enumerate(lines):
         try:
@@ -107,11 +110,12 @@ def _graph_of(document: Any) -> Graph:
         raise GraphError(f"a graph must be a JSON object, got {type(document).__name__}.")
     if "format" in document:
         return Dag.from_json(json.dumps(document))
+    _only_one_of(document, "links", "edges")
     edges = next((key for key in ("links", "edges") if key in document), "links")
     if isinstance(document.get("nodes"), list):
         if not isinstance(document.get(edges), list):
             raise GraphError('node-link data needs the key "links" or "edges" with the list of edges.')
-        return networkx.node_link_graph(document, edges=edges)
+        return _of_node_link(document, edges)
     if "n" in document and ("edges" in document or "graph" in document):
         return _of_public_set(document)
     raise GraphError(
@@ -120,11 +124,49 @@ def _graph_of(document: Any) -> Graph:
     )
 
 
+def _only_one_of(document: dict[str, Any], *keys: str) -> None:
+    given = [document[key] for key in keys if isinstance(document.get(key), list)]
+    if len(given) == 2 and given[0] != given[1]:
+        raise GraphError(f'"{keys[0]}" and "{keys[1]}" list different edges: which of them are meant? Remove one.')
+
+
+def _of_node_link(document: dict[str, Any], edges: str) -> Graph:
+    for key in ("directed", "multigraph"):
+        if not isinstance(document.get(key, False), bool):
+            raise GraphError(f"{key!r} is {document[key]!r}: it must be true or false.")
+    for key in ("nodes", edges):
+        other = next((each for each in document[key] if not isinstance(each, dict)), None)
+        if other is not None:
+            raise GraphError(f"{other!r} in {key!r} is no JSON object, as node-link data has them.")
+    graph = networkx.node_link_graph(document, edges=edges)
+    _check_kept(graph, len(document["nodes"]), len(document[edges]))
+    return graph
+
+
+def _check_kept(graph: Any, nodes: int, edges: int) -> None:
+    """NetworkX makes nodes of unknown ends, and one node or edge of two that have one name: refuse both."""
+    if len(graph) != nodes:
+        raise GraphError(
+            f"{nodes:,} nodes, but {len(graph):,} names of nodes: two nodes have one name, or an edge has an end "
+            "that is no node."
+        )
+    if graph.number_of_edges() != edges:
+        raise GraphError(
+            f"{edges:,} edges have {graph.number_of_edges():,} different pairs of ends, but this is no multigraph: "
+            'write parallel edges once, or with "multigraph": true.'
+        )
+
+
 def _of_public_set(document: dict[str, Any]) -> Graph:
     count, labels = document["n"], document.get("labels")
+    _only_one_of(document, "edges", "graph")
     edges = document["edges"] if "edges" in document else document["graph"]
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise GraphError(f"n is {count!r}: it must be the number of nodes.")
+    if count > LARGEST:
+        raise GraphError(f"n is {count:,}: graphs of up to {LARGEST:,} nodes are read.")
+    if not isinstance(edges, list) or not isinstance(labels, list | None):
+        raise GraphError("edges and labels must be lists.")
     graph = networkx.Graph()
     graph.add_nodes_from(range(count))
     for edge in edges:
@@ -140,15 +182,25 @@ def _of_public_set(document: dict[str, Any]) -> Graph:
 
 
 def _from_graphml(content: bytes) -> Found:
-    return [("0", networkx.parse_graphml(content.decode()))]
+    graph = networkx.read_graphml(BytesIO(content))
+    named = Counter(element.tag.rpartition("}")[2] for element in fromstring(content).iter())
+    if named["graph"] > 1:
+        raise GraphError(f"the file holds {named['graph']} graphs, within or after each other: write each to its own.")
+    _check_kept(graph, named["node"], graph.number_of_edges())
+    return [("0", graph)]
 
 
 def _from_gexf(content: bytes) -> Found:
-    return [("0", _without_names(networkx.read_gexf(BytesIO(content))))]
+    graph = networkx.read_gexf(BytesIO(content))
+    _check_kept(graph, sum(element.tag.endswith("}node") for element in fromstring(content).iter()), len(graph.edges))
+    for _, data in graph.nodes(data=True):
+        if data.get("label") is None:
+            data.pop("label", None)
+    return [("0", _without_names(graph))]
 
 
 def _from_gml(content: bytes) -> Found:
-    return [("0", _without_names(networkx.parse_gml(content.decode().splitlines(), label="id")))]
+    return [("0", _without_names(networkx.parse_gml(content.decode("utf-8-sig").splitlines(), label="id")))]
 
 
 def _without_names(graph: Any) -> Any:
@@ -165,7 +217,7 @@ def _from_smiles(content: bytes) -> Found:
     except ImportError:
         raise GraphError("SMILES are read by RDKit, which is not installed: pip install rdkit.") from None
     found: Found = []
-    for i, line in enumerate(line for line in content.decode().splitlines() if line.strip()):
+    for i, line in enumerate(line for line in content.decode("utf-8-sig").splitlines() if line.strip()):
         smiles, _, name = line.strip().partition(" ")
         molecule = Chem.MolFromSmiles(smiles)
         if molecule is None:
