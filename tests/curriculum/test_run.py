@@ -114,7 +114,7 @@ def test_a_progressive_run_opens_a_level_when_the_newest_is_learned(tmp_path):
         schedule__name="constant",
         eval_every=50,
         eval_samples=10,
-        max_steps=400,
+        max_steps=250,
         checkpoint__save_every=0,
     )
     evaluation = train(config, note=lambda line: None)
@@ -125,7 +125,7 @@ def test_a_progressive_run_opens_a_level_when_the_newest_is_learned(tmp_path):
     assert asked[0]["accuracy/1"] >= 0.5
     assert asked[0]["step"] == promoted["step"]
     levels = [row["level"] for row in rows if row["kind"] == "step"]
-    assert levels == [1] * promoted["step"] + [2] * (400 - promoted["step"])
+    assert levels == [1] * promoted["step"] + [2] * (250 - promoted["step"])
     assert evaluation.levels[2].samples_seen == 300
 
 

@@ -72,7 +72,7 @@ def check_many(folder: Path, networks: list[DagNN]) -> None:
 
 
 @needs_compiler
-@settings(max_examples=2, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=1, suppress_health_check=list(HealthCheck), deadline=None)
 @given(st.lists(st.tuples(dags(min_nodes=1, max_nodes=14, named=None), st.integers(0, 99), st.booleans()), min_size=8))
 def test_random_networks_equal_c(tmp_path_factory, drawn):
     networks = [

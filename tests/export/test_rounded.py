@@ -28,7 +28,7 @@ def with_stored_weights(net: DagNN, storage: str) -> DagNN:
     return twin
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     dag=dags(min_nodes=1, max_nodes=12),
     seed=st.integers(0, 99),
