@@ -243,6 +243,38 @@ def test_states_of_earlier_versions_and_plain_vectors_are_taken_in_their_order()
     assert torch.equal(net.edge_weight, plain["edge_weight"])
 
 
+def test_other_functions_of_the_nodes_are_warned_of_and_earlier_records_are_read():
+    def functions(**options):
+        return DagNN(Dag(RECORDED, outputs=["y"]), **options)
+
+    state = functions().state_dict()
+    rows = state["_extra_state"][:-2]  # an earlier version had no hash of functions
+    earlier = {**state, "_extra_state": torch.cat([rows, torch.from_numpy(dag_nn_file._checksum(rows.numpy()))])}
+    others = [
+        functions(activation="relu"),
+        functions(activation=lambda z: z.tanh() * 2),
+        functions(output_activation="sigmoid"),
+        functions(aggregation={"h": "product"}),
+        functions(response={"y": 2}),
+    ]
+    for net in others:
+        with pytest.warns(UserWarning, match="but other activations, aggregations or responses"):
+            net.load_state_dict(state)
+        assert torch.equal(net.edge_weight, state["edge_weight"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            net.load_state_dict(earlier)
+            net.load_state_dict(net.state_dict())
+            DagNN(
+                Dag(RECORDED[::-1], outputs=["y"]),
+                activation=dict(zip(net.dag.names, net.activations, strict=True)),
+                aggregation=dict(zip(net.dag.names, net.aggregations, strict=True)),
+                response=dict(zip(net.dag.names, net.responses, strict=True)),
+            ).load_state_dict(net.state_dict())
+    with pytest.raises(StateDictError):
+        recorded([*RECORDED[:-1], ("b", "y")]).load_state_dict(earlier)
+
+
 def test_equal_integers_are_one_name_with_and_without_names():
     edges = torch.tensor([[0, 2], [1, 2]])
     DagNN(Dag(edges, names=[0, 1, 2])).load_state_dict(DagNN(Dag(edges)).state_dict())

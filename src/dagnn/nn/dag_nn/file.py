@@ -8,8 +8,9 @@ name, dtype, shape and bytes. Any safetensors reader opens it. Reading it never 
 
 **The record** is the extra state in a state dict. A vector of weights has no names in it: of two networks with as many
 edges, each would silently take the weights of the other. The record is one int32 tensor
-``[num_edges + num_biases + 1, 2]``. A row is an edge, as the codes of its source and its target; or a bias, as -1 and
-the code of its node; the last row is a checksum of the others. The code of an int below 2^30 is that int; the code of
+``[num_edges + num_biases + 2, 2]``. A row is an edge, as the codes of its source and its target; or a bias, as -1 and
+the code of its node; the last but one is -2 and a hash of what the nodes compute (earlier versions had none), and the
+last row is a checksum of the others. The code of an int below 2^30 is that int; the code of
 another name is 2^30 or more, from a hash. The record is a CPU tensor whose shape follows from the structure, so it
 goes wherever a state dict goes. It is no buffer, because averages over buffers and conversions would change it.
 """
@@ -44,7 +45,7 @@ from dagnn.nn.dag_nn.parameters import (
 
 _FORMAT, _VERSION = "dagnn.DagNN", 2
 _PLAIN_VERSION = 1  # of networks that sum and have no formulas: earlier versions of dagnn read them too
-_BIAS = -1
+_BIAS, _FUNCTIONS = -1, -2
 _SMALL = 1 << 30
 _SHOWN = 3
 
@@ -189,22 +190,39 @@ def _digest(document: str, tensors: dict[str, Tensor]) -> str:
     return sha256.hexdigest()
 
 
-def record_of(layout: ParameterLayout) -> Tensor:
-    """The record of a layout, as the module's docstring describes it: edges first, then biases, in their order."""
+def functions_hash(
+    layout: ParameterLayout, activations: Sequence[str], aggregations: Sequence[str], responses: Sequence[float]
+) -> int:
+    """A hash, below 2^30, of what the nodes that are no inputs compute, whatever the order of their declaration."""
+    is_input = set(layout.dag.inputs.tolist())
+    nodes = [node for node in layout.node_at.tolist() if node not in is_input]
+    text = json.dumps([[activations[node], aggregations[node], responses[node].hex()] for node in nodes])
+    return _hash(text.encode())
+
+
+def record_of(layout: ParameterLayout, functions: int) -> Tensor:
+    """The record of a layout, as the module's docstring describes it: edges first, then biases, in their order.
+
+    Args:
+        functions: their `functions_hash`.
+    """
     codes = _codes(layout)
     biased = codes[layout.has_bias.numpy()]
     edges = codes[layout.edges.numpy()].reshape(-1, 2)
-    rows = np.concatenate([edges, np.stack([np.full_like(biased, _BIAS), biased], axis=1)])
+    last = np.array([[_FUNCTIONS, functions]], dtype=np.int32)
+    rows = np.concatenate([edges, np.stack([np.full_like(biased, _BIAS), biased], axis=1), last])
     return torch.from_numpy(np.concatenate([rows, _checksum(rows)]))
 
 
-def check_record(record: object, layout: ParameterLayout, module: str) -> None:
+def check_record(record: object, layout: ParameterLayout, functions: int, module: str) -> None:
     """Check that a state dict with this record belongs to the structure of ``layout``.
 
     A record that arithmetic has changed (the mean of two state dicts, a conversion to 16 bits) only causes a warning.
+    So do other functions of the nodes, for a trained network may be meant to get another activation.
 
     Args:
         record: what `record_of` returned when the state dict was made.
+        functions: the `functions_hash` of the network that loads.
         module: the name of the network inside the model that loads; "" if it is that model.
 
     Raises:
@@ -220,8 +238,16 @@ def check_record(record: object, layout: ParameterLayout, module: str) -> None:
             "damaged: the weights are loaded in their order, unchecked. Delete that key if this is what you want."
         )
         return
-    mine = record_of(layout).numpy()[:-1]
+    mine, their_functions = record_of(layout, functions).numpy()[:-2], functions
+    if len(theirs) and theirs[-1, 0] == _FUNCTIONS:
+        theirs, their_functions = theirs[:-1], int(theirs[-1, 1])
     if np.array_equal(theirs, mine):
+        if their_functions != functions:
+            warn(
+                f"the state dict{f' of {module!r}' if module else ''} is of a network with the same edges and biases, "
+                "but other activations, aggregations or responses, or written by another version of dagnn: its weights "
+                "are loaded, and the outputs are others. DagNN.save and DagNN.load keep all of it together."
+            )
         return
     name_of = _names(layout)
     only_theirs, only_mine = _difference(theirs, mine), _difference(mine, theirs)
@@ -250,8 +276,12 @@ def _code(name: Hashable) -> int:
     if type(name) is int and 0 <= name < _SMALL:
         return name
     # repr of the sort key names the type too, and is the same in every process, as hash() is not.
-    digest = hashlib.blake2b(repr(sort_key(name)).encode("utf-8", "surrogatepass"), digest_size=4).digest()
-    return _SMALL | int.from_bytes(digest, "little") & _SMALL - 1
+    return _SMALL | _hash(repr(sort_key(name)).encode("utf-8", "surrogatepass"))
+
+
+def _hash(text: bytes) -> int:
+    """Below 2^30."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & _SMALL - 1
 
 
 def _checksum(rows: NDArray[np.int32]) -> NDArray[np.int32]:

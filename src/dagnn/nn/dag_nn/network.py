@@ -57,7 +57,7 @@ class DagNN(Exports):
 
     **Parameters** follow the *names* of the nodes: the same DAG declared in another order loads the same state dict to
     the same function. A state dict records the edges that it belongs to: a network with other edges refuses it and
-    names the difference.
+    names the difference; one with other functions of its nodes warns.
 
     Args:
         dag: a `Dag` with at least one output and no edge into an input.
@@ -378,8 +378,12 @@ class DagNN(Exports):
         return net
 
     def get_extra_state(self) -> Tensor:
-        """The record of edges and biases that goes into the state dict, int32; see `dagnn.nn.dag_nn.file`."""
-        return file.record_of(self._layout)
+        """The record of the structure that goes into the state dict, int32; see `dagnn.nn.dag_nn.file`."""
+        return file.record_of(self._layout, self._functions)
+
+    @property
+    def _functions(self) -> int:
+        return file.functions_hash(self._layout, self.activations, self.aggregations, self.responses)
 
     def set_extra_state(self, state: Any) -> None:
         """Does nothing: `_load_from_state_dict` has compared the record with the structure; loading changes none."""
@@ -395,7 +399,7 @@ class DagNN(Exports):
     ) -> None:
         key = f"{prefix}_extra_state"
         if key in state_dict:  # before anything is copied
-            file.check_record(state_dict[key], self._layout, prefix[:-1])
+            file.check_record(state_dict[key], self._layout, self._functions, prefix[:-1])
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
         if key in missing:  # an earlier version, or plain vectors: they are loaded in their order
             missing.remove(key)
