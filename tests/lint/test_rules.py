@@ -224,3 +224,23 @@ def test_no_source_breaks_the_linter(name, data):
 
 def test_rules_are_words_with_hyphens():
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)+", name) for name in RULES)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n = 10 ** 10 ** 10",
+        "n = 3\n    for _ in range(100): n = n * n",
+        "a = [1]\n    for _ in range(100): a = a + a",
+        "n = (-1) ** 0.5",
+        "loss = loss / 1" + "0" * 400,
+        "for _ in range(10 ** 19): pass",
+        "for _ in range(0, 10, 0): pass",
+        "for _ in range(1, 2, 3, 4): pass",
+        "for i, _ in enumerate(l, 1e999): print(i)",
+        "n = int(1e999)",
+    ],
+)
+def test_numbers_that_no_loop_counts_with(line):
+    """Each would take forever, all memory, or raise."""
+    assert rules_of(f"for x in loader:\n    {line}\n    f(x).backward()\n    optimizer.step()\n") <= {"not-zeroed"}

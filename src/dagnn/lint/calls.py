@@ -1,6 +1,7 @@
 """Calls in a training loop: which of them make, use, clip or zero gradients, and what the others give."""
 
 import ast
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -345,16 +346,19 @@ class Calls(Expressions):
 
     def _built_in_range(self, node: ast.Call, args: list[Any], keywords: Any) -> Any:
         numbers = [self.number(a) for a in args]
+        if len(args) > 3 or (len(args) == 3 and not numbers[2] and numbers[2] is not None):  # an error as it runs
+            return self.opaque(node)
         if all(isinstance(n, int) for n in numbers) and args:
             span = range(*[int(n) for n in numbers if n is not None])
+            length = max(0, -((span.start - span.stop) // span.step))  # len() holds no 10**19
             of_data = isinstance(args[0 if len(args) == 1 else 1], Length)
             return Items(
-                lambda i: span[i] if i < len(span) else span.start, len(span), of_data, getattr(args[-1], "name", "")
+                lambda i: span[i] if i < length else span.start, length, of_data, getattr(args[-1], "name", "")
             )
         end = args[0 if len(args) == 1 else 1] if args else None
         name = end.name if isinstance(end, Unknown) and not end.of_data else ""
         self.bounds.add(name)
-        start = int(numbers[0] or 0) if len(args) > 1 else 0
+        start = _whole(numbers[0]) if len(args) > 1 else 0
         return Items(lambda i: start + i, None, "len(" in name, "" if "len(" in name else name)
 
     _built_in_trange = _built_in_range
@@ -372,9 +376,9 @@ class Calls(Expressions):
     def _built_in_enumerate(self, node: ast.Call, args: list[Any], keywords: dict[str, Any]) -> Any:
         start = args[1] if len(args) > 1 else keywords.get("start", 0)
         inner, first = self.items(args[0] if args else None), self.number(start)
-        number = first if first is not None else 0
+        number = _whole(first)
         self.trace.assumed_counter |= first is None
-        return Items(lambda i: (int(number) + i, inner.element(i)), inner.length, inner.of_data, inner.name)
+        return Items(lambda i: (number + i, inner.element(i)), inner.length, inner.of_data, inner.name)
 
     def _built_in_zip(self, node: ast.Call, args: list[Any], keywords: Any) -> Any:
         parts = [self.items(a) for a in args]
@@ -399,7 +403,7 @@ class Calls(Expressions):
     def _built_in_int(self, node: ast.Call, args: list[Any], keywords: Any) -> Any:
         number = self.number(args[0]) if args else 0
         if number is not None:
-            return float(number) if isinstance(node.func, ast.Name) and node.func.id == "float" else int(number)
+            return float(number) if isinstance(node.func, ast.Name) and node.func.id == "float" else _whole(number)
         return args[0] if isinstance(args[0], Unknown) else self.opaque(node)
 
     _built_in_float = _built_in_round = _built_in_int
@@ -434,6 +438,11 @@ class Calls(Expressions):
             name = f"{args[0].name}.{args[1]}"
             return self.store.get(name, Unknown(name, kind=kind_of(name)))
         return self.opaque(node)
+
+
+def _whole(number: float | None) -> int:
+    """``number`` without its decimals; 0 for none, infinity and NaN."""
+    return int(number) if number is not None and math.isfinite(number) else 0
 
 
 def _is(value: Any, kind: str) -> bool:

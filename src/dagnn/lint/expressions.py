@@ -44,6 +44,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 _MASKED = re.compile(r"\.sum\(.*mask.*\.sum\(|mask.*\.sum\(.*mask|mask.*\.sum\(|sum\(.*mask", re.IGNORECASE | re.DOTALL)
 _LITERAL_WINDOW = 64  # at most
+_LONGEST, _LARGEST_POWER = 10_000, 64
 BUDGET = 60_000  # expressions that one run may evaluate
 
 
@@ -162,7 +163,7 @@ class Expressions:
     def _constant(self, node: ast.Constant, scope: Scope) -> Any:
         if node.value is None:
             return NOTHING
-        return node.value if isinstance(node.value, (int, float, str)) else self.opaque(node)
+        return node.value if isinstance(node.value, (int, float, str)) and _is_small(node.value) else self.opaque(node)
 
     def _name(self, node: ast.Name, scope: Scope) -> Any:
         value = scope.get(node.id)
@@ -355,12 +356,10 @@ class Expressions:
         if isinstance(op, ast.Mod):
             self._take_remainder(left, right, a, b)
         if a is not None and b is not None:
-            try:
-                return _ARITHMETIC[type(op)](a, b)
-            except (KeyError, ArithmeticError, TypeError, ValueError):
-                return self.opaque(node)
+            result = _arithmetic(op, a, b)
+            return self.opaque(node) if result is None else result
         if isinstance(left, list) and isinstance(right, list):
-            return left + right
+            return left + right if len(left) + len(right) <= _LONGEST else self.opaque(node)
         if isinstance(op, (ast.Add, ast.Sub)):
             return self._added(node, left, right, a, b)
         if isinstance(op, (ast.Mult, ast.Div, ast.FloorDiv)):
@@ -405,6 +404,21 @@ class Expressions:
         found = tuple(t.times(None) for t in (*terms, *_terms(right)))
         of_data = any(isinstance(v, Unknown) and v.of_data for v in (left, right))
         return Unknown(text, found, of_data=of_data)
+
+
+def _arithmetic(op: ast.operator, a: float, b: float) -> float | None:
+    """``a op b``; None where it is no number, or one that loops do not count with: 10**10**10 never ends."""
+    if isinstance(op, ast.Pow) and abs(b) > _LARGEST_POWER:
+        return None
+    try:
+        result = _ARITHMETIC[type(op)](a, b)
+    except (KeyError, ArithmeticError, TypeError, ValueError):
+        return None
+    return result if is_number(result) and _is_small(result) else None  # (-1) ** 0.5 is complex
+
+
+def _is_small(value: Any) -> bool:
+    return not isinstance(value, int) or abs(value) < 2**64
 
 
 def can_be_assumed(value: Any) -> bool:
