@@ -17,6 +17,7 @@ from dagnn.kernels.sweep.plan import CLASS_FIELDS
 # those nodes stay in the first- and second-level caches, whatever the number of nodes.
 LEFT_PART, RIGHT_PART = 4, 8
 _NODES = 128
+_FEW_NODES = 32  # that are summed before their sum is added to that of all
 
 
 def write_weight(module: Value, layout: PackedLayout, name: str, gates: GateRows, columns: int) -> None:
@@ -138,13 +139,14 @@ def write_bias(
     with code.pieces() as pack:
         for number, gate in enumerate(vectors):
             with build.if_then(build.icmp_signed("==", code.field("first"), code.i64(number))):
-                totals = code.places()
+                totals, parts = code.places(), code.places()
                 with code.loop(code.i64(0), code.field("num_blocks")) as index:
                     block = NodeBlock(code, index, gates)
                     with block.each_row() as row:
                         line = row.gate(gate(code, block), pack)
-                        for half, total in enumerate(totals):
-                            build.store(build.fadd(build.load(total), code.load_half(line, half)), total)
+                        for half, part in enumerate(parts):
+                            build.store(build.fadd(build.load(part), code.load_half(line, half)), part)
+                    _move(code, parts, totals)
                 for half, total in enumerate(totals):
                     code.store_half(build.load(total), code.line(code.field("grad_bias"), pack), half)
     code.finish()
@@ -155,16 +157,26 @@ def write_score(module: Value, layout: PackedLayout, name: str) -> None:
     code = PackedWriter(module, layout, name)
     code.fields("pieces", "num_nodes", "y", "state_bytes", "score_gradients", "grad_score")
     with code.pieces() as pack:
-        totals = code.places()
-        with code.loop(code.i64(0), code.field("num_nodes")) as node:
-            factor = code.splat(code.number_at(code.field("score_gradients"), node))
-            line = code.line(code.offset(code.field("y"), code.field("state_bytes"), node), pack)
-            for half, total in enumerate(totals):
-                value = code.multiply_add(factor, code.load_half(line, half), code.build.load(total))
-                code.build.store(value, total)
+        totals, parts = code.places(), code.places()
+        with code.loop(code.i64(0), code.field("num_nodes"), _FEW_NODES) as first:
+            last = _least(code, code.build.add(first, code.i64(_FEW_NODES)), code.field("num_nodes"))
+            with code.loop(first, last) as node:
+                factor = code.splat(code.number_at(code.field("score_gradients"), node))
+                line = code.line(code.offset(code.field("y"), code.field("state_bytes"), node), pack)
+                for half, part in enumerate(parts):
+                    value = code.multiply_add(factor, code.load_half(line, half), code.build.load(part))
+                    code.build.store(value, part)
+            _move(code, parts, totals)
         for half, total in enumerate(totals):
             code.store_half(code.build.load(total), code.line(code.field("grad_score"), pack), half)
     code.finish()
+
+
+def _move(code: PackedWriter, parts: Sequence[Value], totals: Sequence[Value]) -> None:
+    """Add sums over a few nodes to those over all, and start again: a long sum loses less in two steps."""
+    for part, total in zip(parts, totals, strict=True):
+        code.build.store(code.build.fadd(code.build.load(total), code.build.load(part)), total)
+        code.build.store(code.constant(0), part)
 
 
 def _least(code: PackedWriter, one: Value, other: Value) -> Value:
