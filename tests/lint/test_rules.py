@@ -81,7 +81,7 @@ def in_method(source: str) -> str:
     return "class Job:\n    def go(self, loader):\n" + "".join(f"        {line}\n" for line in source.splitlines())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(BUILT_HERE), st.data())
 def test_a_verdict_does_not_depend_on_the_form(name, data):
     loop = LOOPS[name]
@@ -204,7 +204,7 @@ def test_our_own_examples_have_no_findings():
     assert found == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from([*LOOPS]), st.data())
 def test_no_source_breaks_the_linter(name, data):
     """Statements dropped and swapped at random."""

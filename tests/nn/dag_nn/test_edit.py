@@ -51,7 +51,7 @@ def test_prune_by_fraction_rounds_down(fraction, left):
     assert min(map(abs, weights(net).values())) == sorted(map(abs, weights(network()).values()))[5 - left]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(dags(min_nodes=2, named=None), st.floats(0, 1), st.booleans())
 def test_pruned_is_the_network_with_those_weights_zero(dag, fraction, bias):
     net = DagNN(dag, dtype=torch.float64, bias=bias)
@@ -113,7 +113,7 @@ def test_prune_refuses_what_is_no_amount(arguments, message):
 # ---- grow ----
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(dags(min_nodes=2, named=None), st.booleans(), st.data())
 def test_an_edge_of_weight_zero_changes_no_output(dag, bias, data):
     net = DagNN(dag, dtype=torch.float64, bias=bias)

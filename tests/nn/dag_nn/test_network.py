@@ -257,7 +257,7 @@ def test_inference_mode_leaves_nothing_behind():
 # ---- parameters follow names ----
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(dags(min_nodes=1, named=True), st.randoms())
 def test_a_dag_declared_in_another_order_loads_the_same_function(dag, random):
     inputs = [dag.names[v] for v in dag.inputs]
