@@ -114,6 +114,12 @@ BAD = {
         GraphError,
         f"num_nodes must be at least 0 and fit in memory, got {10**30}.",
     ),
+    "huge ends": (
+        lambda: Dag([(2**53, 1)]),
+        GraphError,
+        "9,007,199,254,740,993 nodes do not fit in memory: ends of edges are indices of nodes 0, 1, ..., "
+        "9007199254740992. Number the nodes from 0, or write names in a list of pairs, as str.",
+    ),
     "num_nodes beside names": (
         lambda: Dag([("a", "b")], 3),
         GraphError,

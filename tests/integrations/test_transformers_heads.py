@@ -65,5 +65,6 @@ def test_the_command_prints_a_table_or_json(capsys):
 
 
 def test_the_command_needs_a_known_class(capsys):
-    assert run_heads(["Nothing"]) == 2
-    assert "has no head class 'Nothing'" in capsys.readouterr().err
+    assert run_heads(["LlamaForCausalLM", "Nothing"]) == 2
+    captured = capsys.readouterr()
+    assert "has no head class 'Nothing'" in captured.err and not captured.out

@@ -57,7 +57,10 @@ def run_heads(names: Sequence[str], *, as_json: bool = False) -> int:
         as_json: one JSON object per class and line, in place of the table.
     """
     try:
-        from dagnn.integrations.transformers_heads import head_classes, judge_head
+        from dagnn.integrations.transformers_heads import check_head, head_classes, judge_head
+
+        for name in names:
+            check_head(name)
     except ImportError as error:
         return _could_not_run(f"--transformers needs more packages ({error}): pip install dagnn[transformers]")
     except DagnnError as error:
@@ -66,10 +69,7 @@ def run_heads(names: Sequence[str], *, as_json: bool = False) -> int:
         print(f"{'class':<46} {'factor':>8} {'error':>9} {'exact':>9}  cause", flush=True)
     equal, judged = True, 0
     for name in names or head_classes():
-        try:
-            verdict = judge_head(name)
-        except DagnnError as error:
-            return _could_not_run(str(error))
+        verdict = judge_head(name)
         judged += verdict.judged
         equal &= not verdict.cause
         print(json.dumps(asdict(verdict)) if as_json else head_row(verdict), flush=True)

@@ -119,11 +119,14 @@ def _order(
     return order, None
 
 
+MOST_NODES = 2**36  # the levels alone take 8 bytes for each
+
+
 def check_num_nodes(num_nodes: object, argument: str = "num_nodes") -> int:
     """A number of nodes as an int of at least 0."""
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int | np.integer):
         raise DtypeError(f"{argument} must be an int, got {num_nodes!r}.")
-    if not 0 <= num_nodes < 2**48:
+    if not 0 <= num_nodes < MOST_NODES:
         raise GraphError(f"{argument} must be at least 0 and fit in memory, got {num_nodes}.")
     return int(num_nodes)
 
@@ -177,7 +180,17 @@ def node_count(edges: Tensor | NDArray[np.int64], num_nodes: int | None, names: 
     if given is not None:
         return given
     check_edges(edges, None)
-    return int(edges.max()) + 1 if edges.shape[0] else 0
+    count = int(edges.max()) + 1 if edges.shape[0] else 0
+    if count >= MOST_NODES:
+        raise too_many_nodes(count)
+    return count
+
+
+def too_many_nodes(count: int) -> GraphError:
+    return GraphError(
+        f"{count:,} nodes do not fit in memory: ends of edges are indices of nodes 0, 1, ..., {count - 1}. Number the "
+        "nodes from 0, or write names in a list of pairs, as str."
+    )
 
 
 def check_is_int64(argument: str, values: Tensor | NDArray[np.int64]) -> None:

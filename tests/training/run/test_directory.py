@@ -187,3 +187,20 @@ def test_place_that_cannot_be_a_directory(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot make the run directory .*file"):
         RunDirectory.create(tmp_path / "file", CONFIG)
+
+
+@pytest.mark.parametrize("version", ["99.0.0", "0.99", "99"])
+def test_a_run_of_a_newer_version_is_read_with_a_warning(tmp_path, version):
+    RunDirectory.create(tmp_path, TrainingConfig()).close()
+    content = json.loads((tmp_path / "run.json").read_bytes())
+    (tmp_path / "run.json").write_text(json.dumps(content | {"dagnn": version}))
+    with pytest.warns(UserWarning, match=f"begun by dagnn {version}"):
+        RunDirectory.read(tmp_path)
+
+
+@pytest.mark.parametrize("version", ["0.0.1", "unknown", None])
+def test_a_run_of_an_older_version_is_read_without_a_word(tmp_path, version):
+    RunDirectory.create(tmp_path, TrainingConfig()).close()
+    content = json.loads((tmp_path / "run.json").read_bytes())
+    (tmp_path / "run.json").write_text(json.dumps(content | {"dagnn": version}))
+    assert RunDirectory.read(tmp_path).run_id == content["run"]

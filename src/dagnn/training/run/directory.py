@@ -10,13 +10,14 @@ runs/curriculum/
 
 import json
 import os
+import re
 import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from dagnn import __version__
-from dagnn.errors import RunError
+from dagnn.errors import RunError, warn
 from dagnn.files import replace_file
 from dagnn.training.config import Config, TrainingConfig
 from dagnn.training.run.checkpoints import CheckpointStore, json_bytes
@@ -199,7 +200,8 @@ def _run_id(path: Path) -> str:
     _refuse_links(path)
     try:
         run: Any = json.loads((path / _RUN).read_bytes())
-        return str(run["run"])
+        run_id = str(run["run"])
+        by = str(run.get("dagnn", __version__))
     except FileNotFoundError:
         advice = "name the directory of a trained run, or train one: dagnn train."
         raise RunError(f"{path} holds no run: {path / _RUN} is missing; {advice}") from None
@@ -207,6 +209,15 @@ def _run_id(path: Path) -> str:
         raise RunError(f"cannot read {path / _RUN}: {error.strerror or error}.") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunError(f"{path / _RUN} is damaged: {error}.") from error
+    if _release(by) > _release(__version__):
+        warn(f"{path} was begun by dagnn {by}, this is {__version__}: what is new there may be misread. Update dagnn.")
+    return run_id
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version, which say what its files hold; a text without them is as old as any."""
+    found = re.match(r"(\d+)(?:\.(\d+))?", version)
+    return () if found is None else tuple(int(part or 0) for part in found.groups())
 
 
 def _refuse_links(path: Path) -> None:
