@@ -132,7 +132,10 @@ def test_a_notebook_names_cell_and_line(folder, capsys):
     assert out.startswith("a.ipynb:cell 4:4:5: not-zeroed")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"cells": 3}', '{"cells": [{}]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"cells": 3}', '{"cells": [{}]}', '{"cells": [{"cell_type": "code", "source": 5}]}', "[" * 100_000],
+)
 def test_what_is_no_notebook_is_2(folder, capsys, text):
     (folder / "a.ipynb").write_text(text)
     code, _, err = lint(capsys, "a.ipynb")
@@ -178,3 +181,11 @@ def test_sarif_has_what_the_schema_requires(folder, capsys):
 def test_a_folder_without_findings_is_valid_in_all_forms(folder, capsys):
     assert json.loads(lint(capsys, ".", "--json")[1]) == []
     assert json.loads(lint(capsys, ".", "--sarif")[1])["runs"][0]["results"] == []
+
+
+def test_an_open_end_of_a_notebook_is_named(folder, capsys):
+    cells = [{"cell_type": "code", "source": ["x = 1\n", "for x in l:"]}]
+    (folder / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    code, _, err = lint(capsys, "a.ipynb")
+
+    assert code == 2 and err.startswith("dagnn lint: a.ipynb:cell 1:2: no valid Python")

@@ -99,18 +99,6 @@ def head_classes() -> dict[str, tuple[str, str]]:
     return found
 
 
-def check_head(name: str) -> dict[str, tuple[str, str]]:
-    """`head_classes`; raises ConfigError if ``name`` is none of them."""
-    classes = head_classes()
-    if name not in classes:
-        nearest = closest(name, classes)
-        raise ConfigError(
-            f"transformers {transformers.__version__} has no head class {name!r} in its tables of text, vision and "
-            f"audio models{f': did you mean {nearest}?' if nearest else '.'}"
-        )
-    return classes
-
-
 def judge_head(name: str, *, float32: bool = False) -> Verdict:
     """The verdict on one class, with a tiny random configuration of it; nothing is downloaded.
 
@@ -121,7 +109,13 @@ def judge_head(name: str, *, float32: bool = False) -> Verdict:
     Raises:
         ConfigError: transformers has no such class in its tables of heads.
     """
-    classes = check_head(name)
+    classes = head_classes()
+    if name not in classes:
+        nearest = closest(name, classes)
+        raise ConfigError(
+            f"transformers {transformers.__version__} has no head class {name!r} in its tables of text, vision and "
+            f"audio models{f': did you mean {nearest}?' if nearest else '.'}"
+        )
     start = time.process_time()
     try:
         with quiet(), _time_limit(_SECONDS):

@@ -162,7 +162,8 @@ def read_source(path: str, text: str) -> Source:
         tree = ast.parse(text.removeprefix("\ufeff"))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        where = f"{path}:{line}" if not cells else f"{path}:cell {cells[line - 1][0]}:{cells[line - 1][1]}"
+        cell, line = cells[min(line, len(cells)) - 1] if cells else (None, line)
+        where = f"{path}:{line}" if cell is None else f"{path}:cell {cell}:{line}"
         raise DataError(f"{where}: no valid Python: {getattr(error, 'msg', None) or error}.") from None
     except (RecursionError, MemoryError):
         raise DataError(f"{path}:1: too deeply nested to read.") from None
@@ -269,11 +270,11 @@ def _from_notebook(path: str, text: str) -> tuple[str, list[tuple[int, int]]]:
     try:
         cells = json.loads(text)["cells"]
         codes = [(i, cell["source"]) for i, cell in enumerate(cells, 1) if cell["cell_type"] == "code"]
-    except (ValueError, KeyError, TypeError):
+        joined_cells = [(i, code if isinstance(code, str) else "".join(code)) for i, code in codes]
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path}:1: no notebook: it must be JSON with a list of cells.") from None
     lines, places = [], []
-    for number, code in codes:
-        joined = code if isinstance(code, str) else "".join(code)
+    for number, joined in joined_cells:
         skipped = joined.lstrip().startswith("%%")
         for line, each in enumerate(joined.splitlines(), 1):
             if skipped:
