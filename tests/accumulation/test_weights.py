@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dagnn
 from dagnn.accumulation import GradientAccumulator
-from dagnn.errors import ConfigError
+from dagnn.errors import AccumulationError, ConfigError
 
 VOCABULARY = 7
 
@@ -118,3 +118,8 @@ def test_lists_of_a_data_loader_hold_parts():
             window.backward((model(micro[0]) - micro[1]).square().mean())
         window.step()
     assert sizes == [3, 1, 3, 1, 2]
+
+
+def test_terms_of_what_is_no_tensor():
+    with pytest.raises(AccumulationError, match="must be a tensor to read what it divides by, got float"):
+        dagnn.weights.terms(loss=3.0)

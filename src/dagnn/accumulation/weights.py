@@ -154,6 +154,8 @@ def terms(loss: Tensor) -> list[Term]:
         AccumulationError: the loss is no linear combination of means and sums over items (a product or a logarithm of
             means, as in the load-balancing loss of experts), or a custom function hides how it divides.
     """
+    if not isinstance(loss, Tensor):
+        raise AccumulationError(f"the loss must be a tensor to read what it divides by, got {type(loss).__name__}.")
     if loss.numel() != 1 or loss.grad_fn is None:
         raise AccumulationError(
             f"the loss must be one number with a graph to read what it divides by, got the shape {list(loss.shape)} "

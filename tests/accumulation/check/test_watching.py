@@ -189,3 +189,11 @@ def test_windows_must_be_a_number(windows):
 def test_an_optimizer_of_another_model_is_refused():
     with pytest.raises(ConfigError, match="holds no parameter of the model"):
         dagnn.watch(network(), torch.optim.SGD(network().parameters()))
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_what_is_no_module_or_optimizer_is_refused(swap):
+    model = network()
+    given = (torch.optim.SGD(model.parameters()), model) if swap else (model, None)
+    with pytest.raises(ConfigError, match="a module and an optimizer, in this order, got "):
+        dagnn.watch(*given)

@@ -64,7 +64,7 @@ class watch:
         windows: how many steps to judge.
 
     Raises:
-        ConfigError: the optimizer holds no parameter of the model, or ``windows`` is below 1.
+        ConfigError: no module, no optimizer or one without parameters of the model, or ``windows`` is below 1.
 
     Cost: some 25 us (one CPU core) per watched parameter and backward pass, until ``windows`` steps were seen.
 
@@ -86,6 +86,9 @@ class watch:
             raise ConfigError(f"windows must be a whole number of at least 1, got {windows!r}.")
         inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
         self._optimizer = inner if isinstance(inner, Optimizer) else optimizer
+        if not isinstance(model, nn.Module) or not hasattr(self._optimizer, "param_groups"):
+            given = f"{type(model).__name__}, {type(optimizer).__name__}"
+            raise ConfigError(f"watch takes a module and an optimizer, in this order, got {given}.")
         of_model = {id(p) for p in model.parameters() if p.requires_grad}
         held = [p for group in self._optimizer.param_groups for p in group["params"] if id(p) in of_model]
         if not held:
