@@ -97,7 +97,16 @@ class Linear(FormulaCell):
         return torch.tanh(x.n + m.n) + operands.sum(operands.h * 2) - operands.sum(operands.h * weights.v * x.n)
 
 
+class ColumnAtEdges(FormulaCell):
+    """The way back reads, at a source without operands, a column of its target."""
+
+    def formula(self, x, operands, weights):
+        m = weights.product(operands.sum(operands.h))
+        return torch.tanh(x.n + m.n + operands.sum(operands.h * operands.h * m.f))
+
+
 CELLS = [PeepholeTreeLSTM, MinimalGatedUnit, SetGRU, SoftmaxLSTM, NotZeroAtZero, Attending, Ordered, Linear]
+CELLS += [ColumnAtEdges]
 ORDERED = {PeepholeTreeLSTM, Ordered}
 # A hole: node 3 uses positions 0 and 2. Node 4 uses node 2 twice, node 0 three edges; node 6 stands alone.
 GRAPH = DagBatch.from_dags(

@@ -355,9 +355,8 @@ class _Body:
         if at.field == "edge_weights":  # a number for all columns
             return code.splat(code.number_at(code.field(at.field), self.edge))
         value = code.load_half(self._line(at), half)
-        if (
-            one.op == "column" and one.level == NODE
-        ):  # without operands there was no product, and the line holds anything
+        # Without operands there was no product, and the line holds anything. Not what the target left in a slot's row.
+        if one.op == "column" and at.level == NODE:
             value = code.build.select(self._row.block.has_operands, value, code.constant(0))
         return value
 
