@@ -72,6 +72,7 @@ class CellPlan:
         weighs: whether it has a softmax over operands; that means nothing where each has a slot of its own.
         keeps_zero: see `_keeps_zero`.
         reason: why the formula runs level by level; None where it can be compiled.
+        proved: by the number of slots, whether compiled gradients were found equal to those on tensors.
     """
 
     def __init__(self, formula: Formula, states: Sequence[str]) -> None:
@@ -106,6 +107,7 @@ class CellPlan:
         self.aggregate_places = [one.place for one in self.aggregates]
         self.new_places = [one.place for one in self.new.values()]
         self.reason = self._reason()
+        self.proved: dict[int | None, bool] = {}
         self._forward_ends = len(graph)
 
     def complete(self) -> None:
