@@ -111,7 +111,7 @@ class FormulaCell(LearnableModule):
         tensors, the cell runs level by level.
         """
         plan = self.plan
-        is_ours = type(self).__module__.startswith("dagnn.nn.")
+        is_ours = type(self).formula.__module__.startswith("dagnn.nn.")
         if plan.reason is not None or is_ours or torch.compiler.is_compiling() or kernel_path() == "reference":
             return plan.reason
         slots = None if self.max_children is None else min(self.max_children, _PROBE_SLOTS)
