@@ -116,7 +116,7 @@ def test_names_and_labels_of_any_kind_stay_on_their_line_and_valid_json(files, c
         (["text.json", "b.json"], "text.json: not a JSON document"),
         (["a.json", "bytes.json"], "bytes.json: not a JSON document"),
         (["a.json", "other.json"], "other.json: not a Dag: the document must be an object with"),
-        (["a.json", "huge.json"], "huge.json: the graph does not fit into memory."),
+        (["a.json", "huge.json"], "huge.json: num_nodes must be at least 0 and fit in memory, got 100000000000000."),
         (["a.json", "plain.json"], "a has the node attribute 'label' and b has not"),
         (["many.json", "plain.json"], "a has 2,001 nodes: graphs of up to 2,000 can be compared."),
         (["a.json", "b.json", "--node-insertion", "nan"], "node_insertion is nan: a cost must be finite"),
