@@ -122,7 +122,7 @@ def own_limits(quick: bool) -> Iterable[Case]:
     """Claims without a competitor."""
     edges = dagnn_topologies.local(100_000).edges
     more = dagnn_topologies.local(400_000).edges
-    plan = lambda edges: network(Dag(edges))._planned().compiled  # noqa: E731
+    plan = lambda edges: network(Dag(edges))._cpu_plan().compiled  # noqa: E731
     yield Case("build 100,000 edges and the plan", lambda: plan(edges), limits={"2 seconds": 2.0})
     yield Case(
         "build 400,000 edges and the plan",
@@ -175,7 +175,7 @@ def training_step(net: DagNN, batch: int) -> Contestant:
 
 def compiled_passes(net: DagNN, x: Tensor, grad_y: Tensor) -> Contestant:
     """Forward and backward as the compiled path runs them, without autograd."""
-    plan, weight, bias = net._planned().compiled, net.edge_weight.detach(), net.bias.detach()
+    plan, weight, bias = net._cpu_plan().compiled, net.edge_weight.detach(), net.bias.detach()
     into = Gradients(torch.empty_like(weight), torch.empty_like(bias), accumulate=False)
 
     def run() -> None:
