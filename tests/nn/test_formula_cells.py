@@ -1,10 +1,7 @@
 """Cells from formulas: compiled as on tensors, exact derivatives, the same bits for any threads, clear errors."""
 
 import copy
-import os
 import pickle
-import random
-from unittest import mock
 
 import pytest
 import torch
@@ -222,7 +219,8 @@ def cells(draw: st.DrawFn) -> type[FormulaCell]:
             slots = [m.by_slot.f + x.f, operands.by_slot(first[-1])] if by_slot else []
             inside = mixed([x.b * edges[-1], first[-1], *slots], plan[1:3])
             values = mixed([x.a + m.a, m.b * weights.v, operands.sum(torch.tanh(inside[-1])), heard[0]], plan[2:])
-            new = torch.tanh(values[-1] + values[-2]), torch.tanh(values[-3])
+            # With a feature: a formula that depends on nothing has no gradient to compare.
+            new = torch.tanh(values[-1] + values[-2] + x.a), torch.tanh(values[-3])
             return new if two else new[0]
 
     Random.is_ordered = by_slot
@@ -359,78 +357,3 @@ def test_what_is_not_compiled_says_why():
         sweep = made(make, 2).double()
         x = torch.randn(GRAPH.num_nodes, D, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(lambda x, sweep=sweep: sweep(x, GRAPH), [x])
-
-
-_ONE = [torch.tanh, torch.sigmoid, lambda v: v * 2, lambda v: v + 0.3, lambda v: -v, torch.sin, lambda v: v * v * 0.2]
-_TWO = [lambda a, b: a * b, lambda a, b: a - b, lambda a, b: a + b]
-
-
-def drawn_formula(seed, two, ordered, each):
-    """A smooth formula: sums and means of what operands hold, before the product and after it."""
-
-    def formula(self, x, o, w):
-        draw = random.Random(7777 + seed)
-
-        def mixed(values, steps):
-            values = list(values)
-            for _ in range(steps):
-                if draw.random() < 0.6:
-                    values.append(draw.choice(_ONE)(draw.choice(_TWO)(draw.choice(values), draw.choice(values))))
-                else:
-                    values.append(draw.choice(_TWO)(draw.choice(values), draw.choice(values)))
-            return values
-
-        given = [o.h] + ([o.c] if two else []) + ([w.each(o.h)] if each else [])
-        before, aggregates = mixed(given, 2), []
-        for _ in range(draw.randint(1, 2)):
-            one = getattr(o, draw.choice(["sum", "sum", "mean"]))(draw.choice(before))
-            if not any(one is other for other in aggregates):
-                aggregates.append(one)
-        m = w.product(*aggregates)
-        slots = [o.by_slot(draw.choice(before))] if ordered else []
-        if ordered and draw.random() < 0.5:
-            slots.append(m.by_slot.f)
-        nodes = mixed([m.a, x.a, m.b, x.b, w.v, *aggregates], 3)
-        inner = mixed([*given, *slots, draw.choice(nodes), draw.choice(nodes)], 3)
-        late = [getattr(o, draw.choice(["sum", "sum", "mean"]))(v) for v in inner[::-1] if v.level >= 2][:1]
-        late += [o.sum(v) for v in inner[::-1] if v.level == 1][:1]
-        last = mixed([nodes[-1], nodes[-2], *late, *late], 3)
-        outputs = torch.tanh(last[-1] + x.a * 0.1 + m.a * 0.1), torch.tanh(last[-2] + last[-1] * 0.3)
-        return outputs if two else outputs[0]
-
-    return type("Drawn", (FormulaCell,), {"states": ("h", "c") if two else ("h",), "formula": formula})
-
-
-@pytest.mark.parametrize("seed", [5, 10, 15, 31, 36])
-@pytest.mark.parametrize(("two", "ordered", "each"), [(True, False, False), (True, True, False), (False, False, True)])
-def test_drawn_formulas_have_the_gradients_of_tensors(seed, two, ordered, each):
-    """Some of these were compiled wrong: a plan is tried on a small graph before it is used."""
-    edges = [(0, 2), (1, 2), (2, 3), (0, 3), (2, 4), (3, 4), (0, 5), (2, 5), (4, 5)]
-    graph = Dag(edges, 7, edge_attributes={"position": torch.tensor([0, 1, 0, 2, 0, 1, 0, 1, 2])})
-    generator = torch.Generator().manual_seed(seed)
-    sweep = DagSweep(drawn_formula(seed, two, ordered, each)(3, 3, 3 if ordered else None)).double()
-    with torch.no_grad():
-        for parameter in sweep.parameters():
-            parameter.normal_(0, 0.7, generator=generator)
-    x = torch.randn(7, 3, dtype=torch.float64, generator=generator)
-    weight = torch.randn(7, 3, dtype=torch.float64, generator=generator)
-
-    def gradients():
-        own = x.clone().requires_grad_()
-        total = (sweep(own, graph) * weight).sum()
-        return torch.autograd.grad(total, [own, *sweep.parameters()], allow_unused=True, materialize_grads=True)
-
-    found = gradients()
-    with mock.patch.dict(os.environ, {"DAGNN_KERNELS": "reference"}):
-        expected = gradients()
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-
-
-def test_a_plan_that_was_found_wrong_runs_level_by_level():
-    cell = MinimalGatedUnit(D, H)
-    assert cell.explain() == "compiled"
-    cell.plan.proved[None] = False
-    try:
-        assert cell.explain().startswith("level by level: compiled, its gradients are not those of the formula")
-    finally:
-        cell.plan.proved.clear()

@@ -93,17 +93,19 @@ def gradients(seeds: Mapping[Expr, Expr], stop: Callable[[Expr], bool] = lambda 
     """
     total: dict[Expr, Expr] = {}
 
-    def give(one: Expr, term: Expr | None) -> None:
+    def give(one: Expr, term: Expr | None, level: int) -> None:
         if term is not None:
-            term = over(term, one.level)  # what was repeated gets the sum
+            # What was repeated for the rows of a lower level gets the sum over them, also where all terms are equal.
+            for below in range(level, one.level, -1):
+                term = over(term, below - 1) if term.level == below else term * one.graph.add("count", level=below - 1)
             total[one] = total[one] + term if one in total else term
 
     for one, seed in seeds.items():
-        give(one, seed)
+        give(one, seed, seed.level)
     for one in reversed(ancestors(seeds, stop)):
         if one in total and one.op in _PULLS and not stop(one):
             for arg, term in zip(one.args, _PULLS[one.op](one, total[one]), strict=True):
-                give(arg, term if arg.op != "number" else None)
+                give(arg, term if arg.op != "number" else None, one.level)
     return total
 
 

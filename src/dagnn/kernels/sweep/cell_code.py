@@ -350,6 +350,8 @@ class _Body:
             edges = code.build.select(self._has_edges(), self._count(), code.i64(1))  # a slot with none has a sum of 0
             count = code.build.sitofp(edges, code.number)
             return code.splat(code.build.fdiv(code.number_constant(1), count))
+        if at is None and one.op == "count":  # of edges into a slot, of slots of a node
+            return code.splat(code.build.sitofp(self._count() if one.level else self._row.block.slots, code.number))
         if at is None:
             return None
         if at.field == "edge_weights":  # a number for all columns

@@ -72,7 +72,6 @@ class CellPlan:
         weighs: whether it has a softmax over operands; that means nothing where each has a slot of its own.
         keeps_zero: see `_keeps_zero`.
         reason: why the formula runs level by level; None where it can be compiled.
-        proved: by the number of slots, whether compiled gradients were found equal to those on tensors.
     """
 
     def __init__(self, formula: Formula, states: Sequence[str]) -> None:
@@ -107,7 +106,6 @@ class CellPlan:
         self.aggregate_places = [one.place for one in self.aggregates]
         self.new_places = [one.place for one in self.new.values()]
         self.reason = self._reason()
-        self.proved: dict[int | None, bool] = {}
         self._forward_ends = len(graph)
 
     def complete(self) -> None:
@@ -130,7 +128,7 @@ class CellPlan:
             elif one.args:
                 values[one] = on_tensors(one)(*(values[arg] for arg in one.args))
             else:
-                values[one] = zero + (one.name if one.op == "number" else one.op == "share")
+                values[one] = zero + (one.name if one.op == "number" else one.op in ("share", "count"))
         written = [one for one, _ in (*self.first, *self.second, *self.back, *self.last) if one.op not in _KEPT]
         return all(values[one] == 0 for one in (*written, *self.new.values(), *self.aggregates, *self.pulled.values()))
 

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError, GraphError
-from dagnn.graph import Dag, DagBatch
-from dagnn.graph.cached import ordinary_tensors
-from dagnn.kernels import CellPlan, Named, Operands, ProjectedCell, Weights, kernel_path, plan_cell, run_sweeps
+from dagnn.kernels import CellPlan, Named, Operands, ProjectedCell, Weights, plan_cell
 from dagnn.kernels.reference import cell_step
 from dagnn.nn.learnable import LearnableModule, check_operator, check_size
 
@@ -101,25 +99,7 @@ class FormulaCell(LearnableModule):
 
     def explain(self) -> str:
         """``"compiled"``, or why the cell runs level by level, with the line of the formula that is the reason."""
-        return "compiled" if self.reason is None else f"level by level: {self.reason}"
-
-    @property
-    def reason(self) -> str | None:
-        """Why the cell runs level by level; None for a compiled one.
-
-        A formula of yours is tried on a small graph first: where its compiled gradients are not those of the formula on
-        tensors, the cell runs level by level.
-        """
-        plan = self.plan
-        is_ours = type(self).formula.__module__.startswith("dagnn.nn.")
-        if plan.reason is not None or is_ours or torch.compiler.is_compiling() or kernel_path() == "reference":
-            return plan.reason
-        slots = None if self.max_children is None else min(self.max_children, _PROBE_SLOTS)
-        if slots not in plan.proved:
-            plan.proved[slots] = _Probe(plan, self.states, slots).agrees()
-        if plan.proved[slots]:
-            return None
-        return "compiled, its gradients are not those of the formula on a test graph; that is a fault of dagnn"
+        return "compiled" if self.plan.reason is None else f"level by level: {self.plan.reason}"
 
     def make_parameters(self) -> None:
         """Set the parameters, with any values."""
@@ -197,42 +177,3 @@ class FormulaCell(LearnableModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.plan = plan_cell(self.formula, self.states)
-
-
-_PROBE_SLOTS = 3
-_PROBE_WIDTH = 11  # no multiple of a vector's numbers, and more than a vector
-
-
-class _Probe(FormulaCell):
-    """A cell of a plan with drawn weights, to compare both paths on a small graph in float64."""
-
-    def __init__(self, plan: CellPlan, states: tuple[str, ...], slots: int | None) -> None:
-        LearnableModule.__init__(self)
-        self.in_features, self.hidden, self.max_children, self.operators = 3, _PROBE_WIDTH, slots, None
-        self.states, self.state_sizes, self.plan = states, (_PROBE_WIDTH,) * len(states), plan
-        with ordinary_tensors(), torch.inference_mode(False), torch.no_grad():
-            self._draws = torch.Generator().manual_seed(0)
-            self.make_parameters()
-            self.double()
-            for parameter in self.parameters():
-                parameter.normal_(0, 0.7, generator=self._draws)
-
-    def agrees(self) -> bool:
-        """Whether the compiled gradients are those of the formula on tensors."""
-        with ordinary_tensors(), torch.inference_mode(False), torch.enable_grad():
-            # Source, target, position: a node whose first slot is empty, nodes with many readers, with one, with none.
-            rows = [(0, 2, 0), (1, 2, 1), (2, 3, 1), (0, 3, 2), (2, 4, 0), (3, 4, 1), (0, 5, 0), (2, 5, 1), (4, 5, 2)]
-            rows = [row for row in rows if row[2] < (self.max_children or _PROBE_SLOTS)]
-            places = torch.tensor([place for _, _, place in rows])
-            first = Dag([(u, v) for u, v, _ in rows], 7, edge_attributes={"position": places})
-            graph = DagBatch.from_dags([first, Dag([(0, 1)], edge_attributes={"position": torch.tensor([0])})])
-            x = torch.randn(graph.num_nodes, 3, dtype=torch.float64, generator=self._draws).requires_grad_()
-            weight = torch.randn(graph.num_nodes, self.hidden, dtype=torch.float64, generator=self._draws)
-            wanted = [x, *self.parameters()]
-            found = []
-            for by_level in ((), ("up",)):
-                (y,) = run_sweeps(graph, {"up": self}, x, by_level=by_level)
-                gradients = torch.autograd.grad((y * weight).sum(), wanted, allow_unused=True)
-                made = (torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True))
-                found.append([y.detach(), *made])
-            return all(torch.allclose(a, b, rtol=1e-9, atol=1e-10, equal_nan=True) for a, b in zip(*found, strict=True))
