@@ -189,3 +189,14 @@ def test_an_open_end_of_a_notebook_is_named(folder, capsys):
     code, _, err = lint(capsys, "a.ipynb")
 
     assert code == 2 and err.startswith("dagnn lint: a.ipynb:cell 1:2: no valid Python")
+
+
+@pytest.mark.filterwarnings("default")
+def test_code_that_is_too_long_to_follow_is_named(tmp_path, capsys):
+    body = "".join(f"    a{i} = f(a{i - 1}, {i})\n" for i in range(2000))
+    path = tmp_path / "long.py"
+    path.write_text(
+        f"opt = torch.optim.SGD(p, 0.1)\nfor x in loader:\n{body}    loss(model(x)).backward()\n    opt.step()\n"
+    )
+    assert main(["lint", str(path)]) == 0
+    assert f"{path}: some of its code is too long to follow" in capsys.readouterr().err

@@ -214,11 +214,11 @@ def cells(draw: st.DrawFn) -> type[FormulaCell]:
         def formula(self, x, operands, weights):
             edges = [operands.h, *([operands.c] if two else []), *([weights.each(operands.h)] if has_each else [])]
             first = mixed(edges, plan[:2])
-            heard = [getattr(operands, name)(first[-k - 1]) for k, name in enumerate(reductions[: len(first)])]
-            m = weights.product(*dict.fromkeys(heard))
+            aggregates = [getattr(operands, name)(first[-k - 1]) for k, name in enumerate(reductions[: len(first)])]
+            m = weights.product(*dict.fromkeys(aggregates))
             slots = [m.by_slot.f + x.f, operands.by_slot(first[-1])] if by_slot else []
             inside = mixed([x.b * edges[-1], first[-1], *slots], plan[1:3])
-            values = mixed([x.a + m.a, m.b * weights.v, operands.sum(torch.tanh(inside[-1])), heard[0]], plan[2:])
+            values = mixed([x.a + m.a, m.b * weights.v, operands.sum(torch.tanh(inside[-1])), aggregates[0]], plan[2:])
             # With a feature: a formula that depends on nothing has no gradient to compare.
             new = torch.tanh(values[-1] + values[-2] + x.a), torch.tanh(values[-3])
             return new if two else new[0]

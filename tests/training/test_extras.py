@@ -132,8 +132,8 @@ def test_refused_steps_end_epochs_and_count_for_nothing():
 def test_last_small_batch_counts_for_what_it_holds():
     values = torch.rand(10, dtype=torch.float64).tolist()
     batches = [values[:4], values[4:8], values[8:]]
-    tally = Meter.of([sum(batch) / len(batch) for batch in batches], weights=map(len, batches))
-    assert tally.mean == pytest.approx(sum(values) / 10, rel=1e-12)
+    meter = Meter.of([sum(batch) / len(batch) for batch in batches], weights=map(len, batches))
+    assert meter.mean == pytest.approx(sum(values) / 10, rel=1e-12)
 
 
 def test_tally_of_what_is_not_finite_or_empty_shows_it():

@@ -90,7 +90,7 @@ def cell_step(
     known: dict[str, Tensor] = {f"source {name}": state for name, state in zip(plan.states, states, strict=True)}
     known |= _named("feature", plan.features, projected.view(len(projected), -1, hidden).unbind(1))
     if plan.each is not None:
-        known[f"said {plan.each}"] = states[0] @ rest.pop(0)
+        known[f"each {plan.each}"] = states[0] @ rest.pop(0)
     if plan.has_attention:
         known["attention None"] = segment_softmax(states[0] @ rest.pop(), rows.slot, rows.count).unsqueeze(1)
     known |= _named("vector", plan.vectors, [one.unsqueeze(0) for one in rest])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from dagnn.errors import warn
 from dagnn.lint.running import explore
 from dagnn.lint.source import Source, others, read_source, roots
 from dagnn.lint.values import WINDOW, Event, Term, Trace
@@ -130,6 +131,8 @@ def lint_source(text: str, path: str = "<text>") -> list[Finding]:
     Raises:
         DataError: the source cannot be parsed; the message has path and line.
 
+    Warns of code that is too long to follow.
+
     >>> [finding.rule for finding in lint_source('''
     ... optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ... for inputs, targets in loader:
@@ -160,6 +163,8 @@ def _traces(source: Source) -> list[Trace]:
     while rest := others(source, seen):
         traces += explore(source, rest[0], seen)
         seen.add(id(rest[0].function))
+    if any(trace.gave_up for trace in traces):
+        warn(f"{source.path}: some of its code is too long to follow, so nothing is known about the loops in it.")
     return [trace for trace in traces if not trace.gave_up]
 
 

@@ -121,7 +121,7 @@ class Weights:
         if output.op != "source" or self._each not in (None, (name, output)):
             raise ConfigError(f"a cell has one product for each operand, with its first state: {quoted()}.")
         self._each = name, output
-        return self._graph.add("said", name=name, level=EDGE)
+        return self._graph.add("each", name=name, level=EDGE)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._vectors, name)

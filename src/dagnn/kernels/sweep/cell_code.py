@@ -25,7 +25,7 @@ _ALL_FIELDS = (
 _ENDS = {"y": "in_sources", "states": "in_sources", "forget_products": "in_places"}
 _WANTED = "grad_projected"  # is written only where the pass has been given its address
 # Read where they are used, also in a loop: nothing writes over them, and a register that holds them costs more.
-_LASTING = ("feature", "vector", "number")
+_READ_IN_PLACE = ("feature", "vector", "number")
 
 
 def write_cell(module: Value, layout: PackedLayout, plan: CellPlan) -> list[str]:
@@ -89,7 +89,7 @@ def _write_backward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None
                 lines[name] = row.state("state_gradients", pack, _numbered(code, row.place, len(plan.states) - 1, k))
             return lines
 
-        if plan.each:  # the gradient of an output is whole only after the product with that of what it said
+        if plan.each:  # the gradient of an output is whole only with that of its product with the weight of operands
             with block.each_row() as row, row.each_pack() as pack:
                 lines = waiting(row, pack) | {plan.each: _by_place(code, "forget_gradients", pack, row.place)}
                 body = _Body(code, plan, row, pack, {})
@@ -363,7 +363,7 @@ class _Body:
         return value
 
     def _load(self, values: Iterable[Expr]) -> None:
-        values = [one for one in values if one.op not in _LASTING]
+        values = [one for one in values if one.op not in _READ_IN_PLACE]
         for half in (0, 1):
             for one in values:
                 self.value(one, half)

@@ -96,7 +96,7 @@ class CellPlan:
         if self.each:
             if weights._each[1] is not self.sources[states[0]]:  # type: ignore[index]
                 raise ConfigError(f"{called(formula)}: weights.each takes the first state, operands.{states[0]}.")
-            self.sources[self.each] = graph.add("said", name=self.each, level=EDGE)
+            self.sources[self.each] = graph.add("each", name=self.each, level=EDGE)
         self.key = tuple(graph), tuple(one.place for one in (*self.new.values(), *self.aggregates)), self.states
         of_product = set(ancestors(self.aggregates))
         order = ancestors([*self.new.values(), *self.aggregates])
