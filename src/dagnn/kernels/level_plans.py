@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -112,6 +113,13 @@ def gather_sources(states: Sequence[Tensor], feed: tuple[tuple[int, int], ...], 
     # Never from the concatenation of all levels so far: that is quadratic in their number.
     if len(feed) == 1:
         return states[feed[0][0]].index_select(0, rows)
+    sizes = [states[level].shape[0] for level, _ in feed]
+    if torch.compiler.is_exporting() and len(feed) > 2 and sum(sizes) <= 16 * rows.shape[0]:
+        # A program with an operator for every pair of levels takes a minute to trace; this copies little more.
+        shift = [
+            before for before, (_, count) in zip(accumulate([0, *sizes]), feed, strict=False) for _ in range(count)
+        ]
+        return torch.cat([states[level] for level, _ in feed]).index_select(0, rows + torch.tensor(shift))
     runs = torch.split(rows, [count for _, count in feed])
     return torch.cat([states[level].index_select(0, run) for (level, _), run in zip(feed, runs, strict=True)])
 
