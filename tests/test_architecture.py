@@ -14,7 +14,7 @@ import dagnn.errors
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "dagnn"
 MAX_LINES = 450
-MAX_FILES = 200  # of the library
+MAX_FILES = 230  # of the library
 MAX_IN_A_FOLDER = 20
 
 # Part -> the parts that it may import, as CONTRIBUTING.md draws them. what is in FREE may be imported by all.
@@ -33,7 +33,9 @@ ARROWS = {
     "integrations": {"accumulation"},
     "rewriting": {"data", "ged", "nn", "kernels", "graph"},
     "curriculum": {"rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
+    "visible": {"training", "data", "accumulation", "nn", "kernels", "graph"},
     "commands": {
+        "visible",
         "integrations",
         "lint",
         "curriculum",
