@@ -169,3 +169,43 @@ def test_float32_error_is_at_most_twice_that_of_the_full_batch_itself(name):
         theirs.append(error(full_batch(model, loader), expected))
         ours.append(error(accumulated(model, loader, known=True), expected))
     assert sum(ours) <= 2 * sum(theirs)
+
+
+KINDS = st.lists(
+    st.sampled_from(["mean", "weighted", "mapping", "narrow", "wide", "twice", "none"]), min_size=2, max_size=9
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(kinds=KINDS, bits=st.sampled_from([torch.float32, torch.bfloat16]), seed=st.integers(0, 100))
+def test_losses_of_several_kinds_in_one_window(kinds, bits, seed):
+    """What one micro-batch left behind for the next ones to be quick does not fit another kind of loss."""
+    torch.manual_seed(seed)
+    model = nn.Linear(4, 1).to(bits)
+    loader = [torch.randn(n, 4).to(bits) for n in torch.randint(1, 4, (len(kinds),)).tolist()]
+    exact = copy.deepcopy(model).double()
+    total = sum(map(len, loader))
+    for x, kind in zip(loader, kinds, strict=True):
+        (exact(x.double()).square().sum() * (2 if kind == "twice" else 1) / total).backward()
+
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    window = next(accumulator.windows(iter(loader), micro_batches=len(loader), weight=len))
+    for x, kind in zip(window, kinds, strict=True):
+        out = model(x)
+        loss = out.square().mean()
+        if kind == "weighted":
+            window.backward(loss, weight=len(x))
+        elif kind == "mapping":
+            window.backward({"loss": loss})
+        elif kind == "narrow":
+            window.backward(loss.bfloat16())
+        elif kind == "wide":
+            window.backward(out.double().square().mean())
+        elif kind == "none":
+            window.backward(out[:, 0].square(), reduction="none")
+        else:
+            window.backward(loss, retain_graph=kind == "twice")
+            if kind == "twice":
+                window.backward(loss)
+    rounding = torch.finfo(torch.bfloat16 if bits == torch.bfloat16 or "narrow" in kinds else bits).eps
+    assert error(flat(model), flat(exact)) <= 16 * rounding

@@ -244,6 +244,16 @@ def refuse_nonfinite(losses: Sequence[Tensor], micro: int) -> None:
         )
 
 
+def refuse_failed(failed: str | None) -> None:
+    """Raise after an error inside a backward pass, which ``failed`` names."""
+    if failed is not None:
+        raise AccumulationError(
+            f"there was an error inside backward ({failed}), so the sums may hold half of a gradient, and a step would "
+            "be wrong: give the window up with discard() and run its data again. With on_nonfinite='drop', "
+            "window.drop() in that micro-batch leaves it out."
+        )
+
+
 def refuse_uncounted(loss: Tensor, micro: int) -> None:
     """Raise for a loss that counts nothing and would yet reach the gradients, where every pass must run."""
     if not bool(torch.isfinite(loss).all()):

@@ -8,33 +8,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dagnn.accumulation import stepping
+from dagnn.accumulation import shares, stepping
 from dagnn.accumulation.partition import MicroBatch
 from dagnn.accumulation.ranks import Ranks
-from dagnn.accumulation.shares import (
-    SINGLE,
-    KnownWeights,
-    Reduction,
-    Shares,
-    WindowTotals,
-    declared_weight,
-    window_totals,
-)
+from dagnn.accumulation.shares import SINGLE, KnownWeights, Reduction, Shares, WindowTotals
 from dagnn.accumulation.state import BatchNorms
-from dagnn.accumulation.stepping import (
-    Finalizer,
-    LossScale,
-    Pass,
-    Stepped,
-    Update,
-    check_loss,
-    refuse_detached,
-    refuse_nonfinite,
-)
+from dagnn.accumulation.stepping import Finalizer, LossScale, Pass, Stepped, Update
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
 
 OnNonfinite = Literal["skip", "drop", "raise"]
+_USED = MicroBatch(None, None)
 
 
 class Window:
@@ -87,11 +71,13 @@ class Window:
         self.micro_batches = len(micros)
         self.state: Literal["open", "stepped", "discarded"] = "open"
 
-        self._started, self._resumed_at = False, 0
-        self._current = -1  # index of the current micro-batch
+        self._started, self._resumed_at, self._current = False, 0, -1  # index of the current micro-batch
         self._running = False  # between the start and the end of a micro-batch
         self._ran = self._dropped = False  # the current micro-batch had a backward; is left out
         self._num_run = 0
+        # (weight, dtype, device of a loss) -> what its backward pass begins with, so that the usual one takes a short
+        # way: after a model's own work the caches are cold, and 10 us of Python become 30.
+        self._seeds: dict[tuple[float | None, torch.dtype, torch.device], Tensor] = {}
         self._totals: WindowTotals | None = None
         self.failed: str | None = None  # the error inside a backward pass
         self.num_run = 0  # micro-batches over all processes, once settled
@@ -113,7 +99,7 @@ class Window:
             )
         self._started = True
         for index in range(self.micro_batches):
-            data, self._micros[index] = self._micros[index].data, MicroBatch(None, None)  # free it after use
+            data, self._micros[index] = self._micros[index].data, _USED  # free it after use
             if index < self._resumed_at:
                 continue  # it ran before the state was saved
             self._begin_micro_batch(is_last=index == self.micro_batches - 1)
@@ -148,13 +134,22 @@ class Window:
             AccumulationError: called outside a micro-batch; weights are missing, mixed or contradictory; ``loss``
                 has the wrong shape or does not depend on a parameter.
         """
+        if self._seeds and weight is None and reduction == "mean" and type(loss) is Tensor:
+            assert self._known is not None
+            own = self._known.weights[self._current].get(SINGLE)
+            seed = self._seeds.get((own, loss.dtype, loss.device))
+            first = self._running and not self._ran and self.state == "open"
+            if seed is not None and first and loss.requires_grad and not loss.ndim:
+                self._add_usual(loss, seed, retain_graph)
+                return
         self._check_running("backward")
         if self._dropped:
             return  # its weight has left the window, and must not come back with a second loss
         usual = weight is None and reduction == "mean" and (self._num_run > 0 or self.micro_batches == 1)
         if usual and self._backward_mean(loss, retain_graph):
             return
-        declared = declared_weight(weight)
+        self._seeds = {}  # the long way may scale the sums by another factor
+        declared = shares.declared_weight(weight)
         losses = loss if isinstance(loss, Mapping) else {SINGLE: loss}
         coefficients = {name: self._coefficient(name, value, declared, reduction) for name, value in losses.items()}
         factors = {name: factor for name, factor in coefficients.items() if factor is not None}
@@ -165,7 +160,7 @@ class Window:
 
         if self._sums.final:
             with self._failing():
-                refuse_nonfinite(tensors, self._current)
+                stepping.refuse_nonfinite(tensors, self._current)
         if self._on_nonfinite == "drop" and not all(bool(torch.isfinite(t).all()) for t in tensors):
             self._drop(overflowed=True)
         elif tensors:
@@ -180,21 +175,30 @@ class Window:
         seed = None if share is None else self._loss_scale.seed(loss, share * self._ranks.seed_factor)
         if seed is None:
             return False
+        self._add_usual(loss, seed, retain_graph)
+        assert self._known is not None
+        self._seeds[self._known.weights[self._current][SINGLE], loss.dtype, loss.device] = seed
+        return True
+
+    def _add_usual(self, loss: Tensor, seed: Tensor, retain_graph: bool) -> None:
         self._shares.record_mean(self._current, loss.detach())
         self._ran = True
-        self._run_backward((([loss], [seed], True),), retain_graph)
-        return True
+        try:
+            self._sums.backward((loss,), gradients=(seed,), retain_graph=retain_graph)
+        except BaseException as error:
+            self._note_failure(error)
+            raise
 
     def _coefficient(self, name: str, loss: Any, weight: float | None, reduction: Reduction) -> float | None:
         """What the gradient of ``loss`` is multiplied by; None where the loss must not run at all."""
-        check_loss(name, loss, reduction)
+        stepping.check_loss(name, loss, reduction)
         coefficient = self._shares.coefficient(self._current, name, weight, reduction)
         if coefficient == 0.0 and not self._ranks.every_backward:
             return None  # nothing was counted in it: a mean over nothing is nan, and must not reach the gradients
         if coefficient == 0.0:
             stepping.refuse_uncounted(loss, self._current)
         if not loss.requires_grad:
-            refuse_detached(name, self._sums.parameters)
+            stepping.refuse_detached(name, self._sums.parameters)
         if self._num_run == 0:
             stepping.warn_if_divided(loss, self.micro_batches, reduction)
         return coefficient * self._ranks.seed_factor
@@ -210,8 +214,12 @@ class Window:
         try:
             yield
         except BaseException as error:
-            self.failed = f"{type(error).__name__} in micro-batch {self._current}"
+            self._note_failure(error)
             raise
+
+    def _note_failure(self, error: BaseException) -> None:
+        self._seeds = {}
+        self.failed = f"{type(error).__name__} in micro-batch {self._current}"
 
     def continue_backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor], retain_graph: bool) -> None:
         """Continue a backward pass that stopped at ``roots``: their ``gradients`` contain the window's division."""
@@ -256,10 +264,10 @@ class Window:
         """
         if self._totals is not None:
             return
-        self._check_not_failed()
+        stepping.refuse_failed(self.failed)
         everywhere = self._ranks.gather((self._shares.contribution(), self._num_run))
         known = self._known.totals if self._known is not None else None
-        totals = window_totals([contribution for contribution, _ in everywhere], known)
+        totals = shares.window_totals([contribution for contribution, _ in everywhere], known)
         with self._failing():
             if totals.empty:
                 self._sums.clear()
@@ -333,7 +341,7 @@ class Window:
             AccumulationError: the window has ended, a backward pass failed, or the updates are eager.
         """
         self._check_open()
-        self._check_not_failed()
+        stepping.refuse_failed(self.failed)
         if self._totals is not None:
             raise AccumulationError(
                 f"all {self.micro_batches} micro-batches of this window have run, and .grad holds their mean: call "
@@ -394,7 +402,7 @@ class Window:
         """Accept the current micro-batch; under ``on_nonfinite="drop"`` leave it out if it is not finite."""
         if not self._running:
             return  # step() was called inside the loop and ended it
-        self._check_not_failed()
+        stepping.refuse_failed(self.failed)
         if not self._ran and (self._known is None or any(self._known.weights[self._current].values())):
             raise AccumulationError(
                 f"micro-batch {self._current} of {self.micro_batches} had no window.backward(loss): call it, or "
@@ -415,7 +423,7 @@ class Window:
     def _check_running(self, call: str, *, may_have_failed: bool = False) -> None:
         self._check_open()
         if not may_have_failed:
-            self._check_not_failed()
+            stepping.refuse_failed(self.failed)
         if not self._running:
             raise AccumulationError(
                 f"{call}() was called outside a micro-batch: loop over the window, `for micro in window:`, and call it "
@@ -429,17 +437,9 @@ class Window:
                 "one window makes one update. Take the next one."
             )
 
-    def _check_not_failed(self) -> None:
-        if self.failed is not None:
-            raise AccumulationError(
-                f"there was an error inside backward ({self.failed}), so the sums may hold half of a gradient, and a "
-                "step would be wrong: give the window up with discard() and run its data again. With "
-                "on_nonfinite='drop', window.drop() in that micro-batch leaves it out."
-            )
-
     def _check_complete(self) -> None:
         self._check_open()
-        self._check_not_failed()
+        stepping.refuse_failed(self.failed)
         if self._running and self._current == self.micro_batches - 1:
             self.end_micro_batch()  # step() inside the loop, in the last micro-batch
         done = self._current + (not self._running)

@@ -205,6 +205,14 @@ def diagnose_equal(found: Weights, k: int, size: int) -> list[Cause]:
 
 def diagnose_ragged(found: Weights, k: int) -> list[Cause]:
     """Causes that show in micro-batches of unequal sizes, in a loop that is right with equal ones."""
+    ratios = [
+        step[j] / share
+        for window, shares, step in zip(found.windows, found.shares, found.steps, strict=False)
+        for j, share in zip(window, shares, strict=True)
+    ]
+    if ratios and close(ratios, ratios[:1] * len(ratios), 1e-3 * abs(ratios[0] - 1)):
+        # One factor everywhere is no denominator: so small a one that equal micro-batches hid it in the tolerance.
+        return [scale_cause(ratios[0], k, found.sizes[0], found.tolerance)]
     for window, shares, step in zip(found.windows, found.shares, found.steps, strict=False):
         counted = [step[j] for j in window]
         if close(counted, shares, found.tolerance):
@@ -271,7 +279,12 @@ def scale_cause(ratio: float, k: int, size: int, slack: float) -> Cause:
             Kind.SUM_LOSS,
             f"the gradient is {ratio:.4g} times too large: the loss sums over the {size} items of a micro-batch.",
         )
-    return cause(Kind.WRONG_SCALE, f"the gradient is {ratio:.4g} times that of the full batch.")
+    return cause(Kind.WRONG_SCALE, f"the gradient is {factor(ratio)} times that of the full batch.")
+
+
+def factor(ratio: float) -> str:
+    """``ratio`` with as many digits as tell it from 1."""
+    return f"{ratio:.4g}" if abs(ratio - 1) >= 1e-3 else f"{ratio:.9g}"
 
 
 def _without_stale(found: Weights) -> tuple[list[list[float]], Cause | None]:

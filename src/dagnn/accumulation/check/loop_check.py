@@ -9,7 +9,14 @@ from torch import nn
 
 from dagnn.accumulation.check.arithmetic import dtype_name, ratio_of, relative_error
 from dagnn.accumulation.check.causes import explain, silent_causes, unscaling_cause, update_causes
-from dagnn.accumulation.check.diagnosis import Weights, diagnose_equal, diagnose_ragged, diagnose_tail, weights_of
+from dagnn.accumulation.check.diagnosis import (
+    Weights,
+    diagnose_equal,
+    diagnose_ragged,
+    diagnose_tail,
+    factor,
+    weights_of,
+)
 from dagnn.accumulation.check.layouts import Examined, Layout, Loop
 from dagnn.accumulation.check.model_check import model_causes
 from dagnn.accumulation.check.recording import TrainStep, num_arguments
@@ -186,7 +193,7 @@ class _Checker:
         for one in self._loop.examine(Layout.of([self._size - 1] * len(layout.sizes), self._k)):
             if one.held == shown.held and len(one.steps) == len(shown.steps) > 0:
                 before, after = (ratio_of(e.steps[0], e.expected[0])[0] for e in (shown, one))
-                times = f"the gradient is {before:.4g} times that of the full batch's mean"
+                times = f"the gradient is {factor(before)} times that of the full batch's mean"
                 better = cause(Kind.WRONG_SCALE, f"{times}.")
                 if before and after / before < 1 - 0.5 / self._size:
                     better = cause(Kind.SUM_LOSS, f"{times}, and more with more items.")
