@@ -1,7 +1,7 @@
 """How many items a batch holds: the default weight of a micro-batch."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -161,11 +161,6 @@ def is_collated(loader: Any) -> bool:
     """True for a ``DataLoader``, a wrapper of one or a progress bar around it, whose lists are parts of one batch."""
     loader = getattr(loader, "iterable", loader)  # tqdm
     return getattr(loader, "collate_fn", None) is default_collate
-
-
-def counter_for(loader: Any) -> Callable[[Any], int]:
-    """How to count the items in a batch of ``loader``."""
-    return (lambda batch: count_items(as_parts(batch))) if is_collated(loader) else count_items
 
 
 def as_parts(batch: Any) -> Any:

@@ -67,6 +67,7 @@ class Shares:
         self._divisor: Divisor | None = None  # None until the first backward decides
         self._weights: dict[int, Weights] = {}  # micro-batch -> weights that were used
         self._records: list[_Record] = []
+        self._values: list[float] = []  # of the records that were read
         self._dropped = self._overflowed = False
 
     def coefficient(self, micro: int, name: str, weight: float | None, reduction: Reduction) -> float:
@@ -116,12 +117,12 @@ class Shares:
         self._dropped = True
         self._overflowed |= overflowed
         self._weights.pop(micro, None)
-        self._records = [record for record in self._records if record.micro != micro]
+        self._records, self._values = [record for record in self._records if record.micro != micro], []
 
     def forget(self, micro: int) -> None:
         """Forget micro-batch ``micro``, which was refused; the first decides again how weights come."""
         self._weights.pop(micro, None)
-        self._records = [record for record in self._records if record.micro != micro]
+        self._records, self._values = [record for record in self._records if record.micro != micro], []
         if not self._weights:
             self._divisor = None
 
@@ -142,6 +143,17 @@ class Shares:
             losses[record.name] = (record.denominator, previous + record.factor * loss)
         return Contribution(used, losses, self._divisor, self._dropped, self._overflowed, self._reference)
 
+    def parts(self) -> list[dict[str, tuple[float, float]]]:
+        """For every micro-batch that was not dropped: denominator -> (sum of weight * mean loss, weight)."""
+        found: dict[int, dict[str, tuple[float, float]]] = {}
+        for micro, used in self._weights.items():
+            weights = self._known.weights[micro] if self._known and self._divisor == "planned" else used
+            found[micro] = {name: (0.0, weight) for name, weight in weights.items()}
+        for record, loss in zip(self._records, self.loss_values(), strict=True):
+            total, weight = found[record.micro][record.denominator]
+            found[record.micro][record.denominator] = (total + record.factor * loss, weight)
+        return [found[micro] for micro in sorted(found)]
+
     def _check_all_came(self) -> None:
         # A loss that is missing would be missing in the gradient, whose denominator counts it.
         if self._known is None or len(self._known.totals) < 2 or self._divisor != "planned":
@@ -157,8 +169,11 @@ class Shares:
                     )
 
     def loss_values(self) -> list[float]:
-        """The recorded losses as numbers, in the order of the backward calls."""
-        return as_numbers([record.loss for record in self._records])
+        """The recorded losses as numbers, in the order of the backward calls. Waits for the device once."""
+        known = len(self._values)
+        if known < len(self._records):
+            self._values += as_numbers([record.loss for record in self._records[known:]])
+        return self._values
 
     def state(self) -> dict[str, Any]:
         """The record so far, as plain values."""
@@ -261,6 +276,8 @@ def window_totals(contributions: list[Contribution], totals: Mapping[str, float]
         AccumulationError: the processes disagree on how weights were given, or a micro-batch was dropped while
             several denominators shrank by different ratios (one factor cannot repair that).
     """
+    if len(contributions) == 1 and (quick := _usual_totals(contributions[0])):
+        return quick
     used: Weights = {}
     sums: dict[str, tuple[str, float]] = {}
     for contribution in contributions:
@@ -299,6 +316,17 @@ def window_totals(contributions: list[Contribution], totals: Mapping[str, float]
         overflowed=any(contribution.overflowed for contribution in contributions),
         empty=not any(used.values()),
     )
+
+
+def _usual_totals(only: Contribution) -> WindowTotals | None:
+    """The totals of one process, one loss and weights that were known before: this runs at every update."""
+    if only.divisor != "planned" or only.dropped or len(only.losses) != 1 or len(only.used) != 1:
+        return None
+    ((name, (denominator, value)),) = only.losses.items()
+    weight = only.used.get(denominator, 0.0)
+    if denominator != SINGLE or not weight:
+        return None
+    return WindowTotals(weight, value / weight, {name: value / weight}, 1.0, only.overflowed, False)
 
 
 def declared_weight(weight: Any) -> float | None:

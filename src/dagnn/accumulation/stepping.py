@@ -51,6 +51,9 @@ class Stepped(NamedTuple):
     skipped: str | None
 
 
+Seeds = dict[tuple[float, torch.dtype, torch.device], Tensor]  # numbers that backward passes begin with
+
+
 class Finalizer:
     """Runs the end of a window with the user's own objects, which stay unwrapped and unpatched."""
 
@@ -74,6 +77,7 @@ class Finalizer:
         self._averages = average_updates(ema, models)
         self._raise_on_nonfinite = raise_on_nonfinite
         self._scaler_probe: Optimizer | None = None
+        self.seeds: Seeds = {}
         self._needs_closure = {id(optimizer) for optimizer in optimizers if needs_closure(optimizer)}
 
     @property
@@ -202,6 +206,7 @@ def _nonfinite_message(what: str) -> str:
 
 
 Pass = tuple[list[Tensor], list[Tensor], bool]  # where it begins, with which gradients, whether it is the last
+_MAX_SEEDS = 256  # ragged windows have seeds of their own
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 
 
@@ -337,15 +342,15 @@ class LossScale:
     starts from 1 (from a power of two with a loss scaler), and the sums of 32 bits or more take the rest of the factor.
     """
 
-    def __init__(self, sums: Sums, read_scale: Callable[[], float] | None, *, may_rescale: bool) -> None:
+    def __init__(self, sums: Sums, finalizer: Finalizer | None, *, may_rescale: bool) -> None:
         self._sums = sums
-        self._read_scale = read_scale  # called once, in the first backward pass: one loss scale per window
+        self._finalizer = finalizer  # asked for its scale once, in the first backward pass: one loss scale per window
         self._begun = False
         self._scale = 1.0
         self._may_rescale = may_rescale and sums.rescalable
         self._low: bool | None = True if sums.narrow_parameters else None  # None until a loss was looked into
         self._residual = 1.0
-        self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+        self._seeds = {} if finalizer is None else finalizer.seeds
 
     def passes(self, losses: Sequence[Tensor], coefficients: Sequence[float]) -> Iterable[Pass]:
         """The backward passes: one, but for several 16-bit losses with different shares.
@@ -364,7 +369,7 @@ class LossScale:
 
     def _begin(self) -> None:
         if not self._begun:
-            self._begun, self._scale = True, 1.0 if self._read_scale is None else self._read_scale()
+            self._begun, self._scale = True, 1.0 if self._finalizer is None else self._finalizer.scale()
 
     def seed(self, loss: Tensor, coefficient: float) -> Tensor | None:
         """What the one pass of a 0-dimensional ``loss`` begins with; None where ``passes`` must decide."""
@@ -415,9 +420,11 @@ class LossScale:
             self._residual = residual
 
     def _seed(self, root: Tensor, value: float) -> Tensor:
-        """The number as a tensor like the loss; most micro-batches of a window share one."""
+        """The number as a tensor like the loss; most micro-batches of a window share one, and most windows too."""
         key = (value, root.dtype, root.device)
         seed = self._seeds.get(key)
         if seed is None:
+            if len(self._seeds) >= _MAX_SEEDS:
+                self._seeds.clear()
             seed = self._seeds[key] = torch.full((), value, dtype=root.dtype, device=root.device)
         return seed

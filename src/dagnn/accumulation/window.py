@@ -65,22 +65,21 @@ class Window:
         # true total is known. It must be the same on all processes.
         guess = known.totals.get(SINGLE) if known is not None and not known.declared else None
         self._shares = Shares(known, guess or (None if ranks.world_size == 1 else 1.0), final=sums.final)
+        self.parts = self._shares.parts  # of every micro-batch here: denominator -> (sum of weight * mean loss, weight)
         # With fully_shard a pass adds the gradients of all processes, so one process cannot rescale its sums.
-        scale = None if finalizer is None else finalizer.scale
-        self._loss_scale = LossScale(sums, scale, may_rescale=not ranks.every_backward)
+        self._loss_scale = LossScale(sums, finalizer, may_rescale=not ranks.every_backward)
         self.micro_batches = len(micros)
         self.state: Literal["open", "stepped", "discarded"] = "open"
 
         self._started, self._resumed_at, self._current = False, 0, -1  # index of the current micro-batch
         self._running = False  # between the start and the end of a micro-batch
-        self._ran = self._dropped = False  # the current micro-batch had a backward; is left out
-        self._num_run = 0
+        self._ran, self._dropped, self._num_run = False, False, 0  # the current one had a backward; is left out
         # (weight, dtype, device of a loss) -> what its backward pass begins with, so that the usual one takes a short
         # way: after a model's own work the caches are cold, and 10 us of Python become 30.
         self._seeds: dict[tuple[float | None, torch.dtype, torch.device], Tensor] = {}
         self._totals: WindowTotals | None = None
         self.failed: str | None = None  # the error inside a backward pass
-        self.num_run = 0  # micro-batches over all processes, once settled
+        self.num_run = 0  # over all processes, once settled
         batch_norms.open_window(self.micro_batches)
 
     def __len__(self) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dagnn.accumulation import GradientAccumulator
-from dagnn.accumulation.items import counter_for
 from dagnn.accumulation.state import untouched_rng
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import TrainingConfig
@@ -68,20 +67,6 @@ class Returned(NamedTuple):
         for each in others:
             total = total + each
         return total
-
-    def parts(self, weight: Any) -> dict[str, tuple[float, float]]:
-        """Sum of weight * loss, and weight, by denominator.
-
-        Args:
-            weight: the micro-batch's: a number, or one by name of a loss ("loss": for those without one of their own).
-        """
-        weights = weight if isinstance(weight, Mapping) else {WITHOUT_NAME: weight}
-        found = {name: (0.0, float(each)) for name, each in weights.items()}
-        for name, loss in (self.loss if isinstance(self.loss, dict) else {WITHOUT_NAME: self.loss}).items():
-            name = name if name in found else WITHOUT_NAME
-            total, own = found[name]
-            found[name] = (total + (own * float(loss.detach()) if own else 0.0), own)
-        return found
 
 
 LossFunction = Callable[[nn.Module, Any], Any]
@@ -222,7 +207,6 @@ class WindowStep:
         self._optimizer = optimizer
         self._processes = processes
         self._count = config.micro_batches
-        self._weigh = weight or counter_for(loader)
         self._autocast = _autocast(model, config.precision)
         self._rates = ScheduledRates(optimizer, make_schedule(config.schedule, config.schedule_steps, drops), step)
         self._accumulator = GradientAccumulator(
@@ -241,20 +225,17 @@ class WindowStep:
         """The next window. All processes refuse it, or none."""
         self._rates.set()  # an evaluation may have dropped the rate, or a group been added
         lr = float(self._optimizer.param_groups[0]["lr"])
-        window, parts = next(self._windows), []
+        window = next(self._windows)
         epochs, self._epochs = self._epochs, []
         for batch in window:
             with self._autocast():
                 returned = Returned.of(self._loss_fn(self._model, batch))
             window.backward(returned.loss, returned.weight)
-            weight = self._weigh(batch) if returned.weight is None else returned.weight
-            parts.append(returned.parts(weight))
-        window.settle()
         self._processes.same_buffers(self._model)
         totals = window.totals
         shares = [
             Share(epoch, *first, last, dict(others))
-            for (epoch, last), ((_, first), *others) in zip(epochs, (each.items() for each in parts), strict=True)
+            for (epoch, last), ((_, first), *others) in zip(epochs, map(dict.items, window.parts()), strict=True)
         ]
         # A loss may be infinite where every gradient is finite (a saturated clamp): refused as well.
         if not totals.empty and not math.isfinite(totals.loss):
