@@ -81,6 +81,15 @@ CASES = [
         lambda net, x: net(x),
         (features(3, 2),),
     ),
+    Case("WideDagNN", lambda: dnn.WideDagNN(NETWORK, width={"c": 3, "d": 2}), lambda net, x: net(x), (features(3, 2),)),
+    Case(
+        "WideDagNN with norm and heads",
+        lambda: dnn.WideDagNN(
+            NETWORK, width={"c": 3, "s": 2, "d": 2}, normalise="layer", residual=True, heads=2, head_activation="tanh"
+        ),
+        lambda net, x: net.with_heads(x)[1].outputs,
+        (features(3, 2),),
+    ),
     Case("Embedding", lambda: dnn.Embedding(5, 3), lambda table: table(torch.tensor([[1, 3], [3, 0]]))),
     Case(
         "Embedding sparse",

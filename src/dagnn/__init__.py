@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dagnn.nn import GraphTransformNet as GraphTransformNet
     from dagnn.nn import Learnable as Learnable
     from dagnn.nn import MessagePassing as MessagePassing
+    from dagnn.nn import WideDagNN as WideDagNN
     from dagnn.rewriting import GraphRewriter as GraphRewriter
     from dagnn.training import Trainer as Trainer
     from dagnn.training import TrainingConfig as TrainingConfig
@@ -83,7 +84,7 @@ _NAMES_IN = {
         "tree_edit_distance"
     ),
     "dagnn.graph": "Dag DagBatch collate",
-    "dagnn.nn": "DagNN DagSweep Embedding GraphTransformNet Learnable MessagePassing",
+    "dagnn.nn": "DagNN DagSweep Embedding GraphTransformNet Learnable MessagePassing WideDagNN",
     "dagnn.rewriting": "GraphRewriter",
     "dagnn.training": "Trainer TrainingConfig",
 }

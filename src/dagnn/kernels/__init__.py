@@ -25,6 +25,9 @@ from dagnn.kernels.sweep.cell_plan import CellPlan, plan_cell
 from dagnn.kernels.sweep.function import ProjectedCell, Projects
 from dagnn.kernels.sweep.function import SweepGraph as _SweepGraph
 from dagnn.kernels.sweep.function import fits as _fits
+from dagnn.kernels.wide import reference as _wide_reference
+from dagnn.kernels.wide.plan import WidePlan
+from dagnn.kernels.wide.reference import WideParameters, WideResult, WideState
 
 __all__ = [
     "ACTIVATIONS",
@@ -41,14 +44,20 @@ __all__ = [
     "ProjectedCell",
     "Projects",
     "Weights",
+    "WideParameters",
+    "WidePlan",
+    "WideResult",
+    "WideState",
     "accumulate_network",
     "explain_network",
+    "explain_wide",
     "kernel_path",
     "plan_cell",
     "plan_levels",
     "plan_network",
     "run_network",
     "run_sweeps",
+    "run_wide",
 ]
 
 _PATHS = ("compiled", "reference")
@@ -141,6 +150,22 @@ def accumulate_network(
         return False
     accumulated: bool = _network.accumulate(plan, x, edge_weight, bias, grad_y, lr)
     return accumulated
+
+
+def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideState) -> WideResult:
+    """Values of the nodes that are read, by the path that can run it; see `kernels.wide.reference.run_wide`.
+
+    Args:
+        x: float ``[B, columns]``.
+        parameters, state: of the dtype of ``x`` and the sizes that the plan says.
+    """
+    kernel_path()  # raises for an unknown path
+    return _wide_reference.run_wide(plan, x, parameters, state)
+
+
+def explain_wide(plan: WidePlan, edge_weight: Tensor) -> str:
+    """Which path runs a network of wide nodes with these weights, and why."""
+    return "reference: plain PyTorch, level by level, because wide nodes have no compiled path"
 
 
 def run_sweeps(

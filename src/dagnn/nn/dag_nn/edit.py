@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -48,7 +48,7 @@ class StructureChange:
     added: int
     edge_from: Tensor
     bias_from: Tensor
-    _shape_before: tuple[int, int]
+    _moves: "tuple[Move, ...]" = field(repr=False)
     _carried: "WeakSet[torch.optim.Optimizer]" = field(default_factory=WeakSet, repr=False)
 
     def carry_over(self, optimizer: torch.optim.Optimizer) -> None:
@@ -79,10 +79,7 @@ class StructureChange:
         group_of = {id(held): group for group in optimizer.param_groups for held in group["params"]}
         ours = [
             (parameter, moved_from, before, group_of[id(parameter)])
-            for parameter, moved_from, before in (
-                (self.edge_weight, self.edge_from, self._shape_before[0]),
-                (self.bias, self.bias_from, self._shape_before[1]),
-            )
+            for parameter, moved_from, before in self._moves
             if id(parameter) in group_of
         ]
         if not ours:
@@ -121,7 +118,7 @@ def _moved_state(
     elif name == "ax":  # of ASGD
         fresh = parameter.detach().to(value)
     new = (moved_from < 0).to(value.device)
-    return torch.where(new, fresh, _moved(value, moved_from)).to(value.dtype)
+    return torch.where(new, fresh, moved(value, moved_from)).to(value.dtype)
 
 
 def kept_by_prune(weight: Tensor, threshold: float | None, fraction: float | None) -> Tensor:
@@ -306,16 +303,30 @@ def move_parameters(
     edge_weight: torch.nn.Parameter, bias: torch.nn.Parameter, edge_from: Tensor, bias_from: Tensor
 ) -> StructureChange:
     """Move the values and gradients of both parameters to their new entries; new entries are 0."""
-    before = (len(edge_weight), len(bias))
-    moves = ((edge_weight, edge_from), (bias, bias_from))
-    values = [_moved(parameter.detach(), origin) for parameter, origin in moves]  # both, before either is replaced
+    moves = moved_all([(edge_weight, edge_from), (bias, bias_from)])
+    stayed = int((edge_from >= 0).sum())
+    removed, added = moves[0].before - stayed, len(edge_from) - stayed
+    return StructureChange(edge_weight, bias, removed, added, edge_from, bias_from, moves)
+
+
+class Move(NamedTuple):
+    """Where the entries of a parameter, ``before`` of them, have gone: ``moved_from`` as in `StructureChange`."""
+
+    parameter: torch.nn.Parameter
+    moved_from: Tensor
+    before: int
+
+
+def moved_all(moves: Sequence[tuple[torch.nn.Parameter, Tensor]]) -> tuple[Move, ...]:
+    """Move values and gradients of parameters to their new entries; new entries are 0."""
+    done = tuple(Move(parameter, origin, len(parameter)) for parameter, origin in moves)
+    values = [moved(parameter.detach(), origin) for parameter, origin in moves]  # all, before any is replaced
     for (parameter, origin), value in zip(moves, values, strict=True):
         _replace_values(parameter, value, origin)
-    stayed = int((edge_from >= 0).sum())
-    return StructureChange(edge_weight, bias, before[0] - stayed, len(edge_from) - stayed, edge_from, bias_from, before)
+    return done
 
 
-def _moved(values: Tensor, moved_from: Tensor) -> Tensor:
+def moved(values: Tensor, moved_from: Tensor) -> Tensor:
     """``values[moved_from]``, and 0 where ``moved_from`` is -1."""
     moved_from = moved_from.to(values.device)
     if not len(values):
@@ -325,7 +336,7 @@ def _moved(values: Tensor, moved_from: Tensor) -> Tensor:
 
 def _replace_values(parameter: torch.nn.Parameter, values: Tensor, moved_from: Tensor) -> None:
     """Give a parameter and its gradient values of another length; the parameter stays the same object."""
-    grad = None if parameter.grad is None else _moved(parameter.grad, moved_from)
+    grad = None if parameter.grad is None else moved(parameter.grad, moved_from)
     parameter.grad = None
     # An autograd graph that is still alive holds the node that accumulates into this parameter, with its old shape.
     # PyTorch makes a new node only when the dtype changes, so the dtype changes for a moment.

@@ -106,6 +106,11 @@ def write(path: Path, document: Document, tensors: dict[str, Tensor]) -> None:
     }
     if not document.is_plain:
         content |= {"aggregations": document.aggregations, "responses": document.responses}
+    write_content(path, content, tensors)
+
+
+def write_content(path: Path, content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write a JSON document and tensors to ``path``, completely or not at all, so that `read_content` trusts them."""
     text = json.dumps(content)
     # Clones, because NumPy borrows their memory for the hash, and PyTorch never resizes borrowed memory again, which
     # fully_shard must do.
@@ -119,13 +124,23 @@ def read(path: Path) -> tuple[Document, dict[str, Tensor]]:
     Raises:
         CheckpointError: no file, or one that is truncated, altered, foreign or newer.
     """
+    content, tensors = read_content(path)
+    return _parse(path, content), tensors
+
+
+def read_content(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The JSON document and the tensors that `write_content` wrote.
+
+    Raises:
+        CheckpointError: no file, or one that is truncated, altered or foreign.
+    """
     try:
-        content = path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
     try:
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        tensors = safetensors.torch.load(content)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        tensors = safetensors.torch.load(data)
         metadata = header["__metadata__"]
         document, digest = metadata["dagnn"], metadata["sha256"]
     except Exception as error:  # a broken file can make the parsers raise anything
@@ -135,7 +150,10 @@ def read(path: Path) -> tuple[Document, dict[str, Tensor]]:
         ) from error
     if _digest(document, tensors) != digest:
         raise CheckpointError(f"{path} is damaged: its content does not match its sha256. Restore it from a copy.")
-    return _parse(path, json.loads(document)), tensors
+    content = json.loads(document)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no document of a network: give a file that save wrote.")
+    return content, tensors
 
 
 def _parse(path: Path, document: dict[str, Any]) -> Document:

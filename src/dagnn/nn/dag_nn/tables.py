@@ -24,25 +24,17 @@ _SHOWN = 5
 _NUMERIC = "biuf"
 
 
-class NamedParameters(LearnableModule):
-    """What a `DagNN` offers by name: its inputs, weights, biases and gradients. `DagNN` is its only class.
-
-    Where nodes have no names, their indices serve as names.
+class NamedInputs(LearnableModule):
+    """What every network of a Dag offers by name: its inputs and outputs.
 
     >>> from dagnn.nn import DagNN
     >>> net = DagNN(Dag([("a", "c"), ("b", "c")]))
-    >>> isinstance(net, NamedParameters), net.edge_names(), net.bias_names()
-    (True, [('a', 'c'), ('b', 'c')], ['c'])
-    >>> net.set_weights({("a", "c"): 0.5})
-    >>> net.accumulate_edge_grad("a", "c", 2.0)
-    >>> net.weight_of("a", "c"), net.edge_grads()
-    (0.5, {('a', 'c'): 2.0, ('b', 'c'): 0.0})
+    >>> isinstance(net, NamedInputs), net.input_names, net.output_names
+    (True, ('a', 'b'), ('c',))
     """
 
     dag: Dag
     edge_weight: nn.Parameter
-    bias: nn.Parameter
-    _layout: ParameterLayout
 
     @property
     def input_names(self) -> tuple[Hashable, ...]:
@@ -71,6 +63,25 @@ class NamedParameters(LearnableModule):
             DtypeError: a column that holds no real numbers; something without columns.
         """
         return _as_input(table, self.input_names, self.edge_weight)
+
+
+class NamedParameters(NamedInputs):
+    """What a `DagNN` offers by name: its inputs, weights, biases and gradients. `DagNN` is its only class.
+
+    Where nodes have no names, their indices serve as names.
+
+    >>> from dagnn.nn import DagNN
+    >>> net = DagNN(Dag([("a", "c"), ("b", "c")]))
+    >>> isinstance(net, NamedParameters), net.edge_names(), net.bias_names()
+    (True, [('a', 'c'), ('b', 'c')], ['c'])
+    >>> net.set_weights({("a", "c"): 0.5})
+    >>> net.accumulate_edge_grad("a", "c", 2.0)
+    >>> net.weight_of("a", "c"), net.edge_grads()
+    (0.5, {('a', 'c'): 2.0, ('b', 'c'): 0.0})
+    """
+
+    bias: nn.Parameter
+    _layout: ParameterLayout
 
     def edge_names(self) -> list[tuple[Hashable, Hashable]]:
         """The edge (u, v) that each entry of ``edge_weight`` belongs to."""
