@@ -22,6 +22,7 @@ PACKAGES = (
     "nn",
     "rewriting",
     "training",
+    "visible",
 )
 _ENTRY = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 

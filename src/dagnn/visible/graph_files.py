@@ -1,0 +1,128 @@
+"""The reader of graph files, GraphML, GML and DOT, to a `Reading`."""
+
+import warnings
+from collections import Counter
+from collections.abc import Collection, Hashable
+from pathlib import Path
+from typing import Any
+
+from dagnn.errors import ConfigError, DataError, GraphError
+from dagnn.visible.edge_files import PathLike, number_of, open_text
+from dagnn.visible.reading import EdgeList, Reading, library, listed
+
+_GRAPH_FORMATS = {".graphml": "graphml", ".gml": "gml", ".dot": "dot", ".gv": "dot"}
+
+
+def read_graph(
+    path: PathLike,
+    *,
+    format: str | None = None,
+    names: str | None = None,
+    attributes: Collection[str] = (),
+    weight: str | None = None,
+    root: Hashable | None = None,
+    reverse: bool = False,
+) -> Reading:
+    """A Dag from a GraphML, GML or DOT file. Values flow as the arrows point.
+
+    Args:
+        path: with the suffix ``.graphml``, ``.gml``, ``.dot`` or ``.gv``, or with ``format`` given.
+        format: ``"graphml"``, ``"gml"`` or ``"dot"``.
+        names: the node data that names the nodes, such as ``"label"``; each value once. By default their ids, which in
+            GML are numbers.
+        attributes: node data to keep as node attributes, None for nodes without it. All other data are reported.
+        weight: edge data that becomes ``Reading.weights``.
+        root: a node that everything without an outgoing edge shall feed; it is made if it is not there.
+        reverse: turn every edge round.
+
+    Raises:
+        DataError: a file that cannot be read; nodes without the data ``names``, or two with the same.
+        GraphError: an undirected graph, or data that no node has.
+        CycleError: the edges form a cycle; the message names its nodes in order.
+        ConfigError: an unknown format; DOT needs ``pip install dagnn[visible]``.
+
+    >>> import networkx, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "small.graphml"
+    >>> networkx.write_graphml(networkx.DiGraph([("a", "c"), ("b", "c")]), path)
+    >>> read_graph(path).dag.names
+    ('a', 'c', 'b')
+    """
+    path = Path(path)
+    kind = _GRAPH_FORMATS.get(path.suffix, "") if format is None else format
+    if kind not in _GRAPH_FORMATS.values():
+        raise ConfigError(f"{path.name}: format must be 'graphml', 'gml' or 'dot', got {format or path.suffix!r}.")
+    graph = _parsed(path, kind)
+    if not graph.is_directed():
+        raise GraphError(f"{path.name}: the graph is undirected: give its edges a direction.")
+    data = dict(graph.nodes(data=True))
+    name_of = {node: node if names is None else row.get(names) for node, row in data.items()}
+    if (nameless := [node for node, name in name_of.items() if name is None]) or not name_of:
+        raise DataError(f"{path.name}: {len(nameless)} nodes have no {names!r}, such as {listed(nameless)}.")
+    if len(set(name_of.values())) < len(name_of):
+        twice = next(name for name, count in Counter(name_of.values()).items() if count > 1)
+        raise DataError(f"{path.name}: two nodes have the {names} {twice!r}: rename one, or leave names out.")
+
+    found = EdgeList(path.name)
+    found.nodes.update(dict.fromkeys(name_of.values()))
+    for u, v, row in graph.edges(data=True):
+        number = None if weight is None else number_of(row.get(weight), f"{path.name}, {u} -> {v}, {weight}")
+        found.add(name_of[u], name_of[v], number)
+    known = dict.fromkeys(key for row in data.values() for key in row)
+    for key in attributes:
+        if key not in known:
+            raise GraphError(f"{path.name}: no node has the data {key!r}; there is {listed(list(known), shown=8)}.")
+    unread = [key for key in known if key not in (*attributes, names)]
+    if unread:
+        found.notes.append(f"node data not read: {listed(unread, shown=8)}")
+    chosen = {key: {name_of[node]: row[key] for node, row in data.items() if key in row} for key in attributes}
+    labels = {name_of[node]: str(row["label"]) for node, row in data.items() if "label" in row}
+    return found.reading(root=root, reverse=reverse, labels=labels, attributes=chosen)
+
+
+def _parsed(path: Path, kind: str) -> Any:
+    """The file as a NetworkX graph."""
+    import networkx  # here: it takes 0.1 s
+
+    text = open_text(path).read()
+    try:
+        if kind == "graphml":
+            return networkx.parse_graphml(text)
+        if kind == "gml":
+            return networkx.parse_gml(text.splitlines(), label=None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # pydot 4.0 calls pyparsing 3.3 by its old names
+            parsed = library("pydot", "a DOT file").graph_from_dot_data(text)
+        if not parsed:
+            raise ValueError("no graph in it")
+        return _from_pydot(parsed[0])
+    except ConfigError:
+        raise
+    except Exception as error:  # parsers raise whatever they meet
+        raise DataError(f"{path.name} is no {kind} file: {error}") from error
+
+
+def _from_pydot(parsed: Any) -> Any:
+    """NetworkX's own conversion keeps the quotes of names, and the defaults ``node [...]`` as a node."""
+    import networkx
+
+    graph = networkx.MultiDiGraph() if parsed.get_type() == "digraph" else networkx.MultiGraph()
+    waiting = [parsed]
+    while waiting:
+        part = waiting.pop(0)
+        for node in part.get_nodes():
+            if node.get_name() not in ("node", "edge", "graph", '"\\n"'):
+                attributes = {key: _unquoted(value) for key, value in node.get_attributes().items()}
+                graph.add_node(_unquoted(node.get_name()), **attributes)
+        for edge in part.get_edges():
+            ends = (edge.get_source(), edge.get_destination())
+            if not all(isinstance(end, str) for end in ends):
+                raise ValueError("an edge from or to a subgraph: write one edge for each node")
+            attributes = {key: _unquoted(value) for key, value in edge.get_attributes().items()}
+            graph.add_edge(*(_unquoted(end) for end in ends), **attributes)
+        waiting += part.get_subgraphs()
+    return graph
+
+
+def _unquoted(text: Any) -> str:
+    plain = str(text)
+    return plain[1:-1].replace('\\"', '"') if len(plain) > 1 and plain[0] == plain[-1] == '"' else plain

@@ -1,0 +1,189 @@
+"""Edge tables, SIF and matrices as Dags: the same graph from every form, and what was dropped."""
+
+import gzip
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagnn import Dag, DagNN
+from dagnn.errors import ConfigError, CycleError, DataError, DtypeError, GraphError
+from dagnn.visible import read_edges, read_sif, read_sparse
+
+PAIRS = [("a", "c"), ("b", "c"), ("c", "d"), ("a", "d")]
+
+
+def edges_of(dag):
+    return {(dag.name_of(u), dag.name_of(v)) for u, v in dag.edges.tolist()}
+
+
+def adds_up(report):
+    return report.nodes_read + report.nodes_added == report.nodes + report.count(
+        "nodes"
+    ) and report.edges_read + report.edges_added == report.edges + report.count("edges")
+
+
+def written(path, text):
+    path.write_text(text)
+    return path
+
+
+class Frame:
+    """As far as names go, a frame of polars: columns by name, which are lists."""
+
+    def __init__(self, **columns):
+        self.columns, self._values = list(columns), columns
+
+    def __getitem__(self, name):
+        return self._values[name]
+
+
+def test_every_form_of_a_table_gives_the_same_dag(tmp_path):
+    lines = ["source,target", *(f"{u},{v}" for u, v in PAIRS)]
+    csv = written(tmp_path / "x.csv", "\n".join(lines))
+    tsv = written(tmp_path / "x.tsv", "\ufeff" + "\n".join(lines).replace(",", "\t") + "\n\n")
+    bare = written(tmp_path / "x.txt", "# made by hand\n" + "\n".join(lines[1:]).replace(",", "\t"))
+    odd = written(tmp_path / "x.edges", "\n".join(lines).replace(",", " ; "))
+    packed = tmp_path / "x.csv.gz"
+    packed.write_bytes(gzip.compress(csv.read_bytes()))
+    frame = Frame(other=[0] * 4, target=[v for _, v in PAIRS], source=[u for u, _ in PAIRS])
+    expected = read_edges(PAIRS).dag
+    readings = [
+        read_edges(csv),
+        read_edges(tsv),
+        read_edges(bare, columns=(0, 1), comment="#"),
+        read_edges(odd, delimiter=";"),
+        read_edges(packed),
+        read_edges(frame),
+        read_edges(frame, columns=(2, 1)),
+        read_edges(np.array(PAIRS)),
+    ]
+    assert expected == Dag(PAIRS)
+    assert [reading.dag == expected for reading in readings] == [True] * len(readings)
+    assert all(adds_up(reading.report) for reading in readings)
+
+
+def test_pandas_and_parquet(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame(PAIRS, columns=["source", "target"]).assign(w=[1.0, 2.0, 3.0, 4.0])
+    frame.to_parquet(tmp_path / "x.parquet")
+    for table in (frame, tmp_path / "x.parquet"):
+        reading = read_edges(table, weight="w")
+        assert reading.dag == Dag(PAIRS) and reading.weights == dict(zip(PAIRS, [1.0, 2.0, 3.0, 4.0], strict=True))
+    frame.loc[2, "target"] = None
+    with pytest.raises(DataError, match="a DataFrame, row 3: a node without a name, got None"):
+        read_edges(frame)
+    genes = pandas.DataFrame({"source": [7157, 672], "target": ["p", "p"]})
+    assert read_edges(genes).dag.names == (7157, "p", 672)
+
+
+def test_repeated_edges_are_dropped_and_counted():
+    reading = read_edges([*PAIRS, PAIRS[0], PAIRS[0]])
+    assert reading.dag == Dag(PAIRS) and adds_up(reading.report)
+    assert reading.report.names("edges", "repeated") == (PAIRS[0], PAIRS[0])
+    assert (reading.report.edges_read, reading.report.edges, reading.report.count("nodes")) == (6, 4, 0)
+
+
+def test_weights_go_into_a_network():
+    reading = read_edges([("a", "c", 2), ("b", "c", "3.5")], weight=2)
+    net = DagNN(reading.dag, bias=False)
+    net.set_weights(reading.weights)
+    assert net({"b": [10.0], "a": [1.0]}).tolist() == [[37.0]]
+    with pytest.raises(DataError, match=r"the edge 'a' -> 'c' has two weights, 2.0 and 3.0"):
+        read_edges([("a", "c", 2), ("a", "c", 3)], weight=2)
+
+
+def test_reverse_turns_values_round_and_a_root_joins_what_is_open():
+    reading = read_edges([("a", "b"), ("a", "c")], root="top")
+    assert edges_of(reading.dag) == {("a", "b"), ("a", "c"), ("b", "top"), ("c", "top")}
+    assert (reading.report.nodes_added, reading.report.edges_added, adds_up(reading.report)) == (1, 2, True)
+    back = read_edges([("a", "b"), ("a", "c")], root="top", reverse=True)
+    assert edges_of(back.dag) == {(v, u) for u, v in edges_of(reading.dag)}
+    assert [back.dag.name_of(node) for node in back.dag.inputs.tolist()] == ["top"]
+    there = read_edges([("a", "top"), ("b", "c")], root="top")
+    assert edges_of(there.dag) == {("a", "top"), ("b", "c"), ("c", "top")} and there.report.nodes_added == 0
+    with pytest.raises(GraphError, match="root='a' is a node that feeds others: give the root a new name"):
+        read_edges([("a", "b")], root="a")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error", "message"),
+    [
+        ("source,target\na,b\nb,a\n", {}, CycleError, r"x\.csv: the edges form a cycle: a -> b -> a"),
+        ("source,target\na,a\n", {}, CycleError, r"x\.csv: .*a -> a"),
+        ("source,target\na,\n", {}, DataError, r"x\.csv, line 2: a node without a name, got ''"),
+        ("source,target\na,b\nc\n", {}, DataError, r"x\.csv, line 3: expected at least 2 cells, got 1"),
+        ("from,to\na,b\n", {}, DataError, r"no column 'source'; the columns are 'from', 'to': choose with columns="),
+        ("source,target,target\n", {}, DataError, "more than one column 'target'"),
+        ("source,target,w\na,b,many\n", {"weight": "w"}, DataError, "line 2: a weight must be a finite number"),
+        ("source,target,w\na,b,nan\n", {"weight": "w"}, DataError, "line 2: a weight must be a finite number"),
+        ("source,target\n", {}, DataError, "no nodes are left"),
+        ("a,b\n", {"columns": ("a",)}, ConfigError, "columns must be two names, or two numbers"),
+    ],
+)
+def test_a_bad_table_is_refused_by_line(tmp_path, text, options, error, message):
+    with pytest.raises(error, match=message):
+        read_edges(written(tmp_path / "x.csv", text), **options)
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"the suffix '\.edges' tells no format"):
+        read_edges(written(tmp_path / "x.edges", "a b"))
+    with pytest.raises(DataError, match=r"cannot read .*nothing\.csv"):
+        read_edges(tmp_path / "nothing.csv")
+    with pytest.raises(DataError, match="row 2: expected a pair"):
+        read_edges([("a", "b"), "cd"])
+    with pytest.raises(DtypeError, match="must be a path, a data frame or a list of pairs, got a int"):
+        read_edges(3)
+    latin = tmp_path / "x.csv"
+    latin.write_bytes("source,target\nä,b\n".encode("latin-1"))
+    with pytest.raises(DataError, match="line 2: not UTF-8"):
+        read_edges(latin)
+    with pytest.raises(DataError, match=r"row 1: the node is .*cannot name a node"):
+        read_edges([(object(), "b")])
+
+
+def test_sif_by_tabs_or_blanks(tmp_path):
+    blanks = written(tmp_path / "b.sif", "a pp c d\nb pd c\n\nlone\nc pp d\n")
+    tabs = written(tmp_path / "t.sif", "a\tpp\tc\td\t\nb\tpd\tc\n\nlone\nc\tpp\td\n")
+    assert read_sif(blanks).dag == read_sif(tabs).dag
+    assert edges_of(read_sif(blanks).dag) == {*PAIRS} and "lone" in read_sif(blanks).dag.names
+    chosen = read_sif(tabs, relations=["pp"])
+    assert chosen.report.names("edges", "relation 'pd'") == (("b", "c"),) and adds_up(chosen.report)
+    assert chosen.report.names("nodes", "none of their edges was kept") == ("b",)
+    spaced = read_sif(written(tmp_path / "s.sif", "gene A\tfeeds\tgene B\n"))
+    assert edges_of(spaced.dag) == {("gene A", "gene B")}
+    with pytest.raises(DataError, match=r"bad\.sif, line 2: expected a node, a relation and nodes, got 'a pp'"):
+        read_sif(written(tmp_path / "bad.sif", "a pp c\na pp\n"))
+    with pytest.raises(CycleError, match="a -> b -> c -> a"):
+        read_sif(written(tmp_path / "cycle.sif", "a pp b\nb pp c\nc pp a\n"))
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.randoms())
+def test_a_matrix_is_read_as_it_is_written(rows, columns, random):
+    dense = np.array([[random.choice([0.0, 0.0, 1.5, -2.0]) for _ in range(columns)] for _ in range(rows)])
+    sources, targets = [f"g{i}" for i in range(rows)], [f"p{j}" for j in range(columns)]
+    reading = read_sparse(scipy.sparse.csr_array(dense), sources, targets)
+    assert reading.weights == {(sources[i], targets[j]): dense[i, j] for i, j in np.argwhere(dense)}
+    assert edges_of(reading.dag) == {*reading.weights} and reading.dag.names == (*sources, *targets)
+    assert edges_of(read_sparse(dense, sources, targets, reverse=True).dag) == {(v, u) for u, v in reading.weights}
+
+
+def test_bad_matrices_are_refused():
+    stored = scipy.sparse.coo_array(([0.0, 1.0], ([0, 0], [1, 2])), shape=(3, 3))
+    assert read_sparse(stored, ["a", "b", "c"]).report.names("edges", "a stored zero") == (("a", "b"),)
+    with pytest.raises(CycleError, match="a -> b -> a"):
+        read_sparse(np.array([[0, 1], [1, 0]]), ["a", "b"])
+    with pytest.raises(DataError, match=r"3 by 3 names, but the shape is \[2, 2\]"):
+        read_sparse(np.eye(2), ["a", "b", "c"])
+    with pytest.raises(DataError, match="'a' is listed twice among the names"):
+        read_sparse(np.eye(2), ["a", "b"], ["a", "c"])
+    with pytest.raises(DataError, match="must be a finite number, got nan"):
+        read_sparse(np.array([[np.nan]]), ["a"], ["b"])
+    with pytest.raises(DtypeError, match="matrix must hold numbers"):
+        read_sparse([["x"]], ["a"], ["b"])
+    assert torch.equal(read_sparse(np.ones((1, 1)), ["a"], ["b"]).dag.edges, torch.tensor([[0, 1]]))
