@@ -1,5 +1,6 @@
 """Networks whose nodes mean something: named data in, explained and drawn networks out."""
 
+from dagnn.visible.columns import Aligned, align
 from dagnn.visible.edge_files import read_edges, read_sif, read_sparse
 from dagnn.visible.gene_sets import read_gmt, read_reactome
 from dagnn.visible.graph_files import read_graph
@@ -8,9 +9,11 @@ from dagnn.visible.reading import Dropped, Reading, ReadReport
 from dagnn.visible.restricting import restrict
 
 __all__ = [
+    "Aligned",
     "Dropped",
     "ReadReport",
     "Reading",
+    "align",
     "read_edges",
     "read_gmt",
     "read_graph",

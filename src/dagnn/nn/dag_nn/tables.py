@@ -62,7 +62,7 @@ class NamedInputs(LearnableModule):
                 or row labels.
             DtypeError: a column that holds no real numbers; something without columns.
         """
-        return _as_input(table, self.input_names, self.edge_weight)
+        return as_input(table, self.input_names, self.edge_weight)
 
 
 class NamedParameters(NamedInputs):
@@ -183,7 +183,7 @@ def rows_of(x: Tensor) -> Tensor:
     return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
 
-def _as_input(given: Any, names: Sequence[Hashable], like: Tensor) -> Tensor:
+def as_input(given: Any, names: Sequence[Hashable], like: Tensor) -> Tensor:
     """``[..., len(names)]`` of the dtype and on the device of ``like``; columns in the order of ``names``.
 
     Args:
