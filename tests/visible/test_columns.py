@@ -75,6 +75,11 @@ def test_missing_inputs_are_filled_only_as_asked():
     assert torch.equal(zero.x, X * torch.tensor([1.0, 0.0, 1.0])) and zero.filled == ("b",)
     mean = align(table, DAG, missing="mean", training={"b": [1.0, 2.0, 6.0]})
     assert torch.equal(mean.x, torch.stack([X[:, 0], torch.full((2,), 3.0), X[:, 2]], 1)) and mean.filled == ("b",)
+    trained = align(torch.tensor([[1.0, 9.0], [5.0, 9.0]]), ["a", "b"], columns=["b", "a"])
+    for training, columns in ((trained, ["a", "c"]), ({"b": [2.0, 4.0]}, ["a", "c"]), (X - 2, ["a", "b", "c"])):
+        test = X[:, [0, 2]] if len(columns) == 2 else X
+        again = align(test, DAG, columns=columns, missing="mean", training=training)
+        assert torch.equal(again.x, mean.x if len(columns) == 2 else X)
     assert str(mean) == "x [2, 3]; filled: 'b'"
 
 
@@ -137,7 +142,7 @@ def test_a_table_without_names_is_refused():
         align(X, DAG, columns=["a", "b"])
     with pytest.raises(ConfigError, match="layer= is for an AnnData, got a Tensor"):
         align(X, DAG, columns=["a", "b", "c"], layer="counts")
-    with pytest.raises(ConfigError, match="the AnnData has no layer 'raw', only 'counts'"):
+    with pytest.raises(ConfigError, match="the AnnData has no layer 'raw'; there is 'counts'"):
         align(Annotated(None, ["a"], counts=X), DAG, layer="raw")
     with pytest.raises(ConfigError, match="the AnnData has no X: give layer="):
         align(Annotated(None, ["a"]), DAG)

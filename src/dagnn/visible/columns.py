@@ -70,7 +70,8 @@ def align(
         missing: what an input without a column gets. ``"refuse"``: an error that lists them. ``"zero"``. ``"mean"``:
             the mean of its column in ``training``. ``"drop"``: the Dag loses it, and what nothing else feeds, as with
             `restrict`; ``to`` is a Dag then, and `Aligned.dag` the smaller one.
-        training: the table whose means fill, in the form of ``table``: not the data that you test on.
+        training: the table whose means fill: not the data that you test on. Of any form of ``table``, with the same
+            ``columns`` and ``layer`` where it needs them, or what `align` made of it.
         extra: ``"refuse"`` or ``"ignore"``: columns that are no inputs.
 
     Raises:
@@ -115,7 +116,7 @@ def align(
     present = [name for name in names if name in there]
     found = named.taken(present, like)
     if lacking:
-        means = _Named(training, columns, layer).means(lacking, like) if missing == "mean" else None
+        means = _training(training, columns, layer).means(lacking, like) if missing == "mean" else None
         whole = found.new_zeros(*found.shape[:-1], len(names))
         place = {name: i for i, name in enumerate(names)}
         whole[..., [place[name] for name in present]] = found
@@ -138,6 +139,13 @@ def _alike(lacking: Sequence[Hashable], others: Sequence[Hashable]) -> str:
     by_text = {str(name).lower(): name for name in others}
     alike = next((name for name in lacking if str(name).lower() in by_text), None)
     return f" (there is {by_text[str(alike).lower()]!r} for {alike!r})" if alike is not None else ""
+
+
+def _training(table: Any, columns: Sequence[Hashable] | None, layer: str | None) -> "_Named":
+    if isinstance(table, Aligned):
+        return _Named(table.x, table.names, None)
+    is_matrix = isinstance(table, Tensor | np.ndarray) or hasattr(table, "tocsr")
+    return _Named(table, columns if is_matrix else None, layer if hasattr(table, "layers") else None)
 
 
 class _Named:
