@@ -25,6 +25,7 @@ from dagnn.kernels.sweep.cell_plan import CellPlan, plan_cell
 from dagnn.kernels.sweep.function import ProjectedCell, Projects
 from dagnn.kernels.sweep.function import SweepGraph as _SweepGraph
 from dagnn.kernels.sweep.function import fits as _fits
+from dagnn.kernels.wide import function as _wide
 from dagnn.kernels.wide import reference as _wide_reference
 from dagnn.kernels.wide.plan import WidePlan
 from dagnn.kernels.wide.reference import WideParameters, WideResult, WideState
@@ -120,15 +121,19 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
 
 def explain_network(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> str:
     """Which path runs a network with these parameters, and why."""
-    if plan.why_reference:
-        why = plan.why_reference
+    return _explained(edge_weight, plan.why_reference, bias)
+
+
+def _explained(edge_weight: Tensor, why: str, *others: Tensor) -> str:
+    if why:
+        pass
     elif kernel_path() != "compiled":
         why = f"{_VARIABLE}={kernel_path()}"
     elif not edge_weight.is_cpu:
         why = f"its parameters are on the device {edge_weight.device}"
     elif edge_weight.dtype not in _FLOATS:
         why = f"its parameters are {edge_weight.dtype}"
-    elif not _is_compiled(edge_weight, bias):
+    elif not _is_compiled(edge_weight, *others):
         why = "its parameters are no plain tensors"
     else:
         return "compiled: machine code for this processor, forward and backward"
@@ -159,13 +164,15 @@ def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideS
         x: float ``[B, columns]``.
         parameters, state: of the dtype of ``x`` and the sizes that the plan says.
     """
-    kernel_path()  # raises for an unknown path
+    given = [each for each in (x, *parameters, *state) if each is not None]
+    if not torch.compiler.is_compiling() and _is_compiled(*given):
+        return _wide.run_wide(plan, x, parameters, state)
     return _wide_reference.run_wide(plan, x, parameters, state)
 
 
-def explain_wide(plan: WidePlan, edge_weight: Tensor) -> str:
+def explain_wide(edge_weight: Tensor) -> str:
     """Which path runs a network of wide nodes with these weights, and why."""
-    return "reference: plain PyTorch, level by level, because wide nodes have no compiled path"
+    return _explained(edge_weight, "")
 
 
 def run_sweeps(

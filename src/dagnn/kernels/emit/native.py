@@ -128,6 +128,24 @@ FIELDS = (
     "left_parts",
     "right_parts",
     "class_first",
+    # a network of wide nodes: a record of each, the rows it reads, the edges out of it, values passed on
+    "node_table",
+    "source_rows",
+    "out_table",
+    "passed_from",
+    "passed_to",
+    "row_vectors",  # vectors of a row
+    "zeros",
+    # its norms: parameters, statistics and whether a pass computes those itself; factors of dropout
+    "scale",
+    "shift",
+    "means",
+    "variances",
+    "own_statistics",
+    "mask",
+    "grad_scale",
+    "grad_shift",
+    "value_gradients",
     # rows of calls that run beside each other
     "calls",
     "first_calls",

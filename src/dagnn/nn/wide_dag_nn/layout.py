@@ -1,6 +1,7 @@
 """The parameters of a `WideDagNN`: which entries belong to which edge, node or head, and the plan of its kernels."""
 
 from collections.abc import Hashable
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -57,10 +58,16 @@ class WideLayout:
     def num_norms(self) -> int:
         return int(self.norm_first[-1])
 
-    @property
+    @cached_property
     def with_head(self) -> NDArray[np.int64]:
         """Places of the nodes that have one."""
         return np.flatnonzero(self.head)
+
+    @cached_property
+    def head_names(self) -> dict[Hashable, int]:
+        """The names of these nodes, in their order, with their index among them."""
+        nodes = self.edges.node_at[torch.from_numpy(self.with_head)].tolist()
+        return {self.edges.dag.name_of(node): index for index, node in enumerate(nodes)}
 
     def block(self, values: Tensor, edge: int) -> Tensor:
         """The block of an edge, ``[width of its target, width of its source]``: a view of ``values [weights]``."""

@@ -5,7 +5,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError, DtypeError, GraphError
@@ -118,8 +120,7 @@ class HeadValues(Mapping[Hashable, Tensor]):
     def __init__(self, layout: WideLayout, outputs: Tensor) -> None:
         self.outputs = outputs
         self._layout = layout
-        self._names = [layout.edges.dag.name_of(int(layout.edges.node_at[place])) for place in layout.with_head]
-        self._index = {name: index for index, name in enumerate(self._names)}
+        self._index = layout.head_names
 
     def __getitem__(self, node: Hashable) -> Tensor:
         counts = self._layout.head[self._layout.with_head]
@@ -130,10 +131,10 @@ class HeadValues(Mapping[Hashable, Tensor]):
         return chosen
 
     def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._names)
+        return iter(self._index)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._index)
 
     def loss(
         self,
@@ -182,25 +183,26 @@ class HeadValues(Mapping[Hashable, Tensor]):
         prediction = flat.reshape(len(flat) * heads, counts[0])
         repeated = target.unsqueeze(1).expand(len(target), heads, *target.shape[1:]).flatten(0, 1)
         each = function(prediction, repeated, reduction="none").reshape(len(flat), heads, -1).mean((0, 2))
-        weights = torch.tensor(self._weights(auxiliary), dtype=each.dtype, device=each.device)
+        weights = torch.from_numpy(self._weights(auxiliary)).to(each)
         return (each * weights).sum()
 
-    def _weights(self, auxiliary: object) -> list[float]:
-        layout = self._layout.edges
-        outputs, places = set(layout.outputs.tolist()), self._layout.with_head.tolist()
+    def _weights(self, auxiliary: object) -> NDArray[np.float64]:
+        """The weight of every head, in their order."""
+        layout, places = self._layout.edges, self._layout.with_head
         if isinstance(auxiliary, Mapping):
             unknown = [name for name in auxiliary if name not in self._index]
             if unknown:
                 raise GraphError(f"auxiliary names {unknown[0]!r}, which has no head.")
-            inner = [_number(auxiliary.get(name, 0.0), f"auxiliary[{name!r}]") for name in self._names]
+            inner = np.array([_number(auxiliary.get(name, 0.0), f"auxiliary[{name!r}]") for name in self._index])
         elif isinstance(auxiliary, Sequence):
             count = int(layout.levels.max()) + 1
             if len(auxiliary) != count:
                 raise ConfigError(f"auxiliary lists {len(auxiliary)} weights, expected one for each of {count} levels.")
-            inner = [_number(auxiliary[int(layout.levels[place])], "auxiliary") for place in places]
+            of_levels = np.array([_number(one, f"auxiliary[{level}]") for level, one in enumerate(auxiliary)])
+            inner = of_levels[layout.levels.numpy()[places]]
         else:
-            inner = [_number(auxiliary, "auxiliary")] * len(places)
-        return [1.0 if place in outputs else weight for place, weight in zip(places, inner, strict=True)]
+            inner = np.full(len(places), _number(auxiliary, "auxiliary"))
+        return np.where(np.isin(places, layout.outputs.numpy()), 1.0, inner)
 
 
 def _number(given: object, argument: str) -> float:
