@@ -16,6 +16,7 @@ from dagnn.errors import ConfigError
 from dagnn.kernels import autograd, graph_plans, reference
 from dagnn.kernels.level_plans import LevelPlan, plan_levels
 from dagnn.kernels.network import function as _network
+from dagnn.kernels.network.conductance import ConductancePlan, Conductances, run_conductance
 from dagnn.kernels.network.plan import NetworkPlan, plan_network
 from dagnn.kernels.nodes import ACTIVATIONS, AGGREGATIONS, NEAT_ACTIVATIONS
 from dagnn.kernels.reference import Aggregate, Cell
@@ -38,6 +39,8 @@ __all__ = [
     "Cell",
     "CellPlan",
     "Columns",
+    "ConductancePlan",
+    "Conductances",
     "LevelPlan",
     "Named",
     "NetworkPlan",
@@ -56,6 +59,7 @@ __all__ = [
     "plan_cell",
     "plan_levels",
     "plan_network",
+    "run_conductance",
     "run_network",
     "run_sweeps",
     "run_wide",

@@ -2,6 +2,8 @@
 
 from dagnn.visible.columns import Aligned, align
 from dagnn.visible.edge_files import read_edges, read_sif, read_sparse
+from dagnn.visible.explaining import explain
+from dagnn.visible.explanation import Explanation
 from dagnn.visible.gene_sets import read_gmt, read_reactome
 from dagnn.visible.graph_files import read_graph
 from dagnn.visible.ontology import read_obo
@@ -11,9 +13,11 @@ from dagnn.visible.restricting import restrict
 __all__ = [
     "Aligned",
     "Dropped",
+    "Explanation",
     "ReadReport",
     "Reading",
     "align",
+    "explain",
     "read_edges",
     "read_gmt",
     "read_graph",
