@@ -1,5 +1,8 @@
 """Networks whose nodes mean something: named data in, explained and drawn networks out."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from dagnn.visible.columns import Aligned, align
 from dagnn.visible.edge_files import read_edges, read_sif, read_sparse
 from dagnn.visible.explaining import explain
@@ -8,15 +11,25 @@ from dagnn.visible.gene_sets import read_gmt, read_reactome
 from dagnn.visible.graph_files import read_graph
 from dagnn.visible.ontology import read_obo
 from dagnn.visible.reading import Dropped, Reading, ReadReport
+from dagnn.visible.reading import library as _library
 from dagnn.visible.restricting import restrict
+from dagnn.visible.survival import concordance_index, cox_loss
+
+if TYPE_CHECKING:
+    from dagnn.visible.estimators import DagClassifier, DagRegressor, DagSurvival
 
 __all__ = [
     "Aligned",
+    "DagClassifier",
+    "DagRegressor",
+    "DagSurvival",
     "Dropped",
     "Explanation",
     "ReadReport",
     "Reading",
     "align",
+    "concordance_index",
+    "cox_loss",
     "explain",
     "read_edges",
     "read_gmt",
@@ -27,3 +40,11 @@ __all__ = [
     "read_sparse",
     "restrict",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators are made on first use: they are classes of scikit-learn, which is an extra."""
+    if name in ("DagClassifier", "DagRegressor", "DagSurvival"):
+        _library("sklearn", name, "scikit-learn")
+        return getattr(importlib.import_module("dagnn.visible.estimators"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

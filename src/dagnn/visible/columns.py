@@ -12,7 +12,7 @@ from torch import Tensor
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.graph.names import canonical
-from dagnn.nn import NamedParameters
+from dagnn.nn import NamedInputs
 from dagnn.nn.dag_nn.tables import as_input
 from dagnn.visible.reading import Reading, checked_choice, listed
 from dagnn.visible.restricting import column_names, restrict
@@ -48,7 +48,7 @@ class Aligned:
 
 def align(
     table: Any,
-    to: NamedParameters | Dag | Reading | Sequence[Hashable],
+    to: NamedInputs | Dag | Reading | Sequence[Hashable],
     *,
     columns: Sequence[Hashable] | None = None,
     layer: str | None = None,
@@ -112,7 +112,7 @@ def align(
             f"the table has {len(others)} columns that are no inputs: {listed(others, shown=8)}: "
             "extra='ignore' leaves them out."
         )
-    like = to.edge_weight.detach() if isinstance(to, NamedParameters) else torch.empty(0)
+    like = to.edge_weight.detach() if isinstance(to, NamedInputs) else torch.empty(0)
     present = [name for name in names if name in there]
     found = named.taken(present, like)
     if lacking:
@@ -127,7 +127,7 @@ def align(
 
 
 def _inputs_of(to: Any) -> tuple[Hashable, ...]:
-    if isinstance(to, NamedParameters):
+    if isinstance(to, NamedInputs):
         return to.input_names
     if isinstance(to, Dag):
         return tuple(map(to.name_of, to.inputs.tolist()))

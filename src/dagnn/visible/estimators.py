@@ -1,0 +1,313 @@
+"""`DagClassifier`, `DagRegressor` and `DagSurvival`: a network of your graph as an estimator of scikit-learn."""
+
+from collections.abc import Hashable
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, validate_data
+from torch import Tensor
+from torch.nn import functional
+
+from dagnn.graph import Dag
+from dagnn.visible.fitting import GraphEstimator, moments
+from dagnn.visible.reading import Reading, checked_choice
+from dagnn.visible.survival import TIES, concordance_index, cox_loss, read_survival
+
+
+@final
+class DagClassifier(ClassifierMixin, GraphEstimator):  # type: ignore[misc]
+    """A classifier whose network has the shape of your graph. Parameters as of `DagRegressor`, and one more.
+
+    Two classes have one head, the log odds of the second; more classes have one each. A head is a linear node that all
+    outputs of the Dag feed: for several classes, give a Dag without a single root, whose one number they would share.
+
+    Args:
+        class_weight: None, ``"balanced"``, or class -> weight, by which the weights of its samples are multiplied.
+
+    Attributes:
+        classes_: the classes, sorted; the names of the heads are ``("class", label)``.
+
+    Raises:
+        ValueError: one class only; otherwise as of `DagRegressor`.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> DagClassifier(random_state=0).fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        dag: Dag | Reading | None = None,
+        *,
+        class_weight: Any = None,
+        activation: Any = "tanh",
+        width: Any = 1,
+        normalise: str | None = None,
+        dropout: Any = 0.0,
+        learning_rate: float = 0.01,
+        weight_decay: float = 1e-4,
+        max_epochs: int = 200,
+        batch_size: int | None = None,
+        standardize: bool = True,
+        missing: str = "refuse",
+        extra: str = "refuse",
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        patience: int = 20,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            dag,
+            activation=activation,
+            width=width,
+            normalise=normalise,
+            dropout=dropout,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            max_epochs=max_epochs,
+            batch_size=batch_size,
+            standardize=standardize,
+            missing=missing,
+            extra=extra,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            patience=patience,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on ``X [n, features]`` and the classes ``y [n]``; ``sample_weight [n]`` multiplies their losses."""
+        return self._fit(X, y, sample_weight, self.class_weight)
+
+    def decision_function(self, X: Any) -> NDArray[Any]:
+        """The log odds of the second class ``[n]``; of more than two, the logits ``[n, classes]``."""
+        output = self._output(X)
+        return output[:, 0] if len(self.classes_) == 2 else output
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """The probability of each class ``[n, classes]``."""
+        output = torch.from_numpy(self._output(X))
+        if len(self.classes_) == 2:
+            second = output.sigmoid()
+            return torch.cat([1 - second, second], dim=1).numpy()
+        return output.softmax(1).numpy()
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most likely class ``[n]``."""
+        decision = self.decision_function(X)
+        chosen = (decision > 0).astype(np.int64) if decision.ndim == 1 else decision.argmax(1)
+        return self.classes_[chosen]  # type: ignore[no-any-return]
+
+    def _read_target(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        check_classification_targets(y)
+        return X, y
+
+    def _prepared(self, y: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
+        self.classes_, target = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            only = self.classes_.tolist()[0]
+            raise ValueError(
+                f"y holds one class only, {only!r}: a classifier needs at least two (samples of weight 0 do not count)."
+            )
+        return target.astype(np.int64)
+
+    def _heads(self) -> list[Hashable]:
+        labels = self.classes_.tolist()
+        return [("class", label) for label in (labels[1:] if len(labels) == 2 else labels)]
+
+    def _loss(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        if output.shape[1] == 1:
+            loss = functional.binary_cross_entropy_with_logits(output[:, 0], target.to(output), reduction="none")
+        else:
+            loss = functional.cross_entropy(output, target, reduction="none")
+        return (weight * loss).mean()
+
+    def _strata(self, target: NDArray[Any]) -> NDArray[Any] | None:
+        return target
+
+
+@final
+class DagRegressor(RegressorMixin, GraphEstimator):  # type: ignore[misc]
+    """A regressor whose network has the shape of your graph, trained by Adam on the squared error.
+
+    The columns of a data frame are the inputs of the Dag, by name; an array has its inputs in the order of
+    ``dag.inputs``. A linear head for each target is added to the Dag, which all its outputs feed. X of float32 is
+    trained in float32, twice as fast; all else in float64. The same ``random_state`` gives the same bits.
+
+    Args:
+        dag: a `Dag`, or what a reader gave. None: two hidden levels, made for the number of features.
+        activation, width, normalise, dropout: of the nodes, as of `dagnn.nn.WideDagNN`; with the last three at their
+            defaults the network is a `dagnn.nn.DagNN`.
+        learning_rate, weight_decay: of AdamW.
+        max_epochs: passes over the samples.
+        batch_size: samples a step; None: 256, or all if there are fewer.
+        standardize: subtract the mean of each feature and divide by its standard deviation in the training data.
+        missing: an input without a column is refused (``"refuse"``), or taken out of the Dag with all that nothing
+            else feeds (``"drop"``; see `restrict`).
+        extra: a column that is no input is refused (``"refuse"``) or ignored (``"ignore"``).
+        early_stopping: hold out ``validation_fraction`` of the samples, stop when their loss has not fallen for
+            ``patience`` epochs, and keep the weights of the best epoch.
+        random_state: None, an int or a NumPy ``RandomState``.
+
+    Attributes:
+        net_: the fitted network; ``inputs(X)`` gives its x.
+        dag_: its Dag, with the heads: ``("target", 0)`` and so on.
+        loss_curve_, validation_curve_: the loss after each epoch.
+        n_iter_: how many epochs it took.
+        n_features_in_, feature_names_in_: as of every estimator.
+
+    Raises:
+        GraphError: inputs without a column, columns that are no inputs, a number of features that does not fit.
+        ConfigError: a parameter out of range.
+        ValueError: NaN or infinity in X or y, no sample with a weight, a loss that is no longer finite.
+
+    >>> X = np.random.default_rng(0).normal(size=(80, 2))
+    >>> dag = Dag([("a", "p"), ("b", "p")])
+    >>> model = DagRegressor(dag, random_state=0).fit(X, np.tanh(X[:, 0] - X[:, 1]))
+    >>> model.net_.input_names, model.score(X, np.tanh(X[:, 0] - X[:, 1])) > 0.99
+    (('a', 'b'), True)
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on ``X [n, features]`` and ``y [n]`` or ``[n, targets]``; ``sample_weight [n]`` multiplies losses."""
+        return self._fit(X, y, sample_weight)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The targets, ``[n]`` or ``[n, targets]`` as in `fit`."""
+        output = self._output(X)
+        y: NDArray[Any] = (output * self._y_scale + self._y_mean).astype(output.dtype)
+        return y if self._many else y[:, 0]
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn may try: several targets."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _read_target(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
+        self._many = y.ndim == 2
+        return X, y.reshape(len(y), -1).astype(X.dtype)
+
+    def _prepared(self, y: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
+        self._targets = y.shape[1]
+        self._y_mean, self._y_scale = moments(y, weight)
+        standardized: NDArray[Any] = (y - self._y_mean) / self._y_scale
+        return standardized
+
+    def _heads(self) -> list[Hashable]:
+        return [("target", place) for place in range(self._targets)]
+
+    def _loss(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        return (weight * (output - target).square().mean(1)).mean()
+
+
+@final
+class DagSurvival(GraphEstimator):
+    """A survival model whose network has the shape of your graph: its output is the log hazard ratio of Cox's model.
+
+    Parameters as of `DagRegressor`, and one more. A batch has its own risk sets, so by default all samples are one.
+
+    Args:
+        ties: how events at one time count, ``"efron"`` or ``"breslow"``: see `cox_loss`.
+
+    Raises:
+        ValueError: y without an event and a time, all samples censored; otherwise as of `DagRegressor`.
+
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> y = np.array([(True, time) for time in np.exp(-X[:, 0])], dtype=[("event", bool), ("time", float)])
+    >>> DagSurvival(random_state=0).fit(X, y).score(X, y) > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        dag: Dag | Reading | None = None,
+        *,
+        ties: str = "efron",
+        activation: Any = "tanh",
+        width: Any = 1,
+        normalise: str | None = None,
+        dropout: Any = 0.0,
+        learning_rate: float = 0.01,
+        weight_decay: float = 1e-4,
+        max_epochs: int = 200,
+        batch_size: int | None = None,
+        standardize: bool = True,
+        missing: str = "refuse",
+        extra: str = "refuse",
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        patience: int = 20,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            dag,
+            activation=activation,
+            width=width,
+            normalise=normalise,
+            dropout=dropout,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            max_epochs=max_epochs,
+            batch_size=batch_size,
+            standardize=standardize,
+            missing=missing,
+            extra=extra,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            patience=patience,
+            random_state=random_state,
+        )
+        self.ties = ties
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on ``X [n, features]`` and y: a structured array or data frame with an event (bool) and a time."""
+        checked_choice("ties", self.ties, TIES)
+        self._fit(X, y, sample_weight)
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The log hazard ratio ``[n]``: the higher, the earlier the event."""
+        return self._output(X)[:, 0]
+
+    def score(self, X: Any, y: Any) -> float:
+        """The concordance index of `predict`."""
+        event, time = read_survival(y)
+        return concordance_index(event, time, self.predict(X))
+
+    def _read_target(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        X = validate_data(self, X, dtype=[np.float64, np.float32])
+        if y is None:
+            raise ValueError("DagSurvival requires y to be passed, but the target y is None.")
+        event, time = read_survival(y)
+        check_consistent_length(X, event)
+        return X, np.stack([event.astype(np.float64), time], axis=1)
+
+    def _prepared(self, y: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
+        if not y[:, 0].any():
+            raise ValueError(f"all {len(y)} samples are censored: without an event there is nothing to fit.")
+        # Ranks: two times that differ stay different in float32.
+        return np.stack([y[:, 0], np.unique(y[:, 1], return_inverse=True)[1]], axis=1)
+
+    def _heads(self) -> list[Hashable]:
+        return [("hazard", 0)]
+
+    def _loss(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        event = target[:, 0] > 0
+        if not event.any():  # a batch of censored samples says nothing
+            return 0 * output.sum()
+        return cox_loss(output[:, 0], event, target[:, 1], weight=weight, ties=self.ties)
+
+    def _strata(self, target: NDArray[Any]) -> NDArray[Any] | None:
+        return target[:, 0]
+
+    def _default_batch(self, samples: int) -> int:
+        return samples
