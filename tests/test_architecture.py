@@ -14,28 +14,30 @@ import dagnn.errors
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "dagnn"
 MAX_LINES = 450
-MAX_FILES = 230  # of the library
+MAX_FILES = 245  # of the library
 MAX_IN_A_FOLDER = 20
 
 # Part -> the parts that it may import, as CONTRIBUTING.md draws them. what is in FREE may be imported by all.
 ARROWS = {
     "errors": set(),
     "files": set(),
-    "graph": set(),
+    "drawing": set(),
+    "graph": {"drawing"},
     "kernels": {"graph"},
     "accumulation": set(),
     "lint": set(),
-    "ged": {"graph"},
+    "ged": {"graph", "drawing"},
     "export": {"kernels", "graph"},
-    "nn": {"export", "kernels", "graph"},
+    "nn": {"export", "kernels", "graph", "drawing"},
     "data": {"graph"},
     "training": {"data", "accumulation"},
     "integrations": {"accumulation"},
     "rewriting": {"data", "ged", "nn", "kernels", "graph"},
     "curriculum": {"rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
-    "visible": {"training", "data", "accumulation", "nn", "kernels", "graph"},
+    "visible": {"training", "data", "accumulation", "nn", "kernels", "graph", "drawing"},
     "commands": {
         "visible",
+        "drawing",
         "integrations",
         "lint",
         "curriculum",

@@ -13,13 +13,14 @@ from torch import Tensor
 from tyro.conf import Positional, arg
 
 from dagnn.commands.arguments import parsed
+from dagnn.drawing.figures import spelled
 from dagnn.errors import ConfigError, GraphError
 from dagnn.files import replace_file
 from dagnn.ged.costs import EditCosts
 from dagnn.ged.distance import DEFAULT_BUDGET, GedResult, graph_edit_distance
 from dagnn.ged.files import read_graph_files
 from dagnn.ged.labelled import Graph, read_pair
-from dagnn.ged.picture import draw_edits, spelled
+from dagnn.ged.picture import draw_edits
 from dagnn.ged.retrieval import GedMatches, ged_range, ged_search
 from dagnn.graph import Dag
 

@@ -1,6 +1,5 @@
 """The picture of an edit path: both graphs side by side, matched nodes at the same place, edits in colour."""
 
-import io
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -8,11 +7,14 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
+from dagnn.drawing.figures import empty_figure, picture_bytes, spelled
+from dagnn.drawing.layout import Layout, layered
 from dagnn.ged.distance import GedResult
 from dagnn.ged.labelled import LabelledGraph, label_key
-from dagnn.ged.layout import Layout, layered
 from dagnn.ged.targets import acyclic_edges
+from dagnn.graph.levels import topological_levels
 
 Point = tuple[float, float]
 
@@ -72,42 +74,22 @@ def draw_edits(
         result: what `graph_edit_distance` found for them.
         titles: of the two graphs.
     """
-    # Imported here, since it takes half a second. Not pyplot, which looks for a display.
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     left, right, layout = _sides(a, b, result, titles)
     width, height = 2 * layout.width + BETWEEN + 2 * MARGIN, layout.height + 2 * MARGIN
     scale = min(1.0, LARGEST / (INCHES * max(width, height)))
     size = (max(6.5, INCHES * scale * width), max(2.0, INCHES * scale * height) + 1.3)
-    # The same graphs give the same bytes: no random ids, no date.
-    with matplotlib.rc_context({"svg.hashsalt": "dagnn"}):
-        figure = Figure(figsize=size, dpi=130)
-        FigureCanvasAgg(figure)
-        axes = figure.add_axes((0.0, 0.55 / size[1], 1.0, 1 - 1.3 / size[1]))
-        axes.set_axis_off()
-        axes.set_aspect("equal")
-        axes.set_xlim(-MARGIN, width - MARGIN)
-        axes.set_ylim(-MARGIN, height - MARGIN)
-        _draw_alignment(axes, left, right, layout)
-        for side in (left, right):
-            _draw_edges(axes, side, layout, scale)
-            _draw_nodes(axes, side, layout, scale)
-        _draw_words(figure, axes, left, right, layout, result)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return buffer.getvalue()
-
-
-def spelled(value: Any, letters: int | None = None) -> str:
-    """A name or label on one line, without control characters, cut to ``letters``.
-
-    >>> spelled("tab\\there"), spelled(("a", 1)), spelled("long enough", 6)
-    ('tab\\\\there', "('a', 1)", 'long …')
-    """
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
-    return text if letters is None or len(text) <= letters else text[: letters - 1] + "…"
+    figure = empty_figure(*size)
+    axes = figure.add_axes((0.0, 0.55 / size[1], 1.0, 1 - 1.3 / size[1]))
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    axes.set_xlim(-MARGIN, width - MARGIN)
+    axes.set_ylim(-MARGIN, height - MARGIN)
+    _draw_alignment(axes, left, right, layout)
+    for side in (left, right):
+        _draw_edges(axes, side, layout, scale)
+        _draw_nodes(axes, side, layout, scale)
+    _draw_words(figure, axes, left, right, layout, result)
+    return picture_bytes(figure, kind)
 
 
 def _sides(
@@ -135,7 +117,8 @@ def _sides(
         for source, target in graph.edges:
             strength[places[source], places[target]] = value
     together = acyclic_edges(strength, 0.5)  # the stronger first: all edges of a, then of b what closes no cycle
-    layout = layered([(u, v) for u, v in together.tolist()], widths)
+    levels = topological_levels(torch.as_tensor(together).reshape(-1, 2), len(widths)).tolist()
+    layout = layered([(u, v) for u, v in together.tolist()], widths, levels)
     fates = [_fates(a, result, "source"), _fates(b, result, "target")]
     return (
         _Side(a, titles[0], place_a, *fates[0], shift=0.0),

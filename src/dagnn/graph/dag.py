@@ -1,6 +1,7 @@
 """`Dag`: a directed acyclic graph that never changes, made from edges or from other formats, and written to them."""
 
 from collections.abc import Hashable, Iterable, Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
@@ -288,6 +289,75 @@ class Dag(Content):
         nodes = np.arange(len(labels), dtype=np.int64)
         edges = np.stack([nodes[:-1], nodes[1:]], axis=1)
         return cls._trusted(edges, nodes, node_attributes={"label": labels})
+
+    # ---- seen ----
+
+    def draw(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        nodes: Any = None,
+        edges: Any = None,
+        top: int | None = None,
+        title: str | None = None,
+    ) -> Any:
+        """A picture as a ``matplotlib.figure.Figure``: levels from left to right, a box for every node.
+
+        The order of the nodes on a level makes few edges cross. Colours are those that colour-blind readers can
+        distinguish; negative edges are dashed too; outputs have a thick border. The same graph gives the same bytes.
+
+        Args:
+            path: also write the picture to this file, .svg, .png or .pdf, completely or not at all.
+            nodes: a number for every node, as its colour: a mapping by name, which may leave nodes out, or
+                ``[num_nodes]`` in the order of the nodes.
+            edges: a number for every edge, as its colour and width: a mapping by (source, target), or ``[num_edges]``
+                in the order of `edges`. Parallel edges are drawn as one, with their sum.
+            top: draw only so many nodes: those with the largest absolute numbers, or without ``nodes`` those with the
+                largest sum over their edges. Dotted lines are paths through nodes that are not shown, and the picture
+                says how many those are.
+            title: a line at the top.
+
+        Raises:
+            GraphError: an unknown node or edge, another number of values, more than 2,000 nodes to draw.
+            DtypeError: values that are no real numbers.
+            ConfigError: another ending of ``path``.
+            OSError: the file cannot be written; what was there before stays.
+
+        Source: Sugiyama, Tagawa and Toda, 1981, for the order of the nodes; Okabe and Ito for the colours.
+
+        >>> dag = Dag([("a", "c"), ("b", "c"), ("c", "d")])
+        >>> figure = dag.draw(edges={("a", "c"): 1.0, ("b", "c"): -2.0})
+        """
+        from dagnn.graph import drawn
+
+        scene = drawn.scene_of(self, drawn.titled(nodes, "nodes"), drawn.titled(edges, "edges"))
+        return drawn.drawn(scene, path, top, title)
+
+    def write_page(
+        self, path: str | PathLike[str], *, nodes: Any = None, edges: Any = None, title: str | None = None
+    ) -> None:
+        """Write an HTML page to explore the graph in a browser: one file, which works offline.
+
+        It zooms, searches by name, and shows the edges and numbers of the node that you choose; everything can be done
+        from the keyboard. A graph of more than 400 nodes is shown by neighbourhoods.
+
+        Args:
+            path: the file, replaced completely or not at all.
+            nodes, edges: numbers, as for `draw`.
+            title: of the page; by default the name of the file.
+
+        Raises:
+            GraphError, DtypeError: as of `draw`.
+            OSError: the file cannot be written; what was there before stays.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Dag([("a", "b")]).write_page(f"{folder}/graph.html", nodes={"a": 1.0, "b": 2.0})
+        """
+        from dagnn.graph import drawn
+
+        scene = drawn.scene_of(self, drawn.titled(nodes, "nodes"), drawn.titled(edges, "edges"))
+        drawn.write_page(scene, path, title)
 
     # ---- parts of it ----
 

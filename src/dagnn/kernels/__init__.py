@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from dagnn.errors import ConfigError
 from dagnn.kernels import autograd, graph_plans, reference
 from dagnn.kernels.level_plans import LevelPlan, plan_levels
-from dagnn.kernels.network import conductance as _conductance
 from dagnn.kernels.network import function as _network
-from dagnn.kernels.network.conductance import ConductancePlan, Conductances
-from dagnn.kernels.network.conductance_code import run_compiled as _run_conductance
+from dagnn.kernels.network.conductance import ConductancePlan, Conductances, run_conductance
 from dagnn.kernels.network.plan import NetworkPlan, plan_network
 from dagnn.kernels.nodes import ACTIVATIONS, AGGREGATIONS, NEAT_ACTIVATIONS
 from dagnn.kernels.reference import Aggregate, Cell
@@ -123,27 +121,6 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
         y: Tensor = _network.run_network(plan, x, edge_weight, bias)
         return y
     return reference.run_network(plan.levels, x, edge_weight, bias)
-
-
-def run_conductance(
-    plan: ConductancePlan,
-    x: Tensor,
-    way: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    rule: _conductance.Rule,
-    steps: int,
-    is_compiled: bool = True,
-) -> Conductances:
-    """Conductances along a path, by the path that can run them; see `conductance.run_conductance`.
-
-    Args:
-        is_compiled: the compiled path has all activations.
-    """
-    if is_compiled and plan.output_row >= 0 and _is_compiled(x, way, weight, bias):
-        return _run_conductance(plan, x, way, weight, bias, rule=rule, steps=steps)
-    return _conductance.run_conductance(plan, x, way, weight, bias, rule=rule, steps=steps)
 
 
 def explain_network(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> str:

@@ -23,6 +23,7 @@ from dagnn.files import replace_file
 from dagnn.kernels import NetworkPlan, explain_network, reference
 from dagnn.kernels.network import passes
 from dagnn.nn.dag_nn.imported import read_genome
+from dagnn.nn.dag_nn.seen import Seen
 from dagnn.nn.dag_nn.tables import NamedParameters
 from dagnn.nn.learnable import value_of
 
@@ -31,7 +32,7 @@ _SUFFIX = {"c": ".c", "onnx": ".onnx", "torch": ".pt2"}
 _TEST_SAMPLES = 8
 
 
-class Exports(NamedParameters):
+class Exports(NamedParameters, Seen):
     """What a `DagNN` takes from other programs and offers to them. `DagNN` is its only class.
 
     >>> from dagnn import Dag, DagNN

@@ -19,6 +19,7 @@ from dagnn.kernels.wide.reference import WideParameters, WideResult, WideState
 from dagnn.nn.dag_nn import edit
 from dagnn.nn.dag_nn.network import Activation
 from dagnn.nn.dag_nn.parameters import ParameterLayout, bias_mask, draw_uniform, warn_of_constants
+from dagnn.nn.dag_nn.seen import Seen
 from dagnn.nn.dag_nn.tables import rows_of
 from dagnn.nn.learnable import check_dag, check_dtype, check_own, check_size, value_of
 from dagnn.nn.wide_dag_nn import file
@@ -30,7 +31,7 @@ _MOMENTUM = 0.1
 
 
 @final
-class WideDagNN(NamedBlocks):
+class WideDagNN(NamedBlocks, Seen):
     """A node v is ``width(v)`` numbers: ``h = act_v(b_v + sum over edges u -> v of W_uv value[u])``, then its norm.
 
     For models such as DCell, DrugCell, P-NET or GenNet, whose terms or pathways have several units each. A class beside

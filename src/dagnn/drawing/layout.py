@@ -4,10 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import torch
-
-from dagnn.graph.levels import topological_levels
-
 LANE = 0.25  # width that a long edge takes up on each level that it crosses
 GAP = 0.35  # between two neighbours on a level
 SWEEPS = 12  # up and down, ordering each level by its neighbours
@@ -36,6 +32,7 @@ class _Places:
 
     width: list[float]
     level: list[int]
+    gap: float
     x: list[float] = field(default_factory=list)
     below: list[list[int]] = field(default_factory=list)
     above: list[list[int]] = field(default_factory=list)
@@ -48,24 +45,33 @@ class _Places:
         return len(self.width) - 1
 
 
-def layered(edges: Sequence[tuple[int, int]], widths: Sequence[float]) -> Layout:
-    """A layout of the DAG of ``edges`` by the longest path to each node.
+def layered(
+    edges: Sequence[tuple[int, int]],
+    widths: Sequence[float],
+    levels: Sequence[int],
+    *,
+    lane: float = LANE,
+    gap: float = GAP,
+) -> Layout:
+    """A layout of a DAG whose levels are known.
 
     Args:
-        edges: (source, target), without cycles and repeats.
+        edges: (source, target), without repeats; every edge goes to a higher level.
         widths: the width of every node.
+        levels: the level of every node, from 0.
+        lane: the width of a long edge on each level that it crosses.
+        gap: between two neighbours on a level.
 
     Source: Sugiyama, Tagawa and Toda, "Methods for visual understanding of hierarchical system structures", 1981:
         levels, lanes, barycentres. Coordinates are the closest to the barycentres that keep the order and the gaps.
     """
-    places = _Places([], [])
-    levels = topological_levels(torch.tensor(edges, dtype=torch.int64).reshape(-1, 2), len(widths))
-    for width, level in zip(widths, levels.tolist(), strict=True):
+    places = _Places([], [], gap)
+    for width, level in zip(widths, levels, strict=True):
         places.add(width, level)
     lanes: dict[tuple[int, int], list[int]] = {}
     for source, target in edges:
         passed = range(places.level[source] + 1, places.level[target])
-        lanes[source, target] = [places.add(LANE, level) for level in passed]
+        lanes[source, target] = [places.add(lane, level) for level in passed]
         way = [source, *lanes[source, target], target]
         for low, high in pairwise(way):
             places.above[low].append(high)
@@ -114,7 +120,7 @@ def _set_apart(places: _Places, row: list[int], wanted: Sequence[float]) -> None
     room, rooms = 0.0, []
     for i, place in enumerate(row):
         if i:
-            room += (places.width[row[i - 1]] + places.width[place]) / 2 + GAP
+            room += (places.width[row[i - 1]] + places.width[place]) / 2 + places.gap
         rooms.append(room)
     blocks: list[tuple[float, int]] = []  # mean, length
     for place, needed in zip(row, rooms, strict=True):
