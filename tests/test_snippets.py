@@ -24,13 +24,19 @@ PAGES = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if path.exists() and _BLOCK.search(path.read_text())
 ]
-# Other tests run them whole, and look at what comes out: tests/nn, tests/nn/dag_nn and tests/faults.
+# Other tests run them whole or in a short form, and look at what comes out: tests/nn, tests/nn/dag_nn, tests/faults and
+# tests/rewriting.
 RUN_ELSEWHERE = {
     "dagnn_digits.py",
     "dagnn_network.py",
     "dagnn_reactome.py",
     "dagnn_sweep.py",
     "python_functions.py",
+    "rewriter_boolean.py",
+    "rewriter_lambda.py",
+    "rewriter_ski.py",
+    "rewriter_stack.py",
+    "rewriter_types.py",
     "sharded_training.py",
 }
 # Examples that read a format through a package which few need.

@@ -19,11 +19,20 @@ from dagnn.rewriting.system import (
 
 if TYPE_CHECKING:
     from dagnn.rewriting.features import NeighbourhoodFeatures as NeighbourhoodFeatures
+    from dagnn.rewriting.learning import RewritingTask as RewritingTask
+    from dagnn.rewriting.learning import Score as Score
+    from dagnn.rewriting.learning import decode_term as decode_term
+    from dagnn.rewriting.learning import encode_term as encode_term
     from dagnn.rewriting.network import GraphRewriter as GraphRewriter
 
 # Rules and machines do not wait for torch.
 __getattr__ = _loaded_on_first_use(
-    __name__, {"dagnn.rewriting.network": "GraphRewriter", "dagnn.rewriting.features": "NeighbourhoodFeatures"}
+    __name__,
+    {
+        "dagnn.rewriting.network": "GraphRewriter",
+        "dagnn.rewriting.features": "NeighbourhoodFeatures",
+        "dagnn.rewriting.learning": "RewritingTask Score decode_term encode_term",
+    },
 )[0]
 
 __all__ = [
@@ -37,12 +46,16 @@ __all__ = [
     "ReplacementTokens",
     "Rewriter",
     "RewritingMachine",
+    "RewritingTask",
     "Rewritten",
     "RuleRewriter",
+    "Score",
     "Signature",
     "Step",
     "Steps",
+    "decode_term",
     "encode_replacement",
+    "encode_term",
     "neighbourhood_nodes",
     "read_neighbourhood",
 ]
