@@ -245,7 +245,7 @@ class RewritingTask:
         step = 0
         while step < max_steps:
             total = 0.0
-            for items in torch.randperm(len(seen)).split(batch_size):
+            for items in torch.split(torch.randperm(len(seen)), batch_size):
                 for group in optimizer.param_groups:
                     group["lr"] = lr * 0.1 ** min(1.0, step / max_steps)
                 net.zero_grad()
