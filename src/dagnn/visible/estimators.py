@@ -1,6 +1,7 @@
 """`DagClassifier`, `DagRegressor` and `DagSurvival`: a network of your graph as an estimator of scikit-learn."""
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any, Self, final
 
 import numpy as np
@@ -12,13 +13,13 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 from torch import Tensor
 from torch.nn import functional
 
-from dagnn.graph import Dag
 from dagnn.visible.fitting import GraphEstimator, moments
-from dagnn.visible.reading import Reading, checked_choice
+from dagnn.visible.reading import checked_choice
 from dagnn.visible.survival import TIES, concordance_index, cox_loss, read_survival
 
 
 @final
+@dataclass(eq=False, repr=False, kw_only=True)
 class DagClassifier(ClassifierMixin, GraphEstimator):  # type: ignore[misc]
     """A classifier whose network has the shape of your graph. Parameters as of `DagRegressor`, and one more.
 
@@ -40,46 +41,7 @@ class DagClassifier(ClassifierMixin, GraphEstimator):  # type: ignore[misc]
     True
     """
 
-    def __init__(
-        self,
-        dag: Dag | Reading | None = None,
-        *,
-        class_weight: Any = None,
-        activation: Any = "tanh",
-        width: Any = 1,
-        normalise: str | None = None,
-        dropout: Any = 0.0,
-        learning_rate: float = 0.01,
-        weight_decay: float = 1e-4,
-        max_epochs: int = 200,
-        batch_size: int | None = None,
-        standardize: bool = True,
-        missing: str = "refuse",
-        extra: str = "refuse",
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 20,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            dag,
-            activation=activation,
-            width=width,
-            normalise=normalise,
-            dropout=dropout,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            max_epochs=max_epochs,
-            batch_size=batch_size,
-            standardize=standardize,
-            missing=missing,
-            extra=extra,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            random_state=random_state,
-        )
-        self.class_weight = class_weight
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on ``X [n, features]`` and the classes ``y [n]``; ``sample_weight [n]`` multiplies their losses."""
@@ -134,6 +96,7 @@ class DagClassifier(ClassifierMixin, GraphEstimator):  # type: ignore[misc]
 
 
 @final
+@dataclass(eq=False, repr=False, kw_only=True)
 class DagRegressor(RegressorMixin, GraphEstimator):  # type: ignore[misc]
     """A regressor whose network has the shape of your graph, trained by Adam on the squared error.
 
@@ -169,6 +132,7 @@ class DagRegressor(RegressorMixin, GraphEstimator):  # type: ignore[misc]
         ValueError: NaN or infinity in X or y, no sample with a weight, a loss that is no longer finite.
 
     >>> X = np.random.default_rng(0).normal(size=(80, 2))
+    >>> from dagnn import Dag
     >>> dag = Dag([("a", "p"), ("b", "p")])
     >>> model = DagRegressor(dag, random_state=0).fit(X, np.tanh(X[:, 0] - X[:, 1]))
     >>> model.net_.input_names, model.score(X, np.tanh(X[:, 0] - X[:, 1])) > 0.99
@@ -210,6 +174,7 @@ class DagRegressor(RegressorMixin, GraphEstimator):  # type: ignore[misc]
 
 
 @final
+@dataclass(eq=False, repr=False, kw_only=True)
 class DagSurvival(GraphEstimator):
     """A survival model whose network has the shape of your graph: its output is the log hazard ratio of Cox's model.
 
@@ -227,46 +192,7 @@ class DagSurvival(GraphEstimator):
     True
     """
 
-    def __init__(
-        self,
-        dag: Dag | Reading | None = None,
-        *,
-        ties: str = "efron",
-        activation: Any = "tanh",
-        width: Any = 1,
-        normalise: str | None = None,
-        dropout: Any = 0.0,
-        learning_rate: float = 0.01,
-        weight_decay: float = 1e-4,
-        max_epochs: int = 200,
-        batch_size: int | None = None,
-        standardize: bool = True,
-        missing: str = "refuse",
-        extra: str = "refuse",
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 20,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            dag,
-            activation=activation,
-            width=width,
-            normalise=normalise,
-            dropout=dropout,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            max_epochs=max_epochs,
-            batch_size=batch_size,
-            standardize=standardize,
-            missing=missing,
-            extra=extra,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            random_state=random_state,
-        )
-        self.ties = ties
+    ties: str = "efron"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on ``X [n, features]`` and y: a structured array or data frame with an event (bool) and a time."""

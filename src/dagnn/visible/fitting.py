@@ -5,7 +5,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -26,45 +27,28 @@ from dagnn.visible.restricting import column_names, restrict
 _FEW = 64  # so many features feed all nodes of the default graph's first level
 
 
+@dataclass(eq=False, repr=False)
 class GraphEstimator(BaseEstimator):  # type: ignore[misc]
     """What the three share: the graph, the training, and inputs by name. Its parameters are those of `DagRegressor`."""
 
-    def __init__(
-        self,
-        dag: Dag | Reading | None = None,
-        *,
-        activation: Any = "tanh",
-        width: Any = 1,
-        normalise: str | None = None,
-        dropout: Any = 0.0,
-        learning_rate: float = 0.01,
-        weight_decay: float = 1e-4,
-        max_epochs: int = 200,
-        batch_size: int | None = None,
-        standardize: bool = True,
-        missing: str = "refuse",
-        extra: str = "refuse",
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 20,
-        random_state: Any = None,
-    ) -> None:
-        self.dag = dag
-        self.activation = activation
-        self.width = width
-        self.normalise = normalise
-        self.dropout = dropout
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.standardize = standardize
-        self.missing = missing
-        self.extra = extra
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.random_state = random_state
+    # Fields and not an __init__: scikit-learn reads the signature, which the three extend by one field each.
+    dag: Dag | Reading | None = None
+    _: KW_ONLY
+    activation: Any = "tanh"
+    width: Any = 1
+    normalise: Literal["batch", "layer"] | None = None
+    dropout: Any = 0.0
+    learning_rate: float = 0.01
+    weight_decay: float = 1e-4
+    max_epochs: int = 200
+    batch_size: int | None = None
+    standardize: bool = True
+    missing: str = "refuse"
+    extra: str = "refuse"
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    patience: int = 20
+    random_state: Any = None
 
     # ---- what each of them decides ----
 
@@ -111,7 +95,7 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
         dag, self._columns = self._graph(X.shape[1], names)
         self._column_names = names
         self.dag_ = _with_heads(dag, self._heads())
-        X = X[:, self._columns]
+        X = X.take(self._columns, axis=1)  # X[:, columns] would be in the order of columns in memory, rows far apart
         self._mean: NDArray[Any] = np.zeros(X.shape[1])
         self._scale: NDArray[Any] = np.ones(X.shape[1])
         if self.standardize:
@@ -180,7 +164,7 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
             self.dag_,
             width=self.width,
             activation=self.activation,
-            normalise=self.normalise,  # type: ignore[arg-type]
+            normalise=self.normalise,
             dropout=self.dropout,
             dtype=dtype,
         )
@@ -195,6 +179,7 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
             weight = weight / weight.mean()
         size = self.batch_size or self._default_batch(len(x))
         batches = max(1, round(len(x) / size))
+        buffer = x.new_empty(math.ceil(len(x) / batches), x.shape[1])
         optimizer = torch.optim.AdamW(
             net.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay, fused=True
         )
@@ -206,7 +191,11 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
             # Batches of equal size: with batch norm a last one of a single sample would be refused.
             parts = [None] if batches == 1 else torch.randperm(len(x), generator=generator).tensor_split(batches)
             for part in parts:
-                rows = (x, target, weight) if part is None else (x[part], target[part], weight[part])
+                if part is None:
+                    rows = x, target, weight
+                else:  # into one buffer: a new one for each batch costs twice as much, in pages that have to be mapped
+                    taken = torch.index_select(x, 0, part, out=buffer[: len(part)])
+                    rows = taken, target[part], weight[part]
                 optimizer.zero_grad()
                 loss = self._loss(net(rows[0]), *rows[1:])
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -261,7 +250,7 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError("the columns of X are not those of fit, in their order: select X[columns of fit].")
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         dtype = self.net_.edge_weight.dtype
-        return torch.from_numpy((X[:, self._columns] - self._mean) / self._scale).to(dtype)
+        return torch.from_numpy((X.take(self._columns, axis=1) - self._mean) / self._scale).to(dtype)
 
     def _output(self, X: Any) -> NDArray[Any]:
         x = self.inputs(X)
