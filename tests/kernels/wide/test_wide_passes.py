@@ -66,7 +66,7 @@ def drops(net):
     return net
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(wide_networks().map(drops), st.sampled_from([1, 2, 16, 19, 70]), st.booleans(), st.booleans())
 def test_values_and_gradients_are_those_of_the_reference(net, batch, own_statistics, plain):
     x, gradient = batch_for(net, batch), gradient_for(net, batch)

@@ -124,7 +124,7 @@ def test_growing_with_zeros_changes_nothing_and_moves_everything_along():
     assert net.grad_of("s", "n").shape == (3, 4)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(wide_networks(max_nodes=6), st.sampled_from([0.0, 0.3, 0.6, 1.0]))
 def test_pruned_networks_compute_what_zero_blocks_do(net, fraction):
     assume(not any(net._wide.nodes.residual))  # an edge that goes takes its part of a mean along

@@ -16,7 +16,9 @@ from dagnn.kernels.autograd import Borrowed
 from dagnn.kernels.emit.functions import keeps_slope
 from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled
 from dagnn.kernels.emit.workers import num_workers, run
-from dagnn.kernels.wide.nodes import OUT_EDGE, RECORD, write_backward, write_forward
+from dagnn.kernels.wide.backward import write_backward
+from dagnn.kernels.wide.forward import write_forward
+from dagnn.kernels.wide.nodes import OUT_EDGE, RECORD
 from dagnn.kernels.wide.plan import WidePlan, ranges
 from dagnn.kernels.wide.products import WideShape, write_products
 from dagnn.kernels.wide.reference import WideParameters, WideResult, WideState

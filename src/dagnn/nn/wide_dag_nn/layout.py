@@ -183,8 +183,8 @@ class _Builder:
         )
 
 
-def output_columns(layout: WideLayout) -> tuple[list[int], Tensor | None]:
-    """Columns of every output; and which results they are, int64 ``[columns]``: None for the first ones, in order.
+def output_columns(layout: WideLayout) -> NDArray[np.int64]:
+    """Which results are the columns of y, int64 ``[columns]``.
 
     Results are those of `WidePlan.reads`: of all heads by place, then of outputs without a head, by place.
     """
@@ -193,9 +193,7 @@ def output_columns(layout: WideLayout) -> tuple[list[int], Tensor | None]:
     read = np.concatenate([layout.with_head, plain])
     first = np.zeros(len(width), np.int64)
     first[read] = offsets_of(width[read])[:-1]
-    columns = ranges(first[outputs], width[outputs])
-    is_prefix = np.array_equal(columns, np.arange(len(columns)))
-    return width[outputs].tolist(), None if is_prefix else torch.from_numpy(columns)
+    return ranges(first[outputs], width[outputs])
 
 
 def entries_before(old: WideLayout, new: WideLayout, edge_from: Tensor, bias_from: Tensor) -> tuple[Tensor, ...]:

@@ -176,13 +176,14 @@ class HeadValues(Mapping[Hashable, Tensor]):
             raise GraphError(
                 f"one target fits heads with equally many outputs, got {given}: add up the losses of heads[node]."
             )
-        flat = self.outputs.flatten(0, -2)
+        flat = self.outputs.flatten(0, -2) if self.outputs.dim() != 2 else self.outputs
         if len(target) != len(flat):
             raise GraphError(f"target must have {len(flat)} samples, as x has, got {len(target)}.")
         heads = len(counts)
-        prediction = flat.reshape(len(flat) * heads, counts[0])
-        repeated = target.unsqueeze(1).expand(len(target), heads, *target.shape[1:]).flatten(0, 1)
-        each = function(prediction, repeated, reduction="none").reshape(len(flat), heads, -1).mean((0, 2))
+        # Head by head, not sample by sample: so they lie in memory, and with one output nothing is copied.
+        prediction = flat.t().reshape(heads, counts[0], len(flat)).transpose(1, 2).reshape(-1, counts[0])
+        repeated = target.expand(heads, *target.shape).flatten(0, 1)
+        each = function(prediction, repeated, reduction="none").reshape(heads, -1).mean(1)
         weights = torch.from_numpy(self._weights(auxiliary)).to(each)
         return (each * weights).sum()
 
