@@ -398,6 +398,12 @@ def _checkpoint(arguments: Sequence[str]) -> int:
     return run_checkpoint(arguments)
 
 
+def _visible(arguments: Sequence[str]) -> int:
+    from dagnn.commands.visible import run_visible
+
+    return run_visible(arguments)
+
+
 COMMANDS = {
     "train": Command("train the curriculum, or go on with a run", _train),
     "evaluate": Command("accuracy of a run on fresh expressions, judged by the exact engine", _evaluate),
@@ -411,6 +417,7 @@ COMMANDS = {
     "checkpoint": Command("verify, list, export and import checkpoints", _checkpoint),
     "export": Command("a DagNN as C, ONNX or a program of torch.export", _export),
     "ged": Command("edit distance of two graphs, in words and as a picture; ged search: the nearest of many", _ged),
+    "visible": Command("fit, explain and draw a network of the shape of a graph", _visible),
 }
 
 

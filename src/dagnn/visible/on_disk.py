@@ -1,0 +1,275 @@
+"""Files of the command: a graph of any kind, a table of samples, a fitted network with what new samples need."""
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dagnn.errors import CheckpointError, ConfigError, DataError, GraphError
+from dagnn.files import replace_file
+from dagnn.graph import Dag
+from dagnn.nn import DagNN
+from dagnn.visible.columns import align
+from dagnn.visible.edge_files import open_text, read_edges, read_sif
+from dagnn.visible.gene_sets import read_gmt, read_reactome
+from dagnn.visible.graph_files import read_graph
+from dagnn.visible.ontology import read_obo
+from dagnn.visible.reading import Reading, ReadReport, library, listed
+
+_GRAPHS = ".csv, .tsv, .txt, .parquet (edges), .sif, .gmt, .obo, .graphml, .gml, .dot, .json (Dag.to_json)"
+_NETWORK, _SETTINGS = "network.safetensors", "model.json"
+
+
+def read_any(
+    graph: str | Path,
+    *,
+    members: str | None = None,
+    hierarchy: str | None = None,
+    columns: Sequence[str] | None = None,
+    root: str | None = None,
+    reverse: bool = False,
+) -> Reading:
+    """The graph of a file of any kind that `dagnn.visible` reads, by its ending.
+
+    Args:
+        graph: the file. With ``members`` and no ontology, Reactome's file of relations.
+        members: genes of terms, for an ontology; Reactome's file of genes of pathways.
+        hierarchy: of gene sets: "containment", or a file of edges.
+        columns: the two columns of a table of edges.
+        root, reverse: as of the readers.
+
+    Raises:
+        ConfigError: an ending that no reader knows.
+        DataError, GraphError, CycleError: as of the readers.
+    """
+    path = Path(graph)
+    ending = next((end for end in reversed(path.suffixes) if end.lower() != ".gz"), "").lower()
+    more: dict[str, Any] = {"root": root, "reverse": reverse}
+    if members is not None and ending != ".obo":
+        return read_reactome(path, members, **more)
+    match ending:
+        case ".csv" | ".tsv" | ".tab" | ".txt" | ".parquet":
+            return read_edges(path, columns=("source", "target") if columns is None else columns, **more)
+        case ".sif":
+            return read_sif(path, **more)
+        case ".gmt":
+            return read_gmt(path, hierarchy=hierarchy, **more)
+        case ".obo":
+            return read_obo(path, members=members, **more)
+        case ".graphml" | ".gml" | ".dot" | ".gv":
+            return read_graph(path, **more)
+        case ".json":
+            return _read_json(path, root, reverse)
+    raise ConfigError(f"{path}: the ending {ending!r} tells no kind of graph: give one of {_GRAPHS}.")
+
+
+def _read_json(path: Path, root: str | None, reverse: bool) -> Reading:
+    if root is not None or reverse:
+        raise ConfigError(f"{path}: a Dag in JSON is taken as it is: leave root and reverse out.")
+    try:
+        dag = Dag.from_json(path.read_bytes())
+    except GraphError as error:
+        raise GraphError(f"{path}: {error}") from None
+    return Reading(dag, ReadReport(str(path), dag.num_nodes, dag.num_edges, dag.num_nodes, dag.num_edges))
+
+
+# ---- samples ----
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A table with a row for every sample, cells as they are written.
+
+    Attributes:
+        source: the name of the file.
+        names: of the samples: those of the first column where that has no header, else their numbers from 1.
+        cells: column -> a cell for every sample.
+    """
+
+    source: str
+    names: list[str]
+    cells: Mapping[str, list[str]]
+
+    def numbers(self, column: str) -> NDArray[np.float64]:
+        """A column as numbers.
+
+        Raises:
+            DataError: no such column, an empty cell, or one that is no finite number.
+        """
+        values = np.empty(len(self.names))
+        for row, cell in enumerate(self.column(column)):
+            try:
+                values[row] = float(cell)
+            except ValueError:
+                values[row] = math.nan
+            if not math.isfinite(values[row]):
+                found = repr(cell) if cell else "an empty cell"
+                raise DataError(
+                    f"{self.source}: sample {self.names[row]!r}, column {column!r} has {found}, expected a finite "
+                    "number: fill it, or drop the sample or the column."
+                )
+        return values
+
+    def column(self, column: str) -> list[str]:
+        """The cells of a column; DataError if there is none."""
+        if column not in self.cells:
+            known = listed(list(self.cells), shown=8)
+            raise DataError(f"{self.source} has no column {column!r}: its columns are {known}.")
+        return self.cells[column]
+
+
+def read_samples(path: str | Path) -> Samples:
+    """The samples of a CSV, TSV or Parquet file with a header.
+
+    Raises:
+        DataError: a file that cannot be read, a column twice, a line with too few or too many cells, no samples.
+        ConfigError: another ending.
+    """
+    path = Path(path)
+    ending = next((end for end in reversed(path.suffixes) if end.lower() != ".gz"), "").lower()
+    if ending == ".parquet":
+        header, rows = _parquet_rows(path)
+    elif ending in (".csv", ".tsv", ".tab", ".txt"):
+        header, rows = _text_rows(path, "," if ending == ".csv" else "\t")
+    else:
+        raise ConfigError(f"{path}: the ending {ending!r} tells no table: give .csv, .tsv, .txt or .parquet.")
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    if twice:
+        raise DataError(f"{path.name} has more than one column {twice[0]!r}: keep one of them.")
+    if not rows:
+        raise DataError(f"{path.name} has no samples below its header.")
+    cells = {name: [row[place] for row in rows] for place, name in enumerate(header)}
+    named = cells.pop("", None)
+    return Samples(path.name, named or [str(place + 1) for place in range(len(rows))], cells)
+
+
+def _text_rows(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
+    reader = csv.reader(open_text(path), delimiter=delimiter)
+    header: list[str] | None = None
+    rows = []
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if not any(cells):
+                continue
+            if header is None:
+                header = cells
+                continue
+            if len(cells) != len(header):
+                raise DataError(
+                    f"{path.name}, line {reader.line_num}: expected {len(header)} cells, as in the header, got "
+                    f"{len(cells)}."
+                )
+            rows.append(cells)
+    except csv.Error as error:
+        raise DataError(f"{path.name}, line {reader.line_num}: {error}.") from error
+    if header is None:
+        raise DataError(f"{path.name} is empty: expected a header and a line for every sample.")
+    return header, rows
+
+
+def _parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    parquet = library("pyarrow.parquet", "a Parquet file")
+    if not path.exists():
+        raise DataError(f"cannot read {path}: No such file or directory.")
+    try:
+        table = parquet.read_table(path)
+    except Exception as error:  # pyarrow has its own classes
+        raise DataError(f"{path.name}: no Parquet file: {error}") from error
+    columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+    header = ["" if str(name).startswith("__index_level_") else str(name) for name in table.column_names]
+    return header, [list(row) for row in zip(*columns, strict=True)]
+
+
+# ---- a fitted network ----
+
+
+@dataclass(frozen=True)
+class Model:
+    """A fitted network and what new samples need.
+
+    Attributes:
+        net: on inputs that are standardized.
+        task: "classification", "regression" or "survival".
+        target: the column that was learned; of survival, the time.
+        classes: of a classification, in the order of ``scores``.
+        mean, scale: of every input, in the order of ``net.input_names``.
+        labels: node -> a text for people.
+    """
+
+    net: DagNN
+    task: str
+    target: str
+    classes: list[str]
+    mean: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    labels: Mapping[str, str]
+
+    def inputs(self, samples: Samples) -> Tensor:
+        """``x [samples, inputs]``, by name and standardized. Columns that are no inputs are ignored.
+
+        Raises:
+            GraphError: an input without a column.
+            DataError: a cell that is no finite number.
+        """
+        names = [str(name) for name in self.net.input_names]
+        table = {name: samples.numbers(name) for name in names if name in samples.cells}
+        x = align(table, self.net.dag).x.double().numpy()
+        return torch.from_numpy((x - self.mean) / self.scale).to(self.net.edge_weight.dtype)
+
+    def save(self, folder: Path) -> None:
+        """Write two files into a folder that exists."""
+        self.net.save(folder / _NETWORK)
+        content = {
+            "format": "dagnn visible model",
+            "version": 1,
+            "task": self.task,
+            "target": self.target,
+            "classes": self.classes,
+            "mean": self.mean.tolist(),
+            "scale": self.scale.tolist(),
+            "labels": dict(self.labels),
+        }
+        replace_file(folder / _SETTINGS, json.dumps(content, indent=1).encode())
+
+    @staticmethod
+    def load(folder: Path) -> "Model":
+        """What `save` wrote.
+
+        Raises:
+            CheckpointError: a folder without it, or one that is damaged, foreign or newer.
+        """
+        path = folder / _SETTINGS
+        try:
+            content = json.loads(path.read_bytes())
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder} holds no fitted network ({_SETTINGS}: {error.strerror}): make one with dagnn visible fit."
+            ) from None
+        except ValueError as error:
+            raise CheckpointError(f"{path}: damaged, no JSON: {error}") from None
+        if not isinstance(content, dict) or content.get("format") != "dagnn visible model":
+            raise CheckpointError(f"{path}: not written by dagnn visible fit.")
+        if content.get("version") != 1:
+            raise CheckpointError(f"{path}: has version {content.get('version')!r}, this dagnn reads version 1.")
+        net = DagNN.load(folder / _NETWORK)
+        try:
+            mean, scale = np.array(content["mean"], np.float64), np.array(content["scale"], np.float64)
+            model = Model(
+                net, content["task"], content["target"], list(content["classes"]), mean, scale, dict(content["labels"])
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: damaged: {error!r}") from None
+        if mean.shape != scale.shape or mean.shape != (len(net.input_names),):
+            raise CheckpointError(f"{path}: belongs to a network of {mean.size} inputs, not {len(net.input_names)}.")
+        net.eval()
+        return model
