@@ -67,6 +67,7 @@ def test_a_fitted_network_is_the_prediction():
     with torch.no_grad():
         np.testing.assert_array_equal(model.net_(x)[:, 0].numpy(), model.decision_function(X))
     assert isinstance(model.net_, DagNN) and not model.net_.training
+    assert x.is_contiguous()  # a batch of rows strewn over memory takes as long as the network
 
 
 def test_a_pathway_network_learns_what_a_line_cannot():
