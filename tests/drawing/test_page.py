@@ -238,3 +238,13 @@ def test_the_smallest_graphs_have_a_page(visit, dag):
 
     assert page.locator(".node").count() == dag.num_nodes
     assert heading(page) == ("Most important nodes" if dag.num_nodes else "The graph has no nodes")
+
+
+def test_labels_are_shown_and_names_found(visit):
+    page = visit(Dag([("R-1", "R-2")]), labels={"R-1": "cell cycle"})
+
+    assert page.locator(".node text").all_text_contents() == ["cell cycle", "R-2"]
+    for word in ("r-1", "CYCLE"):
+        page.fill("#search", word)
+        page.keyboard.press("Enter")
+        assert heading(page) == "cell cycle" and "R-1" in page.locator("#panel dl").inner_text()

@@ -227,3 +227,9 @@ def test_a_network_is_drawn_by_weight():
     figure = net.draw()
 
     assert figure.axes[1].get_title() == "weight" and figure.axes[1].get_xlim() == (-4, 4)
+
+
+def test_labels_take_the_place_of_names():
+    figure = DagNN(Dag([("R-1", "R-2")])).draw(labels={"R-1": "cell cycle"})
+
+    assert [text.get_text() for text in figure.axes[0].texts] == ["cell cycle", "R-2"]

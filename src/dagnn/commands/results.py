@@ -12,8 +12,8 @@ import numpy as np
 
 from dagnn.drawing.figures import picture_bytes
 from dagnn.files import replace_file
-from dagnn.nn import DagNN
 from dagnn.visible.explanation import Explanation
+from dagnn.visible.on_disk import Model
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -98,8 +98,8 @@ def joined_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def picture(net: DagNN, importance: Any, top: int = 30) -> str:
+def picture(model: Model, importance: Any, top: int = 30) -> str:
     """The most important nodes of a network, as an element of HTML."""
-    figure = net.draw(importance=importance, top=top)
+    figure = model.net.draw(importance=importance, top=top, labels=model.labels)
     content = base64.b64encode(picture_bytes(figure, "svg")).decode()
     return f'<img alt="The network, its most important nodes" src="data:image/svg+xml;base64,{content}">'

@@ -2,7 +2,7 @@
 
 import html
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -149,7 +149,7 @@ def _fit(arguments: Sequence[str]) -> int:
     write(folder / "nodes.csv", table_text({**nodes, "label": [labels.get(str(name)) for name in nodes["node"]]}))
     edges = model.net.table("edges")
     write(folder / "edges.csv", table_text({name: edges[name] for name in ("source", "target", "weight")}))
-    model.net.write_page(folder / "network.html", title=f"{Path(given.graph).stem}: {given.target}")
+    model.net.write_page(folder / "network.html", title=f"{Path(given.graph).stem}: {given.target}", labels=labels)
     write_report(
         folder / "report.html",
         f"{given.target} from {Path(given.data).name}",
@@ -157,7 +157,7 @@ def _fit(arguments: Sequence[str]) -> int:
         [
             "Network",
             preformatted(model.net.summary()),
-            picture(model.net, None),
+            picture(model, None),
             link("network.html", "Explore the network"),
         ],
         ["Graph", preformatted(str(reading.report))],
@@ -355,16 +355,16 @@ def _explain(arguments: Sequence[str]) -> int:
     write(folder / "explained_nodes.csv", table_text(nodes))
     write(folder / "explained_edges.csv", table_text(edges_table(found)))
     title = f"What decides {plain_name(found.output)}"
-    figure = model.net.draw(importance=found, top=given.top, title=title)
+    figure = model.net.draw(importance=found, top=given.top, title=title, labels=model.labels)
     write(folder / "explanation.svg", picture_bytes(figure, "svg"))
-    model.net.write_page(folder / "explanation.html", importance=found, title=title)
+    model.net.write_page(folder / "explanation.html", importance=found, title=title, labels=model.labels)
     error = f"completeness error {found.error:.3g}, of a mean change of {float(found.change.abs().mean()):.3g}"
     first = {name: column[: given.top] for name, column in nodes.items()}
     write_report(
         folder / "explained.html",
         title,
         ["Most important nodes", f"<p>{html.escape(_ONE_NETWORK)}</p>", html_table(first), f"<p>{error}</p>"],
-        ["Picture", picture(model.net, found, given.top), link("explanation.html", "Explore the explanation")],
+        ["Picture", picture(model, found, given.top), link("explanation.html", "Explore the explanation")],
     )
     width = max(len(printable(str(plain_name(name)))) for name in first["node"])
     for name, value, label in zip(first["node"], first["mean conductance"], first["label"], strict=True):
@@ -423,18 +423,20 @@ def _draw(arguments: Sequence[str]) -> int:
     elif given.top is not None:
         raise ConfigError("--top is for pictures: a page shows neighbourhoods of large graphs by itself.")
     drawn: Any
+    labels: Mapping[Any, str] = {}
     if source.is_dir():
-        drawn = Model.load(source).net
+        model = Model.load(source)
+        drawn, labels = model.net, model.labels
     elif given.members or source.name.removesuffix(".gz").lower().endswith(_GRAPH_ENDINGS):
         reading = read_any(source, members=given.members, columns=given.columns, root=given.root)
         _say(str(reading.report))
-        drawn = reading.dag
+        drawn, labels = reading.dag, reading.labels
     else:
         drawn = DagNN.load(source)
     if is_page:
-        drawn.write_page(out, title=given.title)
+        drawn.write_page(out, title=given.title, labels=labels)
     else:
-        drawn.draw(out, top=given.top, title=given.title)
+        drawn.draw(out, top=given.top, title=given.title, labels=labels)
     print(out)
     return 0
 

@@ -292,7 +292,11 @@ function look() {
   found = [];
   if (words) {
     const rank = (name) => (name === words ? 0 : name.startsWith(words) ? 1 : 2);
-    data.names.forEach((name, v) => { const low = name.toLowerCase(); if (low.includes(words)) found.push([rank(low), v]); });
+    const others = data.texts.name;  // where labels are shown in place of names, both are searched
+    data.names.forEach((name, v) => {
+      const texts = [name, ...(others && others[v] !== name ? [others[v]] : [])].map((text) => text.toLowerCase()).filter((text) => text.includes(words));
+      if (texts.length) found.push([Math.min(...texts.map(rank)), v]);
+    });
     found.sort((a, b) => a[0] - b[0] || data.strength[b[1]] - data.strength[a[1]] || a[1] - b[1]);
   }
   const total = found.length;

@@ -300,6 +300,7 @@ class Dag(Content):
         edges: Any = None,
         top: int | None = None,
         title: str | None = None,
+        labels: Mapping[Any, str] | None = None,
     ) -> Any:
         """A picture as a ``matplotlib.figure.Figure``: levels from left to right, a box for every node.
 
@@ -316,6 +317,7 @@ class Dag(Content):
                 largest sum over their edges. Dotted lines are paths through nodes that are not shown, and the picture
                 says how many those are.
             title: a line at the top.
+            labels: node -> a text to print in place of its name, such as ``Reading.labels``; some may be left out.
 
         Raises:
             GraphError: an unknown node or edge, another number of values, more than 2,000 nodes to draw.
@@ -330,11 +332,17 @@ class Dag(Content):
         """
         from dagnn.graph import drawn
 
-        scene = drawn.scene_of(self, drawn.titled(nodes, "nodes"), drawn.titled(edges, "edges"))
+        scene = drawn.scene_of(self, drawn.titled(nodes, "nodes"), drawn.titled(edges, "edges"), None, labels)
         return drawn.drawn(scene, path, top, title)
 
     def write_page(
-        self, path: str | PathLike[str], *, nodes: Any = None, edges: Any = None, title: str | None = None
+        self,
+        path: str | PathLike[str],
+        *,
+        nodes: Any = None,
+        edges: Any = None,
+        title: str | None = None,
+        labels: Mapping[Any, str] | None = None,
     ) -> None:
         """Write an HTML page to explore the graph in a browser: one file, which works offline.
 
@@ -343,7 +351,7 @@ class Dag(Content):
 
         Args:
             path: the file, replaced completely or not at all.
-            nodes, edges: numbers, as for `draw`.
+            nodes, edges, labels: as for `draw`.
             title: of the page; by default the name of the file.
 
         Raises:
@@ -356,7 +364,7 @@ class Dag(Content):
         """
         from dagnn.graph import drawn
 
-        scene = drawn.scene_of(self, drawn.titled(nodes, "nodes"), drawn.titled(edges, "edges"))
+        scene = drawn.scene_of(self, drawn.titled(nodes, "nodes"), drawn.titled(edges, "edges"), None, labels)
         drawn.write_page(scene, path, title)
 
     # ---- parts of it ----

@@ -21,7 +21,11 @@ Columns = Mapping[str, Any]
 
 
 def scene_of(
-    dag: Content, of_nodes: Columns | None = None, of_edges: Columns | None = None, texts: Columns | None = None
+    dag: Content,
+    of_nodes: Columns | None = None,
+    of_edges: Columns | None = None,
+    texts: Columns | None = None,
+    labels: Mapping[Any, str] | None = None,
 ) -> Scene:
     """What `draw_scene` and `page_text` take.
 
@@ -30,6 +34,7 @@ def scene_of(
             tensor, array or list ``[num_nodes]`` in the order of the nodes.
         of_edges: the same for edges: a mapping by (source, target), or ``[num_edges]`` in the order of ``dag.edges``.
         texts: what the texts mean -> one text a node.
+        labels: node -> the text to print in place of its name; the name becomes one of the texts.
 
     Raises:
         GraphError: an unknown node or edge, or another number of values.
@@ -46,8 +51,11 @@ def scene_of(
         edge_columns[title] = np.zeros(len(pairs))
         np.add.at(edge_columns[title], number, values)
     repeated = len(edges) - len(pairs)
+    names = [dag.name_of(node) for node in range(dag.num_nodes)]
+    if labels:
+        texts = {"name": list(map(str, names)), **(texts or {})}
     return Scene(
-        names=[str(dag.name_of(node)) for node in range(dag.num_nodes)],
+        names=[str((labels or {}).get(name, name)) for name in names],
         levels=dag.levels.numpy(),
         edges=pairs,
         is_input=is_input,

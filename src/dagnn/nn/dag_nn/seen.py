@@ -189,6 +189,7 @@ class Seen(NamedInputs):
         edge_importance: Any = None,
         top: int | None = None,
         title: str | None = None,
+        labels: Mapping[Any, str] | None = None,
     ) -> Any:
         """A picture as a ``matplotlib.figure.Figure``; see `Dag.draw` for how it looks.
 
@@ -203,6 +204,7 @@ class Seen(NamedInputs):
             edge_importance: (source, target) -> number, or one for each edge in the order of ``dag.edges``.
             top: draw only so many nodes, the most important, and how they are connected.
             title: a line at the top.
+            labels: node -> a text to print in place of its name, such as ``Reading.labels``.
 
         Raises:
             ConfigError: arguments that do not belong together, another ending of ``path``, gradients of weights that
@@ -226,7 +228,7 @@ class Seen(NamedInputs):
             of_edges["gradient" + self._blocks] = _numbers(self.edge_grads())
         else:
             of_edges["weight" + self._blocks] = _numbers(self.edge_weights())
-        return drawn(scene_of(self.dag, of_nodes, of_edges), path, top, title)
+        return drawn(scene_of(self.dag, of_nodes, of_edges, None, labels), path, top, title)
 
     def write_page(
         self,
@@ -236,6 +238,7 @@ class Seen(NamedInputs):
         importance: Any = None,
         edge_importance: Any = None,
         title: str | None = None,
+        labels: Mapping[Any, str] | None = None,
     ) -> None:
         """Write an HTML page to explore the network in a browser: one file, which works offline; see `Dag.write_page`.
 
@@ -243,7 +246,7 @@ class Seen(NamedInputs):
 
         Args:
             path: the file, replaced completely or not at all.
-            x, importance, edge_importance: as for `draw`, all allowed at once.
+            x, importance, edge_importance, labels: as for `draw`, all allowed at once.
             title: of the page; by default the name of the file.
 
         Raises:
@@ -265,7 +268,7 @@ class Seen(NamedInputs):
             of_edges["gradient" + self._blocks] = _numbers(self.edge_grads())
         inputs = set(self.dag.inputs.tolist())
         kinds = ["none (input)" if v in inputs else kind for v, kind in enumerate(self.activations)]
-        write_page(scene_of(self.dag, of_nodes, of_edges, {"activation": kinds}), path, title)
+        write_page(scene_of(self.dag, of_nodes, of_edges, {"activation": kinds}, labels), path, title)
 
     @property
     def _blocks(self) -> str:
