@@ -120,10 +120,12 @@ def test_a_picture_shows_what_its_arguments_are_for(net):
 
 def test_wide_networks_show_the_norms_of_their_blocks(tmp_path):
     net = WideDagNN(Dag(EDGES), width=2)
+    net.set_weights({("b", "d"): -0.5})  # a block of one has a norm too
     figure = net.draw()
 
     assert bars(figure) == ["weight (norm of the block)"]
     norms = {pair: float(block.norm()) for pair, block in net.edge_weights().items()}
+    assert norms[("b", "d")] == 0.5
     assert figure.axes[1].get_xlim()[1] == pytest.approx(max(norms.values()))
     assert dict(zip(net.edge_names(), net.table("edges")["weight"], strict=True)) == norms
     assert list(data_of(net, tmp_path)["edges"]) == ["weight (norm of the block)"]

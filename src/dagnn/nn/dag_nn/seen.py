@@ -306,8 +306,8 @@ def _parts(importance: Any) -> tuple[Any, Any]:
 
 
 def _number(value: Any) -> float:
-    """A number, or the Frobenius norm of a block."""
-    return float(value.norm()) if isinstance(value, Tensor) and value.numel() != 1 else float(value)
+    """A number, or the Frobenius norm of a block; also of a block of one, so that all have one meaning."""
+    return float(value.norm()) if isinstance(value, Tensor) else float(value)
 
 
 def _numbers(values: Mapping[Any, Any]) -> dict[Any, float]:
