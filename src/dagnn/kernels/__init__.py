@@ -6,7 +6,7 @@ is read at every call.
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 import torch
@@ -59,6 +59,7 @@ __all__ = [
     "plan_cell",
     "plan_levels",
     "plan_network",
+    "replace_gradients",
     "run_conductance",
     "run_network",
     "run_sweeps",
@@ -121,6 +122,28 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
         y: Tensor = _network.run_network(plan, x, edge_weight, bias)
         return y
     return reference.run_network(plan.levels, x, edge_weight, bias)
+
+
+def replace_gradients(
+    plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, gradient_of: Callable[[Tensor], Tensor]
+) -> None:
+    """Gradients of the parameters for one batch, in their ``.grad``, which must be there; what it held is gone.
+
+    Args:
+        x: ``[B, inputs]``, contiguous, B at least 1.
+        gradient_of: the gradient of the outputs ``[B, outputs]``, from the outputs.
+    """
+    if _is_compiled(x, edge_weight.detach(), bias.detach()) and not plan.why_reference:
+        _network.replace_gradients(plan, x, edge_weight, bias, gradient_of)
+        return
+    assert edge_weight.grad is not None
+    assert bias.grad is not None
+    with torch.enable_grad():
+        y = reference.run_network(plan.levels, x, edge_weight, bias)
+    found = torch.autograd.grad(y, (edge_weight, bias), gradient_of(y.detach()), allow_unused=True)
+    for parameter, gradient in zip((edge_weight, bias), found, strict=True):
+        assert parameter.grad is not None
+        parameter.grad.zero_() if gradient is None else parameter.grad.copy_(gradient)
 
 
 def explain_network(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> str:

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dagnn.visible.columns import Aligned, align
+from dagnn.visible.controls import rewired
 from dagnn.visible.edge_files import read_edges, read_sif, read_sparse
 from dagnn.visible.explaining import explain
 from dagnn.visible.explanation import Explanation
@@ -12,7 +13,9 @@ from dagnn.visible.graph_files import read_graph
 from dagnn.visible.ontology import read_obo
 from dagnn.visible.reading import Dropped, Reading, ReadReport
 from dagnn.visible.reading import library as _library
+from dagnn.visible.replicates import Replicates, explain_replicates
 from dagnn.visible.restricting import restrict
+from dagnn.visible.runs import ReplicateTraining
 from dagnn.visible.survival import concordance_index, cox_loss
 
 if TYPE_CHECKING:
@@ -27,10 +30,13 @@ __all__ = [
     "Explanation",
     "ReadReport",
     "Reading",
+    "ReplicateTraining",
+    "Replicates",
     "align",
     "concordance_index",
     "cox_loss",
     "explain",
+    "explain_replicates",
     "read_edges",
     "read_gmt",
     "read_graph",
@@ -39,6 +45,7 @@ __all__ = [
     "read_sif",
     "read_sparse",
     "restrict",
+    "rewired",
 ]
 
 

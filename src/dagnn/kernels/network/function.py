@@ -51,6 +51,24 @@ def accumulate(
     return True
 
 
+def replace_gradients(
+    plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, gradient_of: Callable[[Tensor], Tensor]
+) -> None:
+    """One forward and backward pass without autograd, whose gradients replace the ``.grad`` of both parameters.
+
+    Args:
+        edge_weight, bias: contiguous leaves with a ``.grad`` of their own form.
+        gradient_of: of the outputs ``[B, outputs]``, contiguous, from the outputs; B at least 1.
+    """
+    weight, own_bias = edge_weight.detach(), bias.detach()
+    _check_sizes(plan, weight, own_bias)
+    assert edge_weight.grad is not None
+    assert bias.grad is not None
+    y, saved = passes.forward(plan.compiled, x, weight, own_bias)
+    into = Gradients(edge_weight.grad, bias.grad, accumulate=False)
+    passes.backward(plan.compiled, gradient_of(y), saved, weight, own_bias, into, needs_x=False)
+
+
 class _Network(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: NetworkPlan) -> Tensor:

@@ -1,0 +1,412 @@
+"""`explain_replicates`: which nodes matter, over seeds and against what labels without a signal give."""
+
+import warnings
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, final, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from dagnn.errors import ConfigError, ConstantNodesWarning, DtypeError, GraphError
+from dagnn.graph import Dag
+from dagnn.nn import DagNN
+from dagnn.nn.learnable import check_dag
+from dagnn.visible.controls import deterministic, rewired, shuffled, with_one_output
+from dagnn.visible.explaining import explain
+from dagnn.visible.runs import ReplicateTraining, Run, first_parameters, scores, train
+
+Control = Literal["shuffled", "deterministic", "rewired"]
+# What seeds are drawn for: each purpose has its own stream, so that one control does not move another.
+_SPLIT, _FIRST, _ORDER, _SHUFFLE, _REWIRE = range(5)
+
+
+@final
+class Replicates:
+    """Importance of every node over replicates and controls: what `explain_replicates` returns.
+
+    Importance is a *share*: the mean ``|C_v|`` over the held-out samples, over the mean ``|F(x) - F(baseline)|``.
+
+    Attributes:
+        node_names: in the order of the Dag's nodes.
+        output: name of the node that was trained.
+        shares: float64 ``[replicates, num_nodes]``.
+        sizes: float64 ``[replicates, num_nodes]``, the mean ``|C_v|``.
+        control_shares: of every control, float64 ``[runs, num_nodes]``; of shuffles ``[shuffles * replicates, ...]``,
+            shuffle by shuffle.
+        control_sizes: the same of the mean ``|C_v|``.
+        scores: on the held-out samples, of every replicate: the area under the ROC curve, for numbers the correlation.
+        control_scores: the same of every control, against the labels it was trained on.
+        error: the largest completeness error of all explanations.
+
+    The example is that of `explain_replicates`.
+
+    >>> Replicates.__name__
+    'Replicates'
+    """
+
+    def __init__(self, dag: Dag, output: Hashable, found: Mapping[str, "_Measured"], replicates: int) -> None:
+        true = found["true"]
+        self._dag, self.output, self._replicates = dag, output, replicates
+        self.shares, self.sizes, self.scores = true.shares, true.sizes, true.scores
+        controls = {name: measured for name, measured in found.items() if name != "true"}
+        self.control_shares = {name: measured.shares for name, measured in controls.items()}
+        self.control_sizes = {name: measured.sizes for name, measured in controls.items()}
+        self.control_scores = {name: measured.scores for name, measured in controls.items()}
+        self.error = max(measured.error for measured in found.values())
+
+    @cached_property
+    def node_names(self) -> tuple[Hashable, ...]:
+        """The names of the nodes, in the order of the Dag."""
+        return tuple(map(self._dag.name_of, range(self._dag.num_nodes)))
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The mean share of every node, float64 ``[num_nodes]``."""
+        return self.shares.mean(0)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Where the mean share over all seeds lies, by Student's t over the replicates; NaN for one replicate.
+
+        It says how much seeds move a share, not whether the share means anything: for that see `p_values`.
+        """
+        if not 0 < level < 1:
+            raise ConfigError(f"level must lie between 0 and 1, got {level!r}: 0.95 is usual.")
+        count = len(self.shares)
+        if count < 2:
+            nothing = torch.full_like(self.mean, torch.nan)
+            return nothing, nothing.clone()
+        half = stats.t.ppf((1 + level) / 2, count - 1) * self.shares.std(0) / count**0.5
+        return self.mean - half, self.mean + half
+
+    @cached_property
+    def difference(self) -> Tensor:
+        """The mean share less its mean on shuffled labels, float64 ``[num_nodes]``: what to rank by.
+
+        The mean share alone ranks nodes by where they are in the graph.
+
+        Raises:
+            ConfigError: there is no control of shuffled labels.
+        """
+        return self.mean - self._of("shuffled", self.control_shares).mean(0)
+
+    @cached_property
+    def p_values(self) -> Tensor:
+        """The chance that *any* hidden node differs so much if the labels say nothing, float64 ``[num_nodes]``.
+
+        The statistic of a set of labels is its mean over replicates of ``sqrt(mean |C_v|)`` less the mean over all
+        sets. A node's p-value is the share of sets, the true one among them, whose largest statistic over the hidden
+        nodes is as large as that of the node on the true labels. So it is family-wise over the nodes, and no smaller
+        than 1 / (shuffles + 1). It is not divided by a standard error: that gave false hits. NaN for inputs and the
+        output, which are not tested.
+
+        Raises:
+            ConfigError: there is no control of shuffled labels.
+        """
+        null = self._of("shuffled", self.control_sizes).sqrt()
+        null = null.view(-1, self._replicates, null.shape[1]).mean(1)
+        sets = torch.cat([self.sizes.sqrt().mean(0, keepdim=True), null])
+        statistic = (sets - sets.mean(0))[:, self._tested]
+        result = torch.full((sets.shape[1],), torch.nan, dtype=torch.float64)
+        if statistic.shape[1]:
+            largest = statistic.max(1).values
+            as_large = (largest[1:].unsqueeze(1) >= statistic[0]).sum(0)
+            result[self._tested] = (1 + as_large).double() / len(sets)
+        return result
+
+    def significant(self, level: float = 0.05) -> list[Hashable]:
+        """Names of the hidden nodes with a p-value of at most ``level``, largest difference of shares first."""
+        chosen = (self.p_values <= level).nonzero().flatten().tolist()
+        return [self.node_names[node] for node in sorted(chosen, key=lambda node: -float(self.difference[node]))]
+
+    def top(self, n: int = 10) -> list[tuple[Hashable, float]]:
+        """The ``n`` hidden nodes of largest `difference`, with it; without shuffled labels, of largest mean share."""
+        value = self.difference if "shuffled" in self.control_shares else self.mean
+        chosen = self._tested.nonzero().flatten().tolist()
+        ranked = sorted(chosen, key=lambda node: -float(value[node]))[: max(0, n)]
+        return [(self.node_names[node], float(value[node])) for node in ranked]
+
+    def likeness(self) -> dict[str, float]:
+        """Spearman's correlation, over the hidden nodes, of the mean shares with those of every control.
+
+        Near 1 for shuffled labels: the graph's shape ranks the nodes, whatever the labels say.
+        """
+        chosen = self._tested
+        found = {}
+        for name, shares in self.control_shares.items():
+            pair = self.mean[chosen].numpy(), shares.mean(0)[chosen].numpy()
+            is_flat = len(pair[0]) < 2 or any((one == one[0]).all() for one in pair)
+            found[name] = float("nan") if is_flat else float(stats.spearmanr(*pair).statistic)
+        return found
+
+    def to_frame(self) -> Any:
+        """A data frame of pandas, a row per node: share, its interval, and with shuffled labels difference and p-value.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        try:
+            import pandas  # type: ignore[import-untyped,unused-ignore]
+        except ImportError:
+            raise ModuleNotFoundError("to_frame needs pandas, which is not installed: pip install pandas.") from None
+        low, high = self.interval()
+        columns = {"share": self.mean, "low": low, "high": high}
+        for name, shares in self.control_shares.items():
+            columns[f"share_{name}"] = shares.mean(0)
+        if "shuffled" in self.control_shares:
+            columns |= {"difference": self.difference, "p_value": self.p_values}
+        return pandas.DataFrame({"node": list(self.node_names)} | {name: one.tolist() for name, one in columns.items()})
+
+    def __str__(self) -> str:
+        held_out = ", ".join(f"{score:.3f}" for score in self.scores.tolist()[:5])
+        lines = [f"{len(self.shares)} replicates for {self.output!r}, held-out score {held_out}; "
+                 f"completeness error at most {self.error:.1e}"]  # fmt: skip
+        for name, likeness in self.likeness().items():
+            mean = self.control_scores[name].mean().item()
+            lines.append(
+                f"  {name}: score {mean:.3f}, rank correlation of the shares with the true ones {likeness:.2f}"
+            )
+        p_value = self.p_values if "shuffled" in self.control_shares else None
+        for node, value in self.top():
+            p_text = "" if p_value is None else f"  p {float(p_value[self._dag.index_of(node)]):.3f}"
+            lines.append(f"  {value:+8.4f}  {node}{p_text}")
+        lines += self.cautions()
+        return "\n".join(lines)
+
+    def cautions(self) -> list[str]:
+        """What these runs cannot say."""
+        found = []
+        if len(self.shares) == 1:
+            found.append("A single run says nothing: seeds move importances more than labels do. Take replicates.")
+        if "shuffled" not in self.control_shares:
+            found.append("Without shuffled labels, the graph's shape ranks the nodes: no differences, no p-values.")
+        elif (sets := 1 + len(self.control_shares["shuffled"]) // self._replicates) < 20:
+            found.append(f"{sets - 1} shuffles give no p-value below {1 / sets:.2f}: take 19 or more for 0.05.")
+        return found
+
+    @cached_property
+    def _tested(self) -> Tensor:
+        """bool ``[num_nodes]``: neither inputs nor the output."""
+        tested = torch.ones(self._dag.num_nodes, dtype=torch.bool)
+        tested[self._dag.inputs] = False
+        tested[self._dag.index_of(self.output)] = False
+        return tested
+
+    def _of(self, control: str, values: Mapping[str, Tensor]) -> Tensor:
+        if control not in values:
+            raise ConfigError(f"this needs the control {control!r}, and the controls were {sorted(values)}: add it.")
+        return values[control]
+
+
+def explain_replicates(
+    dag: Dag,
+    x: Any,
+    y: Any,
+    *,
+    replicates: int = 3,
+    controls: Collection[str] = ("shuffled",),
+    shuffles: int = 19,
+    output: Hashable = None,
+    baseline: Any = 0.0,
+    held_out: float = 0.25,
+    training: ReplicateTraining | None = None,
+    steps: int = 16,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Replicates:
+    """Importance of every node over replicates, beside controls, from networks that are trained here.
+
+    A replicate is a seed: of the first weights and of the order of the samples. A share of the samples, the same for
+    all, is held out: scores and importances are of those. All networks train at once, on the threads that PyTorch may
+    use, each with the bits that it has alone.
+
+    Controls: ``"shuffled"`` trains every replicate on ``shuffles`` random orders of y; only against these are there
+    ranks (`Replicates.difference`) and p-values. ``"deterministic"`` replaces every input by y, so that only the graph
+    tells nodes apart. ``"rewired"`` gives every replicate a random graph of the same degrees, see `rewired`.
+
+    Args:
+        dag: the graph, with one output or one named by ``output``; nodes are sums, as in `DagNN`.
+        x: ``[samples, inputs]``, standardised; or columns by name.
+        y: ``[samples]``: 0 and 1, or numbers, which are standardised.
+        replicates, shuffles: at least 1. 3 and 19 are the least for p-values of 0.05.
+        baseline: as of `explain`.
+        held_out: share of the samples.
+        training: by default ``ReplicateTraining()``.
+        steps: points of the path, as of `explain`.
+        seed: of everything, at least 0; one seed gives the same bits, whatever the threads.
+        progress: called with the number of runs that are trained, and of all.
+
+    Raises:
+        GraphError, DtypeError, ConfigError: as of `explain` and `DagNN`; y of another length, of one class only or all
+            equal, not finite; too few samples; a number out of range; an unknown control.
+
+    >>> dag = Dag([("a", "p"), ("b", "p"), ("c", "q"), ("d", "q"), ("p", "y"), ("q", "y")])
+    >>> x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> training = ReplicateTraining(weight_decay=0.1, lr=0.02)
+    >>> found = explain_replicates(dag, x, (x[:, 0] + x[:, 1] > 0).float(), training=training)
+    >>> found.significant(), found.top(1)[0][0]
+    (['p'], 'p')
+    """
+    check_dag(dag)
+    names = _checked_settings(replicates, controls, shuffles, held_out, seed)
+    how = ReplicateTraining() if training is None else training
+    dag = with_one_output(dag, output)
+    with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        net = _network(dag, how)
+        samples = net.input_from(x) if not isinstance(x, Tensor) else x
+        data = _Data.made(net, samples.detach().cpu(), y, held_out, seed)
+        jobs = list(_jobs(net, dag, data, how, names, replicates, shuffles, seed))
+        counter = _Counter(len(jobs), progress)
+        train([job.run for job in jobs], how, is_label=data.is_label, done=counter.add)
+        found = {}
+        for name in ("true", *names):
+            found[name] = _measured([job for job in jobs if job.of == name], data, baseline, steps)
+    return Replicates(dag, dag.name_of(int(dag.outputs[0])), found, replicates)
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """A run, what it is for, and the held-out samples on which it is measured; ``place`` orders those of one kind."""
+
+    of: str
+    place: tuple[int, int]
+    net: DagNN
+    run: Run
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    shares: Tensor
+    sizes: Tensor
+    scores: Tensor
+    error: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """Training and held-out samples."""
+
+    x: Tensor
+    y: Tensor
+    train: Tensor
+    test: Tensor
+    is_label: bool
+
+    @classmethod
+    def made(cls, net: DagNN, x: Tensor, y: Any, held_out: float, seed: int) -> "_Data":
+        inputs = len(net.dag.inputs)
+        if x.dim() != 2 or x.shape[1] != inputs:
+            raise GraphError(f"x must have the shape [samples, inputs] = [..., {inputs}], got {list(x.shape)}.")
+        if x.dtype not in (torch.float32, torch.float64):
+            raise DtypeError(f"x must be float32 or float64, got {x.dtype}: convert it with x.float().")
+        if not x.isfinite().all():
+            row, column = (~x.isfinite()).nonzero()[0].tolist()
+            name = net.input_names[column]
+            raise ConfigError(f"x is {x[row, column].item()} for the input {name!r} of sample {row}: fill or drop it.")
+        labels = torch.as_tensor(np.asarray(y)).detach().cpu()
+        if labels.shape != (len(x),) or labels.is_complex():
+            raise GraphError(
+                f"y must have one number for each of {len(x)} samples, got the shape {list(labels.shape)}."
+            )
+        labels = labels.to(x.dtype)
+        if not labels.isfinite().all():
+            raise ConfigError(f"y is not finite for sample {int((~labels.isfinite()).nonzero()[0])}: drop it.")
+        if len(labels) < 4 or bool((labels == labels[0]).all()):
+            raise ConfigError(
+                f"y must differ between samples, and there must be 4 at least, got {len(labels)} of value "
+                f"{labels[0].item() if len(labels) else None}: one class only has nothing to learn."
+            )
+        is_label = bool(((labels == 0) | (labels == 1)).all())
+        if not is_label:
+            labels = (labels - labels.mean()) / labels.std(unbiased=False)
+        order = torch.from_numpy(np.random.default_rng([seed, _SPLIT]).permutation(len(x)))
+        test = max(1, min(len(x) - 1, round(held_out * len(x))))
+        return cls(x.contiguous(), labels, order[test:], order[:test], is_label)
+
+
+class _Counter:
+    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _checked_settings(
+    replicates: object, controls: Collection[str], shuffles: object, held_out: object, seed: object
+) -> list[str]:
+    for name, value, least in (("replicates", replicates, 1), ("shuffles", shuffles, 1), ("seed", seed, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name} must be a whole number, at least {least}, got {value!r}.")
+    if not isinstance(held_out, float) or not 0 < held_out < 1:
+        raise ConfigError(f"held_out must lie between 0 and 1, got {held_out!r}: 0.25 is a quarter of the samples.")
+    known = get_args(Control)
+    wrong = [controls] if isinstance(controls, str) else [name for name in controls if name not in known]
+    if wrong:
+        raise ConfigError(f"controls is a list of some of {', '.join(known)}, got {wrong[0]!r}.")
+    return [name for name in known if name in controls]
+
+
+def _network(dag: Dag, how: ReplicateTraining) -> DagNN:
+    return DagNN(dag, activation=how.activation, output_activation=how.output_activation)
+
+
+def _jobs(
+    net: DagNN, dag: Dag, data: _Data, how: ReplicateTraining, names: Sequence[str], replicates: int, shuffles: int,
+    seed: int,
+) -> Iterator[_Job]:  # fmt: skip
+    """All runs, those on the same samples in the same order next to each other."""
+    labels = {("true", 0): data.y}
+    if "shuffled" in names:
+        for number in range(shuffles):
+            labels["shuffled", number] = shuffled(data.y, np.random.default_rng([seed, _SHUFFLE, number]))
+    net = net.to(data.x.dtype)
+    x, x_test = data.x[data.train], data.x[data.test]
+    y, y_test = data.y[data.train], data.y[data.test]
+    if "deterministic" in names:
+        told = deterministic(data.y, data.x.shape[1])
+        x_told, told_test = told[data.train], told[data.test]
+
+    def job(of: str, number: int, k: int, own: DagNN, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) -> _Job:
+        # The same first weights and order for all labels: what differs between them is the labels.
+        weight, bias = first_parameters(own, _seed(seed, _FIRST, k))
+        run = Run(own._plan_on[torch.device("cpu")], weight, bias, x, y, _seed(seed, _ORDER, k))
+        return _Job(of, (number, k), own, run, x_test, y_test)
+
+    for k in range(replicates):
+        for (of, number), values in labels.items():
+            yield job(of, number, k, net, x, values[data.train], x_test, values[data.test])
+    for k in range(replicates if "deterministic" in names else 0):
+        yield job("deterministic", 0, k, net, x_told, y, told_test, y_test)
+    for k in range(replicates if "rewired" in names else 0):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConstantNodesWarning)  # of the same nodes, said already
+            other = _network(rewired(dag, _seed(seed, _REWIRE, k)), how).to(data.x.dtype)
+        yield job("rewired", 0, k, other, x, y, x_test, y_test)
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def _measured(jobs: Sequence[_Job], data: _Data, baseline: Any, steps: int) -> _Measured:
+    jobs = sorted(jobs, key=lambda job: job.place)
+    shares, sizes, error = [], [], 0.0
+    for job in jobs:
+        job.net.edge_weight.copy_(job.run.weight)
+        job.net.bias.copy_(job.run.bias)
+        found = explain(job.net, job.x, baseline, steps=steps)
+        size: NDArray[np.float64] = np.abs(found.nodes.numpy()).mean(axis=0, dtype=np.float64)
+        sizes.append(torch.from_numpy(size))
+        shares.append(found.node_shares)
+        error = max(error, found.error)
+    own = scores([job.run for job in jobs], [job.x for job in jobs], [job.y for job in jobs], is_label=data.is_label)
+    return _Measured(torch.stack(shares), torch.stack(sizes), torch.tensor(own, dtype=torch.float64), error)
