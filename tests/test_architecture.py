@@ -14,7 +14,7 @@ import dagnn.errors
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "dagnn"
 MAX_LINES = 450
-MAX_FILES = 245  # of the library
+MAX_FILES = 250  # of the library
 MAX_IN_A_FOLDER = 20
 
 # Part -> the parts that it may import, as CONTRIBUTING.md draws them. what is in FREE may be imported by all.
@@ -26,6 +26,7 @@ ARROWS = {
     "kernels": {"graph"},
     "accumulation": set(),
     "lint": set(),
+    "answers": set(),
     "ged": {"graph", "drawing"},
     "export": {"kernels", "graph"},
     "nn": {"export", "kernels", "graph", "drawing"},

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
 PACKAGES = (
     "accumulation",
+    "answers",
     "curriculum",
     "data",
     "errors",
