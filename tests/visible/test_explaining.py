@@ -168,6 +168,33 @@ def test_means_and_responses_are_complete_too():
         assert torch.allclose(found.cut_sums(), found.change.unsqueeze(1), atol=1e-9)
 
 
+@settings(max_examples=20, deadline=None)
+@given(cases(), st.sampled_from([*SMOOTH, "relu", swish_of_a_user]), st.sampled_from(["path", "secant"]))
+def test_the_compiled_path_is_the_reference(case, activation, rule):
+    dag, output, _ = case
+    net = network(dag, activation)
+    x, baseline = samples(net, 11), samples(net, 11, seed=2)
+    compiled = explain(net, x, baseline, output=output, rule=rule, steps=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DAGNN_KERNELS", "reference")
+        reference = explain(net, x, baseline, output=output, rule=rule, steps=3)
+
+    assert torch.allclose(compiled.nodes, reference.nodes, rtol=1e-9, atol=1e-11)
+    assert torch.allclose(compiled.edges, reference.edges, rtol=1e-9, atol=1e-11)
+
+
+def test_secants_hold_where_a_sum_hardly_moves():
+    """h moves by rounding only: its slope must stay that of tanh, not a quotient of rounding errors."""
+    net = network(Dag([("a", "h"), ("b", "h"), ("h", "y")]), {"h": "tanh", "y": "identity"})
+    net.set_weights({("a", "h"): 1.0, ("b", "h"): -1.0 + 1e-15, ("h", "y"): 1.0})
+    for path in ("compiled", "reference"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DAGNN_KERNELS", path)
+            found = explain(net, torch.tensor([[1e3, 1e3]], dtype=torch.float64), rule="secant", steps=1)
+        bias = net.biases()["h"]
+        assert found.edges[0].abs().tolist() == pytest.approx([1e3 * (1 - np.tanh(bias) ** 2)] * 2 + [0], abs=1e-9)
+
+
 def test_one_step_of_secants_is_the_rescale_rule():
     net = network(Dag([("a", "h"), ("h", "y")]), {"h": "tanh", "y": "identity"})
     net.set_weights({("a", "h"): 2.0, ("h", "y"): 3.0})

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from dagnn.errors import ConfigError
 from dagnn.kernels import autograd, graph_plans, reference
 from dagnn.kernels.level_plans import LevelPlan, plan_levels
+from dagnn.kernels.network import conductance as _conductance
 from dagnn.kernels.network import function as _network
-from dagnn.kernels.network.conductance import ConductancePlan, Conductances, run_conductance
+from dagnn.kernels.network.conductance import ConductancePlan, Conductances
+from dagnn.kernels.network.conductance_code import run_compiled as _run_conductance
 from dagnn.kernels.network.plan import NetworkPlan, plan_network
 from dagnn.kernels.nodes import ACTIVATIONS, AGGREGATIONS, NEAT_ACTIVATIONS
 from dagnn.kernels.reference import Aggregate, Cell
@@ -144,6 +146,27 @@ def replace_gradients(
     for parameter, gradient in zip((edge_weight, bias), found, strict=True):
         assert parameter.grad is not None
         parameter.grad.zero_() if gradient is None else parameter.grad.copy_(gradient)
+
+
+def run_conductance(
+    plan: ConductancePlan,
+    x: Tensor,
+    way: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    rule: _conductance.Rule,
+    steps: int,
+    is_compiled: bool = True,
+) -> Conductances:
+    """Conductances along a path, by the path that can run them; see `conductance.run_conductance`.
+
+    Args:
+        is_compiled: the compiled path has all activations.
+    """
+    if is_compiled and plan.output_row >= 0 and _is_compiled(x, way, weight, bias):
+        return _run_conductance(plan, x, way, weight, bias, rule=rule, steps=steps)
+    return _conductance.run_conductance(plan, x, way, weight, bias, rule=rule, steps=steps)
 
 
 def explain_network(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> str:

@@ -84,7 +84,8 @@ def explain(
             weight = weight * scale.to(weight.dtype)[network.edges[:, 1]]
         way = samples - start
         of_rows = torch.cat([bias, bias.new_zeros(1)])[network.bias_index[torch.from_numpy(plan.rows)]]
-        of = run_conductance(plan, start, way, weight, of_rows, rule=rule, steps=steps)
+        is_compiled = not network.why_reference
+        of = run_conductance(plan, start, way, weight, of_rows, rule=rule, steps=steps, is_compiled=is_compiled)
         return Explanation(net, name, way, change, Found(plan, weight, of), rule=rule, steps=steps)
 
 

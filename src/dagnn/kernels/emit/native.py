@@ -146,6 +146,18 @@ FIELDS = (
     "grad_scale",
     "grad_shift",
     "value_gradients",
+    # conductance along a path: its steps, edges between rows and out of inputs, the row of the output
+    "way",
+    "steps",
+    "points",
+    "shares",
+    "inner_offsets",
+    "inner_sources",
+    "inner_weight",
+    "column_offsets",
+    "column_rows",
+    "column_weight",
+    "output_row",
     # rows of calls that run beside each other
     "calls",
     "first_calls",

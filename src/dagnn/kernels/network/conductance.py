@@ -94,6 +94,8 @@ class ConductancePlan:
         self.entry_columns, self.entry_rows = column_of[source[self.entry_edges]], row_of[target[self.entry_edges]]
         self.inner_sources, self.inner_targets = row_of[source[self.inner_edges]], row_of[target[self.inner_edges]]
 
+        self.arrays: object = None  # of the compiled path, which makes them when it first runs
+
         # Levels of rows, and the inner edges into each of them.
         bounds = np.flatnonzero(np.diff(levels[self.rows], prepend=-1, append=-1)) if len(self.rows) else [0]
         self._levels = []
@@ -214,7 +216,7 @@ def _forward(
             if is_secant:
                 z, value = sums[chosen], values[chosen]
                 tangents[chosen] = (value[:, 1:] - value[:, :-1]) * steps
-                slopes[chosen] = secant(tangents[chosen], rates[chosen], z[:, :-1], slope[:, :-1], slope[:, 1:], steps)
+                slopes[chosen] = secant(tangents[chosen], rates[chosen], z[:, 1:], slope[:, :-1], slope[:, 1:], steps)
             else:
                 slopes[chosen] = slope
         if not is_secant:
