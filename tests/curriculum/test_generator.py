@@ -326,3 +326,12 @@ def test_the_levels_draw_what_is_rare_by_chance():
     assert all(share(level, lambda item: item[0] == "^" and item[2] in (-1, -2, -3)) > 0.01 for level in (3, 4, 5))
     assert all(share(level, lambda item: "e" in item or "pi" in item) > 0.03 for level in (4, 5))
     assert share(5, lambda item: "y" in item or "z" in item) > 0.05
+
+
+@pytest.mark.fault("curriculum", 1)
+@pytest.mark.parametrize("index", [139639, 179668, 197972])
+def test_a_function_that_is_nowhere_real_is_not_drawn(index):
+    """(sqrt (+ -1 (- x x))) names an x, so it is no constant until it is simplified."""
+    sample = make_sample(5, seed=11, index=index)
+
+    assert judge(5, sample.input, sample.answer).right

@@ -29,10 +29,10 @@ from dagnn.curriculum.draw import (
     Preset,
     with_digits,
 )
+from dagnn.curriculum.exact.answer import simplified
 from dagnn.curriculum.exact.calculus import definite_integral, derivative
 from dagnn.curriculum.exact.evaluate import LimitError, evaluate, is_well_rounded, well_conditioned_value
 from dagnn.curriculum.exact.precise import decimal_leaf, refuse_undefined
-from dagnn.curriculum.exact.simplify import simplify
 from dagnn.curriculum.expression import CONSTANTS, Expr, from_fraction, is_decimal, size, walk
 from dagnn.curriculum.levels import LevelSpec, check_drawn, level_spec, preset_of
 from dagnn.curriculum.verdict import confirmed
@@ -390,8 +390,7 @@ def _answer(level: int, expr: Expr, depth: int | None, number_limit: int) -> Exp
 
 def _derivative(expr: Expr, largest: int) -> Expr:
     assert isinstance(expr, tuple)
-    refuse_undefined(expr[1])  # (log -2) beside an x: values are real
-    function = simplify(expr[1])
+    function = simplified(expr[1])  # (log -2) beside an x is refused, and (sqrt (- (- x x) 1)): values are real
     result = derivative(function, expr[2])
     refuse_undefined(result)  # (log -2) from (^ -2 x)
     refuse_large_numbers(function)

@@ -63,7 +63,7 @@ def answer(expr: Expr, level: int | None = None) -> Expr:
             return resolved  # a decimal stays a decimal
         if level == _NUMERIC_LEVEL:
             return approximate(resolved)
-        return _simplified(resolved)
+        return simplified(resolved)
     except RecursionError:
         raise ExpressionError(f"{place(expr)} grows too deep while it is worked out: solve it in parts.") from None
 
@@ -131,10 +131,10 @@ def _substituted(body: Expr, symbol: str, value: Expr) -> Expr:
 
 
 def _function(expr: Expr, whole: Expr) -> Expr:
-    return _simplified(_one_value(resolve(expr), whole))
+    return simplified(_one_value(resolve(expr), whole))
 
 
-def _simplified(expr: Expr) -> Expr:
+def simplified(expr: Expr) -> Expr:
     """Canonical. Refused if a part has no value, before it can cancel and after."""
     refuse_undefined(expr)
     result = simplify(expr)
