@@ -146,7 +146,9 @@ def test_backward_and_update_is_accumulate_and_step_and_warns():
     twin(X)
     twin.backward_accumulate(G)
     twin.step(0.1)
-    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), twin.parameters(), strict=True))
+    # One pass multiplies and adds with one rounding; PyTorch's own step does so on some processors only.
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-15, atol=1e-15)
     same_gradients(net, twin)  # gradients stay until zero_grad
 
 

@@ -51,6 +51,54 @@ def run(function: NativeFunction, frame: Frame, pieces: int, *, is_shared: bool 
         _team()(function, frame.address, workers)
 
 
+def run_products(product: Callable[[slice], object], length: int, step: int) -> None:
+    """Calls ``product`` with slices of ``step`` of ``0 .. length``, each on one thread, as many at once as there are.
+
+    A library's product on several threads gives other bits than on one: it divides sums among them, and blocks
+    otherwise. So the slices must follow from the shapes alone, whatever the number of threads.
+    """
+    slices = [slice(first, min(first + step, length)) for first in range(0, length, step)]
+    workers = num_workers(len(slices))
+
+    def share(worker: int) -> None:
+        before = _set_product_threads(1)
+        try:
+            for each in slices[worker::workers]:
+                product(each)
+        finally:
+            _set_product_threads(before)
+
+    others = [_pool().submit(torch.no_grad()(share), worker) for worker in range(1, workers)]
+    share(0)
+    for other in others:
+        other.result()
+
+
+@cache
+def _product_threads() -> Callable[[int], int]:
+    """MKL's setting for the calling thread only; 0 is none. Where PyTorch has another library, its own setting."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.so")):
+        try:
+            setting = ctypes.CDLL(str(path)).MKL_Set_Num_Threads_Local
+        except AttributeError:
+            break
+        setting.argtypes, setting.restype = [ctypes.c_int], ctypes.c_int
+        return lambda threads: int(setting(threads))
+
+    def for_all(threads: int) -> int:
+        before = torch.get_num_threads()
+        if threads != before:
+            torch.set_num_threads(threads)
+        return before
+
+    return for_all
+
+
+def _set_product_threads(threads: int) -> int:
+    """Set it; what it was."""
+    return _product_threads()(threads)
+
+
 @cache
 def _team() -> Callable[[NativeFunction, int, int], None]:
     # The team that PyTorch itself computes with: its threads exist already, and a pool of ours beside it would compete

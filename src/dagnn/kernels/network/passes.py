@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dagnn.kernels.autograd import Borrowed
 from dagnn.kernels.emit.native import Frame
-from dagnn.kernels.emit.workers import num_workers, run
+from dagnn.kernels.emit.workers import num_workers, run, run_products
 from dagnn.kernels.network.compiled_plan import CompiledPlan, Cut
 
 
@@ -192,38 +192,48 @@ def _backward_steps(
         # The gradient of the sources first: it reads the weights, and with ``lr`` they move below.
         if grad_x is not None or not plan.reads_inputs_only[number]:
             of_source = _rows(cut, deltas, block.source_first, block.source_last)
-            _add_product(of_source, plan.matrix(number, weight).t(), delta)
+            _multiply(plan.matrix(number, weight).t(), delta, of_source, add=True)
         if positions is None:
             own = plan.matrix(number, into.weight)
-            if into.accumulate:  # the product adds in place: no matrix of the gradient's size in between
-                own.addmm_(delta, source.t())
-            elif delta.shape[1] == 1:
-                torch.outer(delta[:, 0], source[:, 0], out=own)
-            else:
-                torch.mm(delta, source.t(), out=own)
+            _multiply(delta, source.t(), own, add=into.accumulate)  # in place: no matrix of that size in between
         else:
             own = into.weight[block.first_weight : block.first_weight + block.num_edges]
             # A block with gaps: the full matrix, of which the edges pick their places.
-            found = (delta @ source.t()).view(-1).index_select(0, positions)
+            full = delta.new_empty(delta.shape[0], source.shape[0])
+            _multiply(delta, source.t(), full)
+            found = full.view(-1).index_select(0, positions)
             _ = own.add_(found) if into.accumulate else own.copy_(found)
         if into.lr is not None:
             weight[block.first_weight : block.first_weight + block.num_edges].add_(own.view(-1), alpha=-into.lr)
 
 
-def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """``left @ right``, with a single column as a vector: `torch.mm` makes no use of that."""
-    if right.shape[1] == 1:
-        torch.mv(left, right[:, 0], out=out[:, 0])
-    else:
-        torch.mm(left, right, out=out)
+_PRODUCT = 1 << 23  # multiply-adds of a piece of a product: some 0.2 ms, beside which a call is nothing
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left @ right``."""
+def _multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
+    """``out = left @ right``, or ``out += left @ right``, with the same bits for any number of threads.
+
+    A single column goes as a vector: `torch.mm` makes no use of that.
+    """
+    beta = 1 if add else 0
     if right.shape[1] == 1:
-        total[:, 0].addmv_(left, right[:, 0])
-    else:
-        total.addmm_(left, right)
+        run_products(lambda _: out[:, 0].addmv_(left, right[:, 0], beta=beta), 1, 1)
+        return
+    if left.shape[1] == 1 and not add:
+        torch.outer(left[:, 0], right[0], out=out)
+        return
+    # Along the longer side of the result, in multiples of 64, which no vector is wider than.
+    along_rows = left.shape[0] > right.shape[1]
+    length, other = (left.shape[0], right.shape[1]) if along_rows else (right.shape[1], left.shape[0])
+    step = -(-_PRODUCT // max(1, other * left.shape[1]) // 64) * 64
+
+    def product(part: slice) -> None:
+        if along_rows:
+            out[part].addmm_(left[part], right, beta=beta)
+        else:
+            out[:, part].addmm_(left, right[:, part], beta=beta)
+
+    run_products(product, length, max(64, step))
 
 
 def _rows(cut: Cut, values: Tensor, first: int, last: int) -> Tensor:
