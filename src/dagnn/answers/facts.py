@@ -99,6 +99,7 @@ def find_facts(operation: Operation, pairs: Sequence[Pair], given: Mapping[int, 
         _learn(facts, groups, rng)
         if not changed:
             break
+    _try_again(facts, groups, rng, frozenset(given), takes_back=False)  # support is that of the table as it is now
     for group in groups:
         found, _ = group.run(facts.table)
         facts.contradicted += int(((found != group.answers) & (found != group.unknown)).any(1).sum())
@@ -202,8 +203,11 @@ def _votes(
     return votes
 
 
-def _try_again(facts: Facts, groups: Sequence[_Group], rng: np.random.Generator, given: frozenset[int]) -> bool:
-    """Tries every fact against its alternatives with all others known; True if one was changed or taken back."""
+def _try_again(
+    facts: Facts, groups: Sequence[_Group], rng: np.random.Generator, given: frozenset[int], takes_back: bool = True
+) -> bool:
+    """Tries every fact against its alternatives with all others known, counts what supports it, and takes back refuted
+    ones if it ``takes_back``; True if one was."""
     votes: dict[int, Counter[int]] = defaultdict(Counter)
     unknown = facts.operation.layout.empty()
     values: dict[int, Symbols] = {}
@@ -218,8 +222,10 @@ def _try_again(facts: Facts, groups: Sequence[_Group], rng: np.random.Generator,
     facts.support = dict.fromkeys(given, WITNESSES)
     for row, counted in votes.items():
         best, count = counted.most_common(1)[0] if counted else (0, 0)
-        if count and (values[row][best] == facts.table[row]).all():
+        if count < VOTES or count < SHARE * counted.total():
+            continue  # neither confirmed nor refuted: without support, and so without a claim
+        if (values[row][best] == facts.table[row]).all():
             facts.support[row] = count
-        elif count >= VOTES and count >= SHARE * counted.total():
+        elif takes_back:
             facts.table[row], changed = unknown[row], True
     return changed
