@@ -12,7 +12,8 @@ from dagnn.answers.operation import Operation, Run, Symbols
 from dagnn.errors import DataError
 
 Pair = tuple[tuple[str, ...], str]
-WITNESSES = 16  # answers that are asked about one fact at a time
+WITNESSES = 16  # answers that are asked about one fact at a time; opinions, when it is tried again
+SEARCHED = 1024  # answers of equal lengths that are searched for those opinions
 VOTES = 3  # a fact needs so many answers ...
 SHARE = 0.75  # ... and so large a part of those that have an opinion: below 1, or one wrong answer could veto a fact
 
@@ -107,20 +108,24 @@ def find_facts(operation: Operation, pairs: Sequence[Pair], given: Mapping[int, 
 
 
 def _learn(facts: Facts, groups: Sequence[_Group], rng: np.random.Generator) -> None:
-    """Until no answer adds a fact: short questions first, clear votes before the others."""
-    refused: set[int] = set()
-    while any(_new_facts(facts, group, rng, clear, refused) for clear in (True, False) for group in groups):
+    """Until no answer adds a fact: short questions first, clear votes before the others, single votes last.
+
+    Of one shape there may be few answers, and one vote is enough to go on: `_try_again` asks answers of all shapes, and
+    what it does not confirm has no support.
+    """
+    stages = [(votes, clear) for votes in (VOTES, 1) for clear in (True, False)]
+    while any(_new_facts(facts, group, rng, votes, clear) for votes, clear in stages for group in groups):
         pass
 
 
-def _new_facts(facts: Facts, group: _Group, rng: np.random.Generator, clear: bool, refused: set[int]) -> bool:
+def _new_facts(facts: Facts, group: _Group, rng: np.random.Generator, least: int, clear: bool) -> bool:
     _, run = group.run(facts.table)
     if run.missing is None or (run.missing < 0).all():
         return False
     missing = np.broadcast_to(run.missing, (len(group.questions),))
-    witnesses = _sampled(missing[None], rng)
-    elected = _elect(facts, group, witnesses, clear)
-    if not clear and elected:
+    witnesses = _sampled(missing[None], rng, WITNESSES)
+    elected = _elect(facts, group, witnesses, least, clear)
+    if (not clear or least < VOTES) and elected:
         # Convenience, not evidence, speaks for it: one at a time, since the next answers may then be clear.
         best = max(elected, key=lambda row: elected[row][1])
         elected = {best: elected[best]}
@@ -129,13 +134,13 @@ def _new_facts(facts: Facts, group: _Group, rng: np.random.Generator, clear: boo
     return bool(elected)
 
 
-def _sampled(rows: NDArray[np.int64], rng: np.random.Generator) -> dict[int, list[int]]:
+def _sampled(rows: NDArray[np.int64], rng: np.random.Generator, most: int) -> dict[int, list[int]]:
     """Row -> some of the questions that need it. ``rows``: int64 ``[calls, questions]``, -1 for none."""
     found: dict[int, list[int]] = defaultdict(list)
     order = rng.permutation(rows.shape[1])[:4000]
     for question, column in zip(order.tolist(), rows[:, order].T, strict=True):
         for row in set(column.tolist()):
-            if row >= 0 and len(found[row]) < WITNESSES:
+            if row >= 0 and len(found[row]) < most:
                 found[row].append(question)
     return {row: found[row] for row in sorted(found)}
 
@@ -169,7 +174,7 @@ def _fresh(facts: Facts, alphabet: str) -> int:
 
 
 def _elect(
-    facts: Facts, group: _Group, witnesses: Mapping[int, Sequence[int]], clear: bool
+    facts: Facts, group: _Group, witnesses: Mapping[int, Sequence[int]], least: int, clear: bool
 ) -> dict[int, tuple[Symbols, int]]:
     """Row -> the outputs that enough answers vote for, and their votes."""
     votes: dict[int, Counter[int]] = {}
@@ -180,7 +185,7 @@ def _elect(
     for row, counted in votes.items():
         if counted:
             best, count = counted.most_common(1)[0]
-            if count >= VOTES and count >= SHARE * counted.total():
+            if count >= least and count >= SHARE * counted.total():
                 elected[row] = (values[row][best], count)
     return elected
 
@@ -214,10 +219,15 @@ def _try_again(
     for group in groups:
         _, run = group.run(facts.table)
         used = np.stack([np.broadcast_to(rows, (len(group.questions),)) for rows in run.used])
-        for row, questions in _sampled(used.astype(np.int64), rng).items():
-            if votes[row].total() < WITNESSES and row not in given and (facts.table[row] != unknown[row]).any():
-                values[row] = _values(facts, row)
-                votes[row] += _votes(facts, group, row, questions, values[row], True)
+        for row, questions in _sampled(used.astype(np.int64), rng, SEARCHED).items():
+            if row in given or (facts.table[row] == unknown[row]).all():
+                continue
+            values[row] = _values(facts, row)
+            # Many answers need a fact without showing all of it: the last carry is read by no cell.
+            for start in range(0, len(questions), WITNESSES):
+                if votes[row].total() >= WITNESSES:
+                    break
+                votes[row] += _votes(facts, group, row, questions[start : start + WITNESSES], values[row], True)
     changed = False
     facts.support = dict.fromkeys(given, WITNESSES)
     for row, counted in votes.items():

@@ -44,11 +44,14 @@ class CellNetwork(nn.Module):
 class Certificate:
     """What holds for questions of every length, if the answers that were learned from are right.
 
+    The claim is relative to the table of facts: each fact was confirmed with all others as learned. That no other table
+    as a whole explains the answers is not proved.
+
     Attributes:
         holds: every input that any length can ask a cell about was learned from answers, and the network answers it so.
         reachable: how many such inputs there are.
         least_lead: least difference of the two highest logits over all of them.
-        missing: those that no answer shows.
+        missing: those that too few answers show, with all other facts as learned.
         wrong: those that the network answers otherwise than the facts.
         contradicted, answers: answers that the facts do not give, of all.
         given: reachable inputs whose facts came from other operations.
@@ -71,7 +74,11 @@ class Certificate:
             f"{self.least_lead:.2f}; {self.contradicted} of {self.answers} answers contradict the facts"
         ]
         if self.holds:
-            lines.append("right for every length, if the data flow is right and the uncontradicted answers are")
+            lines += [
+                "right for every length, if the data flow is right and the facts are those of the operation;",
+                "answers confirm each fact with all others as learned: that no other table as a whole explains them is "
+                "not proved",
+            ]
         else:
             lines.append("no claim:")
             lines += [f"  not learned: {len(self.missing)}: {', '.join(self.missing[:10])}"] if self.missing else []
@@ -141,8 +148,8 @@ class Learned:
         such a wire; a cell reads any combination of what its wires can carry. The closure contains all symbols
         of visible
         alphabets, the first symbol of hidden ones, and what the networks write on inputs in it. By induction along the
-        flow no question leaves it, whatever its length: `Run.cell` refuses wires of other alphabets, and `Run.constant`
-        refuses hidden symbols but the first.
+        flow no question leaves it, whatever its length: `Run.cell` refuses wires of other alphabets and runs, and
+        `Run.constant` refuses hidden symbols but the first.
         """
         operation, layout = self.operation, self.operation.layout
         carried = {

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +13,33 @@ from dagnn.errors import ConfigError, DataError
 Symbols = NDArray[np.int32]
 
 
-class Wire(NamedTuple):
-    """Symbols of one alphabet on one wire, for all questions of a batch: int32 ``[batch]``; its length means unknown.
+class Wire:
+    """Symbols of one alphabet on one wire, for all questions of a batch. Only a `Run` makes wires, and only for itself.
 
     A flow passes wires on and must not look into them: which cells run may depend on lengths only.
+
+    Raises:
+        ConfigError: always. ``run.cell`` and ``run.constant`` give wires; the certificate rests on their checks.
     """
 
-    alphabet: str
-    symbols: Symbols
+    __slots__ = ("_alphabet", "_run", "_symbols")
+    _alphabet: str
+    _run: "Run"
+    _symbols: Symbols  # int32 [batch] or [1]; the length of the alphabet means unknown
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise ConfigError("a flow cannot make a wire itself: take those it is given, run.cell or run.constant.")
+
+    @property
+    def alphabet(self) -> str:
+        """Name of the alphabet."""
+        return self._alphabet
+
+
+def _wire(run: "Run", alphabet: str, symbols: Symbols) -> Wire:
+    wire = object.__new__(Wire)
+    wire._run, wire._alphabet, wire._symbols = run, alphabet, symbols
+    return wire
 
 
 @dataclass(frozen=True)
@@ -131,15 +149,16 @@ class Operation:
                 )
         for i, alphabet in enumerate(self.inputs):
             symbols = self.encode([question[i] for question in questions], alphabet)
-            parts.append([Wire(alphabet, column) for column in np.ascontiguousarray(symbols.T)])
+            parts.append([_wire(run, alphabet, column) for column in np.ascontiguousarray(symbols.T)])
         wires = self.flow(run, *parts)
         for place, wire in enumerate(wires):
+            run.check(wire)
             if wire.alphabet != self.output:
                 raise ConfigError(
                     f"the flow of {self.name!r} answers with {wire.alphabet!r} at place {place}, expected "
                     f"{self.output!r}."
                 )
-        columns = [np.broadcast_to(wire.symbols, (len(questions),)) for wire in wires]
+        columns = [np.broadcast_to(wire._symbols, (len(questions),)) for wire in wires]
         return np.stack(columns, 1) if columns else np.zeros((len(questions), 0), np.int32)
 
 
@@ -234,25 +253,40 @@ class Run:
             )
         if len(symbol) != 1 or symbol not in symbols:
             raise ConfigError(f"constant {symbol!r} is no symbol of alphabet {alphabet!r}, which has {symbols!r}.")
-        return Wire(alphabet, np.full((1,), symbols.index(symbol), np.int32))
+        return _wire(self, alphabet, np.full((1,), symbols.index(symbol), np.int32))
+
+    def check(self, wire: object) -> None:
+        """Refuses what is not a wire of this run.
+
+        Raises:
+            ConfigError: no `Wire`, or one that another run has made.
+        """
+        if not isinstance(wire, Wire) or wire._run is not self:
+            what = "a wire of another run" if isinstance(wire, Wire) else repr(wire)
+            raise ConfigError(
+                f"the flow of {self._operation.name!r} used {what}, expected a wire of this run: take those it is "
+                f"given, run.cell or run.constant."
+            )
 
     def cell(self, name: str, *wires: Wire) -> tuple[Wire, ...]:
         """What a cell writes, one wire per output.
 
         Raises:
-            ConfigError: an unknown cell, or wires of other alphabets than the cell reads. The certificate
-                rests on this.
+            ConfigError: an unknown cell, or wires of another run or of other alphabets than the cell reads. The
+                certificate rests on this.
         """
         cell = self._operation.cells.get(name)
         if cell is None:
             raise ConfigError(f"no cell {name!r} in {self._operation.name!r}: it has {sorted(self._operation.cells)}.")
+        for wire in wires:
+            self.check(wire)
         if tuple(wire.alphabet for wire in wires) != cell.inputs:
             raise ConfigError(
                 f"cell {name!r} reads {cell.inputs}, but the flow connects {tuple(wire.alphabet for wire in wires)}."
             )
-        index: NDArray[np.int32] = wires[0].symbols
+        index: NDArray[np.int32] = wires[0]._symbols
         for wire, radix in zip(wires[1:], self._layout.radices[name][1:], strict=True):
-            index = index * np.int32(radix) + wire.symbols
+            index = index * np.int32(radix) + wire._symbols
         index = index + np.int32(self._layout.first[name])
         outputs = [column.take(index) for column in self._columns[: len(cell.outputs)]]
         if self._row is not None and self._value is not None:
@@ -260,12 +294,12 @@ class Run:
             outputs = [np.where(hit, self._value[:, port], output) for port, output in enumerate(outputs)]
         if self._note:
             self._write_down(name, wires, index, outputs[0])
-        return tuple(Wire(a, output) for a, output in zip(cell.outputs, outputs, strict=True))
+        return tuple(_wire(self, a, output) for a, output in zip(cell.outputs, outputs, strict=True))
 
     def _write_down(self, name: str, wires: Sequence[Wire], index: NDArray[np.int32], output: Symbols) -> None:
         known = np.ones(index.shape, bool)
         for wire, radix in zip(wires, self._layout.radices[name], strict=True):
-            known = known & (wire.symbols < radix - 1)
+            known = known & (wire._symbols < radix - 1)
         self.used.append(np.where(known, index, -1))
         first = np.where(known & (output == self._layout.unknown[name][0]), index, -1)
         if self.missing is None:
