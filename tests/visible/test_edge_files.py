@@ -8,22 +8,13 @@ import scipy.sparse
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from read_graphs import adds_up, edges_of
 
 from dagnn import Dag, DagNN
 from dagnn.errors import ConfigError, CycleError, DataError, DtypeError, GraphError
 from dagnn.visible import read_edges, read_sif, read_sparse
 
 PAIRS = [("a", "c"), ("b", "c"), ("c", "d"), ("a", "d")]
-
-
-def edges_of(dag):
-    return {(dag.name_of(u), dag.name_of(v)) for u, v in dag.edges.tolist()}
-
-
-def adds_up(report):
-    return report.nodes_read + report.nodes_added == report.nodes + report.count(
-        "nodes"
-    ) and report.edges_read + report.edges_added == report.edges + report.count("edges")
 
 
 def written(path, text):

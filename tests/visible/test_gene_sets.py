@@ -5,24 +5,11 @@ import gzip
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from read_graphs import adds_up, edges_of, inputs_of
 
 from dagnn import DagNN
 from dagnn.errors import ConfigError, CycleError, DataError, GraphError
 from dagnn.visible import read_edges, read_gmt, read_reactome
-
-
-def edges_of(dag):
-    return {(dag.name_of(u), dag.name_of(v)) for u, v in dag.edges.tolist()}
-
-
-def inputs_of(dag):
-    return [dag.name_of(node) for node in dag.inputs.tolist()]
-
-
-def adds_up(report):
-    return report.nodes_read + report.nodes_added == report.nodes + report.count(
-        "nodes"
-    ) and report.edges_read + report.edges_added == report.edges + report.count("edges")
 
 
 def gmt(folder, sets):

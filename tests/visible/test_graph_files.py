@@ -6,15 +6,12 @@ from pathlib import Path
 import networkx
 import pytest
 from hypothesis import given
+from read_graphs import edges_of
 from strategies import dags
 
 from dagnn import Dag
 from dagnn.errors import ConfigError, CycleError, DataError, GraphError
 from dagnn.visible import read_graph
-
-
-def edges_of(dag):
-    return {(dag.name_of(u), dag.name_of(v)) for u, v in dag.edges.tolist()}
 
 
 def written(path, text):

@@ -1,24 +1,10 @@
 """OBO as Dags: chosen relations, obsolete terms, ragged tags, genes, and bad files."""
 
 import pytest
+from read_graphs import adds_up, edges_of, inputs_of
 
 from dagnn.errors import ConfigError, CycleError, DataError
 from dagnn.visible import read_obo
-
-
-def edges_of(dag):
-    return {(dag.name_of(u), dag.name_of(v)) for u, v in dag.edges.tolist()}
-
-
-def inputs_of(dag):
-    return [dag.name_of(node) for node in dag.inputs.tolist()]
-
-
-def adds_up(report):
-    return report.nodes_read + report.nodes_added == report.nodes + report.count(
-        "nodes"
-    ) and report.edges_read + report.edges_added == report.edges + report.count("edges")
-
 
 OBO = """format-version: 1.2
 ontology: test

@@ -4,6 +4,7 @@ import networkx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from read_graphs import adds_up, edges_of
 from strategies import dags
 
 from dagnn import Dag, DagNN
@@ -11,18 +12,8 @@ from dagnn.errors import DtypeError, GraphError
 from dagnn.visible import Reading, read_edges, restrict
 
 
-def edges_of(dag):
-    return {(dag.name_of(u), dag.name_of(v)) for u, v in dag.edges.tolist()}
-
-
 def names_of(dag, nodes):
     return [dag.name_of(node) for node in nodes.tolist()]
-
-
-def adds_up(report):
-    return report.nodes_read + report.nodes_added == report.nodes + report.count(
-        "nodes"
-    ) and report.edges_read + report.edges_added == report.edges + report.count("edges")
 
 
 @given(dags(named=True, min_nodes=2), st.data())

@@ -175,17 +175,15 @@ def explain_network(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> str
 
 
 def _explained(edge_weight: Tensor, why: str, *others: Tensor) -> str:
-    if why:
-        pass
-    elif kernel_path() != "compiled":
+    if not why and kernel_path() != "compiled":
         why = f"{_VARIABLE}={kernel_path()}"
-    elif not edge_weight.is_cpu:
+    elif not why and not edge_weight.is_cpu:
         why = f"its parameters are on the device {edge_weight.device}"
-    elif edge_weight.dtype not in _FLOATS:
+    elif not why and edge_weight.dtype not in _FLOATS:
         why = f"its parameters are {edge_weight.dtype}"
-    elif not _is_compiled(edge_weight, *others):
+    elif not why and not _is_compiled(edge_weight, *others):
         why = "its parameters are no plain tensors"
-    else:
+    if not why:
         return "compiled: machine code for this processor, forward and backward"
     return f"reference: plain PyTorch, level by level, because {why}"
 

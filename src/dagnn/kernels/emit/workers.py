@@ -3,8 +3,9 @@
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain
@@ -51,52 +52,62 @@ def run(function: NativeFunction, frame: Frame, pieces: int, *, is_shared: bool 
         _team()(function, frame.address, workers)
 
 
-def run_products(product: Callable[[slice], object], length: int, step: int) -> None:
-    """Calls ``product`` with slices of ``step`` of ``0 .. length``, each on one thread, as many at once as there are.
+@contextmanager
+def one_thread_products() -> Iterator[None]:
+    """Inside, MKL's products on this thread take no other one: on several they may give other bits than on one."""
+    setting = _product_threads()
+    before = 0 if setting is None else setting(1)
+    try:
+        yield
+    finally:
+        if setting is not None:
+            setting(before)
 
-    A library's product on several threads gives other bits than on one: it divides sums among them, and blocks
-    otherwise. So the slices must follow from the shapes alone, whatever the number of threads.
+
+def run_products(product: Callable[[slice], object], length: int, step: int) -> None:
+    """Calls ``product``, inside `one_thread_products`, with slices of ``step`` of ``0 .. length``, several at once.
+
+    The slices must follow from the shapes alone: then the bits do not depend on the number of threads.
     """
     slices = [slice(first, min(first + step, length)) for first in range(0, length, step)]
-    workers = num_workers(len(slices))
-
-    def share(worker: int) -> None:
-        before = _set_product_threads(1)
+    if _product_threads() is None:  # another library, whose only setting is PyTorch's own, for all threads
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
-            for each in slices[worker::workers]:
+            for each in slices:
                 product(each)
         finally:
-            _set_product_threads(before)
+            torch.set_num_threads(before)
+        return
+    workers = num_workers(len(slices))
 
-    others = [_pool().submit(torch.no_grad()(share), worker) for worker in range(1, workers)]
-    share(0)
+    @torch.no_grad()
+    def share(worker: int) -> None:
+        with one_thread_products():
+            for each in slices[worker::workers]:
+                product(each)
+
+    others = [_pool().submit(share, worker) for worker in range(1, workers)]
+    try:
+        for each in slices[::workers]:
+            product(each)
+    finally:
+        wait(others)  # also after an error: they write to memory that it may free
     for other in others:
         other.result()
 
 
 @cache
-def _product_threads() -> Callable[[int], int]:
-    """MKL's setting for the calling thread only; 0 is none. Where PyTorch has another library, its own setting."""
-    for path in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.so")):
-        try:
-            setting = ctypes.CDLL(str(path)).MKL_Set_Num_Threads_Local
-        except AttributeError:
-            break
+def _product_threads() -> Callable[[int], int] | None:
+    """Sets how many threads MKL's products take on the calling thread, 0 for all, and returns what that was.
+
+    None where PyTorch computes with another library.
+    """
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    setting = getattr(ctypes.CDLL(str(path)), "MKL_Set_Num_Threads_Local", None) if path.exists() else None
+    if setting is not None:
         setting.argtypes, setting.restype = [ctypes.c_int], ctypes.c_int
-        return lambda threads: int(setting(threads))
-
-    def for_all(threads: int) -> int:
-        before = torch.get_num_threads()
-        if threads != before:
-            torch.set_num_threads(threads)
-        return before
-
-    return for_all
-
-
-def _set_product_threads(threads: int) -> int:
-    """Set it; what it was."""
-    return _product_threads()(threads)
+    return setting
 
 
 @cache

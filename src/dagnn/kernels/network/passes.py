@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dagnn.kernels.autograd import Borrowed
 from dagnn.kernels.emit.native import Frame
-from dagnn.kernels.emit.workers import num_workers, run, run_products
+from dagnn.kernels.emit.workers import num_workers, one_thread_products, run, run_products
 from dagnn.kernels.network.compiled_plan import CompiledPlan, Cut
 
 
@@ -69,16 +69,17 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
     # Every step of the list runs the same function: the first one reads x into rows, and the last one writes y.
     frame.set_addresses(y=None)
 
-    for first, last, number in plan.segments():
-        frame.set(first=first, last=last)
-        if last == plan.num_nodes:
-            frame.set_addresses(y=y)
-        if number is not None:
-            block = plan.blocks[number]
-            source = _rows(cut, saved.values, block.source_first, block.source_last)
-            _multiply(plan.matrix(number, weight), source, _rows(cut, saved.values, first, last))
-        run(functions["forward" if number is None else "activate"], frame, cut.tiles, is_shared=cut.is_shared)
-        frame.set_addresses(x=None)
+    with one_thread_products():
+        for first, last, number in plan.segments():
+            frame.set(first=first, last=last)
+            if last == plan.num_nodes:
+                frame.set_addresses(y=y)
+            if number is not None:
+                block = plan.blocks[number]
+                source = _rows(cut, saved.values, block.source_first, block.source_last)
+                _multiply(plan.matrix(number, weight), source, _rows(cut, saved.values, first, last))
+            run(functions["forward" if number is None else "activate"], frame, cut.tiles, is_shared=cut.is_shared)
+            frame.set_addresses(x=None)
     return y, saved
 
 
@@ -132,7 +133,8 @@ def backward(
     edge_pieces = num_workers(plan.num_sparse // 4096)
     run(functions["gather"], frame, edge_pieces)
     if plan.blocks:
-        _backward_steps(plan, cut, frame, saved.values, weight, into, grad_x)
+        with one_thread_products():
+            _backward_steps(plan, cut, frame, saved.values, weight, into, grad_x)
     else:
         run(functions["backward"], frame, cut.pieces, is_shared=cut.is_shared)
     run(functions["finish"], frame, edge_pieces)

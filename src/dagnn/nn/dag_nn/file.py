@@ -42,6 +42,7 @@ from dagnn.nn.dag_nn.parameters import (
     node_aggregations,
     node_responses,
 )
+from dagnn.nn.learnable import LearnableModule
 
 _FORMAT, _VERSION = "dagnn.DagNN", 2
 _PLAIN_VERSION = 1  # of networks that sum and have no formulas: earlier versions of dagnn read them too
@@ -206,6 +207,33 @@ def _digest(document: str, tensors: dict[str, Tensor]) -> str:
         sha256.update(f"\n{name} {value.dtype} {list(value.shape)}\n".encode())
         sha256.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha256.hexdigest()
+
+
+class RecordsStructure(LearnableModule):
+    """A module whose state dict holds a record of its structure: one of another structure is refused."""
+
+    def _check_record(self, record: object, module: str) -> None:
+        """Raise StateDictError for a record of another structure; ``module`` is the name of this one in messages."""
+        raise NotImplementedError(f"{type(self).__name__} must compare records.")
+
+    def set_extra_state(self, state: Any) -> None:
+        """Does nothing: `_load_from_state_dict` has compared the record with the structure; loading changes none."""
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        *lists: list[str],
+    ) -> None:
+        key = f"{prefix}_extra_state"
+        if key in state_dict:  # before anything is copied
+            self._check_record(state_dict[key], prefix[:-1])
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
+        if key in missing:  # an earlier version, or plain vectors: they are loaded in their order
+            missing.remove(key)
 
 
 def functions_hash(

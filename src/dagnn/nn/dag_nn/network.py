@@ -38,7 +38,7 @@ Activation = str | Callable[[Any], Any]
 
 
 @final
-class DagNN(Exports):
+class DagNN(Exports, file.RecordsStructure):
     """``value[v] = act_v(sum over edges u -> v of w_uv * value[u] + b_v)``; inputs take their value from x.
 
     **Nodes** may be more: ``act_v(b_v + r_v * aggregate over edges u -> v of w_uv * value[u])``, with a name or formula
@@ -385,24 +385,8 @@ class DagNN(Exports):
     def _functions(self) -> int:
         return file.functions_hash(self._layout, self.activations, self.aggregations, self.responses)
 
-    def set_extra_state(self, state: Any) -> None:
-        """Does nothing: `_load_from_state_dict` has compared the record with the structure; loading changes none."""
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: list[str],
-        *lists: list[str],
-    ) -> None:
-        key = f"{prefix}_extra_state"
-        if key in state_dict:  # before anything is copied
-            file.check_record(state_dict[key], self._layout, self._functions, prefix[:-1])
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
-        if key in missing:  # an earlier version, or plain vectors: they are loaded in their order
-            missing.remove(key)
+    def _check_record(self, record: object, module: str) -> None:
+        file.check_record(record, self._layout, self._functions, module)
 
     def __getstate__(self) -> dict[str, Any]:
         # Computed weights and the last input may have an autograd graph: those can be neither pickled nor copied.

@@ -17,6 +17,7 @@ from dagnn.kernels.nodes import activation_text
 from dagnn.kernels.wide.plan import Normalise
 from dagnn.kernels.wide.reference import WideParameters, WideResult, WideState
 from dagnn.nn.dag_nn import edit
+from dagnn.nn.dag_nn.file import RecordsStructure
 from dagnn.nn.dag_nn.network import Activation
 from dagnn.nn.dag_nn.parameters import ParameterLayout, bias_mask, draw_uniform, warn_of_constants
 from dagnn.nn.dag_nn.seen import Seen
@@ -31,7 +32,7 @@ _MOMENTUM = 0.1
 
 
 @final
-class WideDagNN(NamedBlocks, Seen):
+class WideDagNN(NamedBlocks, Seen, RecordsStructure):
     """A node v is ``width(v)`` numbers: ``h = act_v(b_v + sum over edges u -> v of W_uv value[u])``, then its norm.
 
     For models such as DCell, DrugCell, P-NET or GenNet, whose terms or pathways have several units each. A class beside
@@ -397,24 +398,8 @@ class WideDagNN(NamedBlocks, Seen):
         """The record of the structure and the widths that goes into the state dict, int32."""
         return file.record_of(self._wide, self.normalise)
 
-    def set_extra_state(self, state: Any) -> None:
-        """Does nothing: `_load_from_state_dict` has compared the record with the structure; loading changes none."""
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: list[str],
-        *lists: list[str],
-    ) -> None:
-        key = f"{prefix}_extra_state"
-        if key in state_dict:  # before anything is copied
-            file.check_record(state_dict[key], self._wide, self.normalise, prefix[:-1])
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
-        if key in missing:
-            missing.remove(key)
+    def _check_record(self, record: object, module: str) -> None:
+        file.check_record(record, self._wide, self.normalise, module)
 
     def extra_repr(self) -> str:
         wide = self._wide
