@@ -45,6 +45,14 @@ def restored_threads():
     torch.set_num_threads(threads)
 
 
+def large() -> DagNN:
+    """An MLP 20-700-600, whose products are cut into pieces from some 40 samples on."""
+    edges = [(u, v) for u in range(20) for v in range(20, 720)]
+    edges += [(u, v) for u in range(20, 720) for v in range(720, 1320)]
+    torch.manual_seed(2)
+    return DagNN(Dag(torch.tensor(edges), 1320))
+
+
 def bits(net: DagNN, x: torch.Tensor) -> list[bytes]:
     """Output and all gradients, byte by byte."""
     net.zero_grad()
@@ -62,6 +70,33 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(make, batch, restored_t
         torch.set_num_threads(threads)
         results.append(bits(make(), X[:batch]))
     assert results[0] == results[1] == results[2] == results[3]
+
+
+def test_the_bits_of_products_in_pieces_do_not_depend_on_the_number_of_threads(restored_threads):
+    net, results = large(), []
+    for threads in (1, 2, 3, 1):
+        torch.set_num_threads(threads)
+        results.append(bits(net, X))
+    assert results[0] == results[1] == results[2] == results[3]
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("is_mkl", [True, False])
+def test_products_in_pieces_cover_everything_once_and_raise_what_fails(monkeypatch, restored_threads, is_mkl):
+    if not is_mkl:
+        monkeypatch.setattr(workers, "_product_threads", lambda: None)
+    torch.set_num_threads(3)
+    seen = []
+    workers.run_products(lambda part: seen.extend(range(1000)[part]), 1000, 64)
+    assert sorted(seen) == list(range(1000))
+
+    def fails(part):
+        if part.start == 640:
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        workers.run_products(fails, 1000, 64)
+    assert torch.get_num_threads() == 3
 
 
 def test_threads_of_python_do_the_same(monkeypatch, restored_threads):

@@ -4,7 +4,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -64,11 +64,31 @@ def one_thread_products() -> Iterator[None]:
             setting(before)
 
 
+class _Share:
+    """What each worker of a team runs, in Python: it looks like a compiled function to `_team`."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self.errors: list[BaseException] = []
+        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self)
+        self.address = ctypes.cast(self._callback, ctypes.c_void_p).value
+
+    def __call__(self, _frame: int | None) -> None:
+        try:
+            with torch.no_grad(), one_thread_products():
+                self._work()
+        except BaseException as error:  # which could not pass through the team
+            self.errors.append(error)
+
+
 def run_products(product: Callable[[slice], object], length: int, step: int) -> None:
     """Calls ``product``, inside `one_thread_products`, with slices of ``step`` of ``0 .. length``, several at once.
 
     The slices must follow from the shapes alone: then the bits do not depend on the number of threads.
     """
+    if length <= step and _product_threads() is not None:
+        product(slice(0, length))
+        return
     slices = [slice(first, min(first + step, length)) for first in range(0, length, step)]
     if _product_threads() is None:  # another library, whose only setting is PyTorch's own, for all threads
         before = torch.get_num_threads()
@@ -80,21 +100,21 @@ def run_products(product: Callable[[slice], object], length: int, step: int) -> 
             torch.set_num_threads(before)
         return
     workers = num_workers(len(slices))
-
-    @torch.no_grad()
-    def share(worker: int) -> None:
-        with one_thread_products():
-            for each in slices[worker::workers]:
-                product(each)
-
-    others = [_pool().submit(share, worker) for worker in range(1, workers)]
-    try:
-        for each in slices[::workers]:
+    if workers == 1:
+        for each in slices:
             product(each)
-    finally:
-        wait(others)  # also after an error: they write to memory that it may free
-    for other in others:
-        other.result()
+        return
+    left = iter(slices)
+
+    def work() -> None:
+        for each in left:  # whoever is free takes the next one
+            product(each)
+
+    # On the team, whose threads wait for work by spinning: others would compete with them for the cores.
+    share = _Share(work)
+    _team()(share, 0, workers)
+    if share.errors:
+        raise share.errors[0]
 
 
 @cache
@@ -111,7 +131,7 @@ def _product_threads() -> Callable[[int], int] | None:
 
 
 @cache
-def _team() -> Callable[[NativeFunction, int, int], None]:
+def _team() -> Callable[[NativeFunction | _Share, int, int], None]:
     # The team that PyTorch itself computes with: its threads exist already, and a pool of ours beside it would compete
     # with them for the cores. PyTorch's wheels bundle libgomp under a name with a hash.
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
@@ -122,7 +142,7 @@ def _team() -> Callable[[NativeFunction, int, int], None]:
     return python_team
 
 
-def python_team(function: NativeFunction, frame: int, workers: int) -> None:
+def python_team(function: NativeFunction | _Share, frame: int, workers: int) -> None:
     """Runs a function on threads of Python's, where PyTorch comes without libgomp, as on macOS."""
     # ctypes releases the interpreter lock during the call. This thread is a worker too.
     others = [_pool().submit(function, frame) for _ in range(workers - 1)]

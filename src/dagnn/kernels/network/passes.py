@@ -213,29 +213,30 @@ _PRODUCT = 1 << 23  # multiply-adds of a piece of a product: some 0.2 ms, beside
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
-    """``out = left @ right``, or ``out += left @ right``, with the same bits for any number of threads.
-
-    A single column goes as a vector: `torch.mm` makes no use of that.
-    """
-    beta = 1 if add else 0
-    if right.shape[1] == 1:
-        run_products(lambda _: out[:, 0].addmv_(left, right[:, 0], beta=beta), 1, 1)
-        return
-    if left.shape[1] == 1 and not add:
-        torch.outer(left[:, 0], right[0], out=out)
+    """``out = left @ right``, or ``out += left @ right``, with the same bits for any number of threads."""
+    rows, inner, columns = *left.shape, right.shape[1]
+    if rows * inner * columns < 2 * _PRODUCT or min(inner, columns) == 1:  # a vector's product waits for memory
+        run_products(lambda _: _product(left, right, out, add=add), 1, 1)
         return
     # Along the longer side of the result, in multiples of 64, which no vector is wider than.
-    along_rows = left.shape[0] > right.shape[1]
-    length, other = (left.shape[0], right.shape[1]) if along_rows else (right.shape[1], left.shape[0])
-    step = -(-_PRODUCT // max(1, other * left.shape[1]) // 64) * 64
+    along_rows = rows > columns
+    step = max(64, _PRODUCT // (inner * min(rows, columns)) // 64 * 64)
+    if along_rows:
+        run_products(lambda part: _product(left[part], right, out[part], add=add), rows, step)
+    else:
+        run_products(lambda part: _product(left, right[:, part], out[:, part], add=add), columns, step)
 
-    def product(part: slice) -> None:
-        if along_rows:
-            out[part].addmm_(left[part], right, beta=beta)
-        else:
-            out[:, part].addmm_(left, right[:, part], beta=beta)
 
-    run_products(product, length, max(64, step))
+def _product(left: Tensor, right: Tensor, out: Tensor, *, add: bool) -> None:
+    """A single column goes as a vector, and a single product as such: `torch.mm` makes no use of either."""
+    if right.shape[1] == 1:
+        _ = out[:, 0].addmv_(left, right[:, 0]) if add else torch.mv(left, right[:, 0], out=out[:, 0])
+    elif add:
+        out.addmm_(left, right)
+    elif left.shape[1] == 1:
+        torch.outer(left[:, 0], right[0], out=out)
+    else:
+        torch.mm(left, right, out=out)
 
 
 def _rows(cut: Cut, values: Tensor, first: int, last: int) -> Tensor:
