@@ -137,7 +137,7 @@ def patients(seeds: tuple[int, ...]) -> list[Scores]:
     x = np.column_stack([x, grade.fillna(2)])
 
     def judge(model: Any, x: Any, y: Any) -> float:
-        return concordance_index(y["e.tdm"], y["t.tdm"], model.predict(x))
+        return concordance_index(model.predict(x), y["e.tdm"], y["t.tdm"])
 
     def ridge(_: int) -> Any:
         model = make_pipeline(StandardScaler(), CoxPHSurvivalAnalysis(n_iter=1000))

@@ -128,6 +128,10 @@ def test_a_flow_cannot_make_wires_or_look_into_them():
 
 def test_what_cannot_be_taken_is_refused():
     plus = ARITHMETIC["+"].operation
+    with pytest.raises(DataError, match=r"a question is a tuple of texts, such as \('12', '5'\), got \(12, 5\)"):
+        learn(plus, [((12, 5), "17")])
+    with pytest.raises(DataError, match="a question is a tuple of texts"):
+        learn(plus, [("12", "17")])
     with pytest.raises(DataError, match="got no pairs"):
         learn(plus, [])
     with pytest.raises(DataError, match="the symbol 'x'"):

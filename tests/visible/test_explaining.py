@@ -357,3 +357,11 @@ def test_a_set_that_is_no_cut_is_refused(cut, text):
     net = network(small())
     with pytest.raises(GraphError, match=text):
         explain(net, samples(net)).cut_sums(cut)
+
+
+def test_numbers_of_numpy_are_numbers():
+    net = network(Dag([("a", "h"), ("b", "h"), ("h", "y")]))
+    x = samples(net)
+    expected = explain(net, x, 0.5, steps=8)
+    found = explain(net, x, np.float32(0.5), steps=np.int64(8))
+    assert torch.equal(found.nodes, expected.nodes)

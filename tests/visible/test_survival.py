@@ -74,8 +74,19 @@ def test_bad_survival_data_are_refused():
         cox_loss(risk, torch.tensor([0, 1]), time)
     with pytest.raises(ConfigError, match="ties must be one of 'efron', 'breslow', got 'exact'"):
         cox_loss(risk, torch.tensor([True, False]), time, ties="exact")
+    both, nan = torch.tensor([True, True]), torch.tensor([1.0, float("nan")])
+    with pytest.raises(DtypeError, match="the time of sample 1 is NaN"):
+        cox_loss(risk, both, nan)
+    with pytest.raises(DtypeError, match=r"weight must be \[2\], all at least 0, got -1.0 among them"):
+        cox_loss(risk, both, time, weight=torch.tensor([1.0, -1.0]))
+    with pytest.raises(DtypeError, match=r"weight must be \[2\], all at least 0, got the shape \[1\]"):
+        cox_loss(risk, both, time, weight=torch.ones(1))
+    with pytest.raises(DtypeError, match=r"takes risk, event \(bool\) and time, all \[n\], got \[3\], int64 \[3\]"):
+        concordance_index([1, 2, 3], [3, 2, 1], [1, 1, 1])
+    with pytest.raises(DtypeError, match=r"sample 1 has the risk nan and the time 1\.0"):
+        concordance_index(nan.numpy(), both.numpy(), time.numpy())
     with pytest.raises(DtypeError, match="no two samples are comparable"):
-        concordance_index(np.array([False, True]), np.array([1.0, 1.0]) * [1, 2], np.zeros(2))
+        concordance_index(np.zeros(2), np.array([False, True]), np.array([1.0, 2.0]))
 
 
 @given(SAMPLES)
@@ -90,9 +101,9 @@ def test_concordance_counts_pairs(samples):
     ]
     if not pairs:
         with pytest.raises(DtypeError):
-            concordance_index(event, time, risk)
+            concordance_index(risk, event, time)
         return
-    assert concordance_index(event, time, risk) == pytest.approx(sum(pairs) / len(pairs))
+    assert concordance_index(risk, event, time) == pytest.approx(sum(pairs) / len(pairs))
 
 
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
@@ -111,4 +122,4 @@ def test_the_optimum_and_the_score_are_those_of_scikit_survival(ties):
     cox_loss(risk, torch.from_numpy(event), torch.from_numpy(time), ties=ties).backward()
     assert weights.grad.abs().max() < 1e-6
     expected = concordance_index_censored(event, time, risk.detach().numpy())[0]
-    assert concordance_index(event, time, risk.detach().numpy()) == pytest.approx(expected)
+    assert concordance_index(risk.detach().numpy(), event, time) == pytest.approx(expected)

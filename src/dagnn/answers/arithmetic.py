@@ -35,7 +35,7 @@ class Arithmetic:
         >>> ARITHMETIC["+"].pairs(1, longest=1)
         [(('0', '4'), '04')]
         """
-        rng = random.Random(seed)
+        rng = random.Random(int(seed))
         pairs: list[Pair] = []
         for _ in range(count):
             question = self.question(rng, (rng.randint(1, longest), rng.randint(1, longest)))

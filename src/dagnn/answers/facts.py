@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dagnn.answers.operation import Operation, Run, Symbols
+from dagnn.answers.operation import Operation, Run, Symbols, lengths_of
 from dagnn.errors import DataError
 
 Pair = tuple[tuple[str, ...], str]
@@ -87,7 +87,7 @@ def find_facts(operation: Operation, pairs: Sequence[Pair], given: Mapping[int, 
         raise DataError(f"{operation.name!r} got no pairs of question and answer: give some hundreds.")
     by_shape: dict[tuple[int, ...], list[Pair]] = defaultdict(list)
     for question, answer in pairs:
-        by_shape[tuple(map(len, question))].append((question, answer))
+        by_shape[lengths_of(question)].append((question, answer))
     groups = [_Group(operation, by_shape[shape]) for shape in sorted(by_shape, key=lambda s: (sum(s), s))]
     facts = Facts(operation, operation.layout.empty(), answers=len(pairs))
     for row, outputs in given.items():

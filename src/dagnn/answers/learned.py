@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dagnn.answers.facts import Facts, Pair, find_facts
-from dagnn.answers.operation import Operation, Run, Symbols
+from dagnn.answers.operation import Operation, Run, Symbols, lengths_of
 from dagnn.errors import ConfigError
 
 LEAD = 4.0  # logits by which every fact must win before the training of a cell ends
@@ -130,7 +130,7 @@ class Learned:
         """
         by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for i, question in enumerate(questions):
-            by_shape[tuple(map(len, question))].append(i)
+            by_shape[lengths_of(question)].append(i)
         found = [""] * len(questions)
         symbols, padding = self.operation.alphabets[self.operation.output], self.operation.padding
         for group in by_shape.values():

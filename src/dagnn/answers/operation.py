@@ -42,6 +42,17 @@ def _wire(run: "Run", alphabet: str, symbols: Symbols) -> Wire:
     return wire
 
 
+def lengths_of(question: Sequence[str]) -> tuple[int, ...]:
+    """The length of every part of a question.
+
+    Raises:
+        DataError: a part is no text.
+    """
+    if isinstance(question, str) or not all(isinstance(part, str) for part in question):
+        raise DataError(f"a question is a tuple of texts, such as ('12', '5'), got {question!r}.")
+    return tuple(map(len, question))
+
+
 @dataclass(frozen=True)
 class Cell:
     """What a cell reads and writes: names of alphabets. What it computes is not declared; it is learned."""

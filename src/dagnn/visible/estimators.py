@@ -207,7 +207,7 @@ class DagSurvival(GraphEstimator):
     def score(self, X: Any, y: Any) -> float:
         """The concordance index of `predict`."""
         event, time = read_survival(y)
-        return concordance_index(event, time, self.predict(X))
+        return concordance_index(self.predict(X), event, time)
 
     def _read_target(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         X = validate_data(self, X, dtype=[np.float64, np.float32])

@@ -2,8 +2,10 @@
 
 from collections.abc import Hashable
 from functools import lru_cache
+from numbers import Integral, Real
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +65,7 @@ def explain(
     True
     """
     _check_settings(net, rule, steps)
+    steps = int(steps)
     # Whatever mode the caller is in: nothing here needs autograd, and what comes out is to be ordinary tensors.
     with torch.inference_mode(False), torch.no_grad():
         samples = _samples(net, x)
@@ -98,7 +101,7 @@ def _check_settings(net: object, rule: object, steps: object) -> None:
         )
     if rule not in get_args(Rule):
         raise ConfigError(f"rule must be 'path' or 'secant', got {rule!r}.")
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+    if not isinstance(steps, Integral) or isinstance(steps, bool) or steps < 1:
         raise ConfigError(f"steps must be a whole number, at least 1, got {steps!r}.")
     inputs = set(net.dag.inputs.tolist())
     for node, kind in enumerate(net.aggregations):
@@ -129,8 +132,8 @@ def _samples(net: DagNN, x: Any) -> Tensor:
 
 def _baseline(net: DagNN, baseline: Any, samples: Tensor) -> Tensor:
     """``[B, inputs]``."""
-    if isinstance(baseline, int | float) and not isinstance(baseline, bool):
-        given = torch.full_like(samples, baseline)
+    if isinstance(baseline, Real) and not isinstance(baseline, bool | np.bool_):
+        given = torch.full_like(samples, float(baseline))
     else:
         given = _checked("baseline", net, baseline if isinstance(baseline, Tensor) else net.input_from(baseline))
     if given.dim() not in (1, 2) or given.shape[-1] != samples.shape[1] or (given.dim() == 2 and len(given) == 0):

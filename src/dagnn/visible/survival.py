@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dagnn.errors import DtypeError
@@ -31,7 +31,8 @@ def cox_loss(risk: Tensor, event: Tensor, time: Tensor, *, weight: Tensor | None
         A scalar. In a batch, the risk sets are those of the batch.
 
     Raises:
-        DtypeError: ``event`` is not bool, the shapes differ, or no event has a weight.
+        DtypeError: ``event`` is not bool, the shapes differ, a time is NaN, a weight negative or NaN, or no event has a
+            weight.
         ConfigError: another value of ``ties``.
 
     Source: Breslow, Biometrics 30(1), 1974; Efron, "The efficiency of Cox's likelihood function for censored data",
@@ -48,6 +49,11 @@ def cox_loss(risk: Tensor, event: Tensor, time: Tensor, *, weight: Tensor | None
             f"{list(event.shape)} and {list(time.shape)}."
         )
     weight = torch.ones_like(risk) if weight is None else weight.to(risk)
+    if weight.shape != risk.shape or not (weight >= 0).all():
+        found = f"the shape {list(weight.shape)}" if weight.shape != risk.shape else f"{weight.min().item()} among them"
+        raise DtypeError(f"weight must be [{len(risk)}], all at least 0, got {found}.")
+    if time.isnan().any():
+        raise DtypeError(f"the time of sample {int(time.isnan().nonzero()[0])} is NaN: drop it.")
     total = weight[event].sum()
     if not total > 0:
         raise DtypeError("no event: all samples are censored, so nothing says who is at risk.")
@@ -74,27 +80,33 @@ def cox_loss(risk: Tensor, event: Tensor, time: Tensor, *, weight: Tensor | None
     return (each * (log_sum - risk[events])).sum() / total
 
 
-def concordance_index(
-    event: NDArray[np.bool_], time: NDArray[np.floating[Any]], risk: NDArray[np.floating[Any]]
-) -> float:
+def concordance_index(risk: ArrayLike, event: ArrayLike, time: ArrayLike) -> float:
     """Harrell's C: the share of comparable pairs in which the sample with the earlier event has the higher risk.
 
     A pair is comparable if the sample with the earlier time had its event, also where the other was censored at the
     same time. Equal risks count half.
 
     Args:
-        event, time, risk: ``[n]``; ``event`` is True where ``time`` is that of the event.
+        risk, event, time: ``[n]``, as of `cox_loss`; ``event`` is bool, True where ``time`` is that of the event.
 
     Raises:
-        DtypeError: no pair is comparable.
+        DtypeError: ``event`` is not bool, the shapes differ, a risk or time is NaN, or no pair is comparable.
 
     Cost: O(n^2) time in vectors, linear memory.
     Source: Harrell et al., "Evaluating the yield of medical tests", JAMA 247, 1982.
 
-    >>> concordance_index(np.array([True, True, False]), np.array([1.0, 2.0, 3.0]), np.array([0.9, 0.1, 0.4]))
+    >>> concordance_index(np.array([0.9, 0.1, 0.4]), np.array([True, True, False]), np.array([1.0, 2.0, 3.0]))
     0.6666666666666666
     """
-    event, time, risk = np.asarray(event, dtype=bool), np.asarray(time), np.asarray(risk)
+    event, time, risk = np.asarray(event), np.asarray(time, np.float64), np.asarray(risk, np.float64)
+    if event.dtype != np.bool_ or not risk.shape == event.shape == time.shape or risk.ndim != 1:
+        raise DtypeError(
+            f"concordance_index takes risk, event (bool) and time, all [n], got {list(risk.shape)}, {event.dtype} "
+            f"{list(event.shape)} and {list(time.shape)}."
+        )
+    if np.isnan(risk).any() or np.isnan(time).any():
+        row = int(np.flatnonzero(np.isnan(risk) | np.isnan(time))[0])
+        raise DtypeError(f"sample {row} has the risk {risk[row]} and the time {time[row]}: neither may be NaN.")
     agreed = comparable = 0.0
     for i in np.flatnonzero(event):
         later = (time > time[i]) | ((time == time[i]) & ~event)
