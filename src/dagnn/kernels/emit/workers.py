@@ -3,9 +3,8 @@
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain
@@ -52,16 +51,16 @@ def run(function: NativeFunction, frame: Frame, pieces: int, *, is_shared: bool 
         _team()(function, frame.address, workers)
 
 
-@contextmanager
-def one_thread_products() -> Iterator[None]:
+class SingleThreadedProducts:
     """Inside, MKL's products on this thread take no other one: on several they may give other bits than on one."""
-    setting = _product_threads()
-    before = 0 if setting is None else setting(1)
-    try:
-        yield
-    finally:
-        if setting is not None:
-            setting(before)
+
+    def __enter__(self) -> None:
+        self._setting = _product_threads() if torch.get_num_threads() > 1 else None
+        self._before = 0 if self._setting is None else self._setting(1)
+
+    def __exit__(self, *_: object) -> None:
+        if self._setting is not None:
+            self._setting(self._before)
 
 
 class _Share:
@@ -75,20 +74,17 @@ class _Share:
 
     def __call__(self, _frame: int | None) -> None:
         try:
-            with torch.no_grad(), one_thread_products():
+            with torch.no_grad(), SingleThreadedProducts():
                 self._work()
         except BaseException as error:  # which could not pass through the team
             self.errors.append(error)
 
 
 def run_products(product: Callable[[slice], object], length: int, step: int) -> None:
-    """Calls ``product``, inside `one_thread_products`, with slices of ``step`` of ``0 .. length``, several at once.
+    """Calls ``product``, inside `SingleThreadedProducts`, with slices of ``step`` of ``0 .. length``, several at once.
 
     The slices must follow from the shapes alone: then the bits do not depend on the number of threads.
     """
-    if length <= step and _product_threads() is not None:
-        product(slice(0, length))
-        return
     slices = [slice(first, min(first + step, length)) for first in range(0, length, step)]
     if _product_threads() is None:  # another library, whose only setting is PyTorch's own, for all threads
         before = torch.get_num_threads()
@@ -115,6 +111,12 @@ def run_products(product: Callable[[slice], object], length: int, step: int) -> 
     _team()(share, 0, workers)
     if share.errors:
         raise share.errors[0]
+
+
+@cache
+def products_are_single() -> bool:
+    """Products inside `SingleThreadedProducts` take one thread; where not, `run_products` sees to that."""
+    return _product_threads() is not None
 
 
 @cache

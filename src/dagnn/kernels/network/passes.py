@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dagnn.kernels.autograd import Borrowed
 from dagnn.kernels.emit.native import Frame
-from dagnn.kernels.emit.workers import num_workers, one_thread_products, run, run_products
+from dagnn.kernels.emit.workers import SingleThreadedProducts, num_workers, products_are_single, run, run_products
 from dagnn.kernels.network.compiled_plan import CompiledPlan, Cut
 
 
@@ -69,7 +69,7 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
     # Every step of the list runs the same function: the first one reads x into rows, and the last one writes y.
     frame.set_addresses(y=None)
 
-    with one_thread_products():
+    with SingleThreadedProducts():
         for first, last, number in plan.segments():
             frame.set(first=first, last=last)
             if last == plan.num_nodes:
@@ -133,7 +133,7 @@ def backward(
     edge_pieces = num_workers(plan.num_sparse // 4096)
     run(functions["gather"], frame, edge_pieces)
     if plan.blocks:
-        with one_thread_products():
+        with SingleThreadedProducts():
             _backward_steps(plan, cut, frame, saved.values, weight, into, grad_x)
     else:
         run(functions["backward"], frame, cut.pieces, is_shared=cut.is_shared)
@@ -214,20 +214,23 @@ _PRODUCT = 1 << 23  # multiply-adds of a piece of a product: some 0.2 ms, beside
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> None:
     """``out = left @ right``, or ``out += left @ right``, with the same bits for any number of threads."""
-    rows, inner, columns = *left.shape, right.shape[1]
-    if rows * inner * columns < 2 * _PRODUCT or min(inner, columns) == 1:  # a vector's product waits for memory
-        run_products(lambda _: _product(left, right, out, add=add), 1, 1)
+    (rows, inner), columns = left.shape, right.shape[1]
+    if rows * inner * columns < 2 * _PRODUCT or inner == 1 or columns == 1:  # a vector's product waits for memory
+        if products_are_single():
+            _product(left, right, out, add)
+        else:
+            run_products(lambda _: _product(left, right, out, add), 1, 1)
         return
     # Along the longer side of the result, in multiples of 64, which no vector is wider than.
     along_rows = rows > columns
     step = max(64, _PRODUCT // (inner * min(rows, columns)) // 64 * 64)
     if along_rows:
-        run_products(lambda part: _product(left[part], right, out[part], add=add), rows, step)
+        run_products(lambda part: _product(left[part], right, out[part], add), rows, step)
     else:
-        run_products(lambda part: _product(left, right[:, part], out[:, part], add=add), columns, step)
+        run_products(lambda part: _product(left, right[:, part], out[:, part], add), columns, step)
 
 
-def _product(left: Tensor, right: Tensor, out: Tensor, *, add: bool) -> None:
+def _product(left: Tensor, right: Tensor, out: Tensor, add: bool) -> None:
     """A single column goes as a vector, and a single product as such: `torch.mm` makes no use of either."""
     if right.shape[1] == 1:
         _ = out[:, 0].addmv_(left, right[:, 0]) if add else torch.mv(left, right[:, 0], out=out[:, 0])
