@@ -240,3 +240,11 @@ def test_calls_that_are_refused():
         heads.loss(nn.functional.mse_loss, torch.zeros(3, 1))
     with pytest.raises(GraphError, match="auxiliary names 'g1', which has no head"):
         heads.loss(nn.functional.mse_loss, torch.zeros(2, 1), {"g1": 1.0})
+
+
+def test_an_output_with_a_head_needs_its_activation_in_a_dict():
+    dag = Dag([("a", "h"), ("h", "y")])
+    with pytest.raises(ConfigError, match="activation is a dict without the hidden node 'y'"):
+        WideDagNN(dag, activation={"h": "relu"}, heads=1)
+    assert WideDagNN(dag, activation={"h": "relu"}).activations == ["identity", "relu", "identity"]
+    assert WideDagNN(dag, activation="relu", heads=1).activations == ["identity", "relu", "relu"]

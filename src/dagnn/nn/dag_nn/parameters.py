@@ -5,7 +5,7 @@ responses, biases) and draw the first weights.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import TypeGuard, TypeVar
 
@@ -175,17 +175,22 @@ def network_plan(
     )
 
 
-def node_activations(dag: Dag, activation: object, output_activation: object) -> list[str]:
+def node_activations(
+    dag: Dag, activation: object, output_activation: object, hidden: Collection[int] = ()
+) -> list[str]:
     """The activation of every node as text, in node order; inputs have "identity".
 
     An output that feeds other nodes is a hidden node that is also read: to read it must not change the function.
+
+    Args:
+        hidden: outputs that are hidden nodes although no edge leaves them, as those that a head reads.
 
     Raises:
         ConfigError: an unknown activation, a list of another length, a dict without a hidden node.
         GraphError: the dict names an unknown node, or one twice.
     """
     last = activation_text(output_activation, "output_activation")
-    final = set(dag.outputs[dag.out_degree[dag.outputs] == 0].tolist())
+    final = set(dag.outputs[dag.out_degree[dag.outputs] == 0].tolist()).difference(hidden)
     known = dict.fromkeys(dag.inputs.tolist(), "identity") | dict.fromkeys(final, last)
     if _is_mapping(activation):
         chosen = known | _from_mapping(dag, activation, "activation", activation_text)

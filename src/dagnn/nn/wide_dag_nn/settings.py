@@ -103,11 +103,8 @@ def read_settings(
     hidden = [node not in inputs and node not in final for node in range(dag.num_nodes)]
     widths = _widths(dag, width, hidden)
     # An output with a head is a hidden node: its activation is that of the others.
-    headed = {node for node in dag.outputs.tolist() if head[node]}
-    activations = node_activations(dag, activation, output_activation)
-    if headed and not isinstance(activation, Mapping) and (isinstance(activation, str) or callable(activation)):
-        text = activation_text(activation)
-        activations = [text if node in headed else name for node, name in enumerate(activations)]
+    headed = [node for node in dag.outputs.tolist() if head[node]]
+    activations = node_activations(dag, activation, output_activation, headed)
     if normalise == "layer":
         single = [node for node in range(dag.num_nodes) if hidden[node] and widths[node] == 1]
         if single:
