@@ -112,7 +112,7 @@ $(DOCS_INSTALLED): docs/requirements.txt $(INSTALLED)
 	touch $@
 
 docs: $(DOCS_INSTALLED)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

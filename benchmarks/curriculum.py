@@ -1,7 +1,7 @@
 """Ours beats a Transformer on answers, one on the engine's steps and a TreeLSTM on every level, at equal CPU time.
 
 The same training expressions (seed and index), the same CPU time in one thread, drawing and tracing included; the exact
-engine judges every answer. See docs/benchmarks.md for the contestants and for the settings that were tried.
+engine judges every answer. See docs/benchmarks/curriculum.md for the contestants and for the settings that were tried.
 
     python -m benchmarks.curriculum                          # all rivals and ours, three seeds, 5 CPU minutes each
     python -m benchmarks.curriculum --quick                  # half a CPU minute each, few expressions

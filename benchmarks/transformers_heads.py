@@ -113,7 +113,7 @@ def markdown(verdicts: list[Any]) -> str:
         "# Heads of transformers",
         "",
         f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}, {time.strftime('%F')}.",
-        "`python -m benchmarks.transformers_heads --markdown docs/transformers_heads.md` made this page, and",
+        "`python -m benchmarks.transformers_heads --markdown docs/how_to/transformers_heads.md` made this page, and",
         "`dagnn check --transformers CLASS` makes a line of it. Each class has a tiny random configuration; a window",
         "has four micro-batches, of 2, 2, 2 and 1 items, whose labels count unequally often.",
         "",

@@ -85,6 +85,12 @@ def test_examples_become_code_and_shared_entries_one_each(monkeypatch):
 @pytest.mark.fault("docs_and_packaging", 12)
 def test_the_site_has_a_theme_whose_tables_fit():
     settings = (ROOT / "mkdocs.yml").read_text()
-    assert "name: material" in settings and "extra_css: [tables.css]" in settings
-    assert "overflow-wrap" in (ROOT / "docs" / "tables.css").read_text()
+    assert "name: material" in settings and "extra_css: [site.css]" in settings
+    assert "overflow-wrap" in (ROOT / "docs" / "site.css").read_text()
     assert "mkdocs-material" in (ROOT / "docs" / "requirements.txt").read_text()
+
+
+@pytest.mark.fault("docs_and_packaging", 11)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=lambda path: path.name)
+def test_every_guide_leads_to_its_reference(page):
+    assert re.search(r"\]\(\.\./reference/\w+\.md\)", page.read_text())

@@ -60,7 +60,7 @@ def test_examples_in_docstrings_hold(name):
 
 
 @pytest.mark.fault("docs_and_packaging", 10)
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_python_on_a_page_runs_as_the_page_says(page, tmp_path, monkeypatch):
     """A snippet runs alone when it is copied, unless its first line says that it goes on from those above."""
     monkeypatch.chdir(tmp_path)

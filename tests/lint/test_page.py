@@ -7,7 +7,7 @@ import pytest
 
 from dagnn.lint import RULES, lint_source
 
-PAGE = (Path(__file__).parents[2] / "docs" / "your_loop.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how_to" / "your_loop.md").read_text()
 SECTIONS = dict(re.findall(r"^### ([\w-]+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE))
 
 
