@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dagnn.cli import COMMANDS, main
-from dagnn.commands.arguments import say
+from dagnn.commands import say
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation_file import Evaluation, LevelResult
 from dagnn.curriculum.solving import Solution, SolvedStep

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TextIO
 from tyro.conf import Positional, arg
 
 from dagnn import __version__
-from dagnn.commands.arguments import DEFAULT_RUN, Command, complain, dispatch, flushed, open_streams, parsed
+from dagnn.commands import DEFAULT_RUN, Command, complain, dispatch, flushed, open_streams, parsed
 from dagnn.errors import ConfigError, DagnnError
 from dagnn.training.log import write_line
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagnn.drawing.layout import GAP, LANE, layered
+from dagnn.drawing.scene import GAP, LANE, layered
 from dagnn.graph.levels import topological_levels
 
 

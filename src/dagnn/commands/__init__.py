@@ -1,3 +1,177 @@
-"""Groups of subcommands that would make cli.py too long; each module is loaded when its command runs."""
+"""What all commands share: finding the command, reading its arguments, and writing to streams that may be closed.
 
-__all__: list[str] = []
+Each module holds a group of subcommands that would make cli.py too long, and is loaded when its command runs.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TextIO, TypeVar
+
+import tyro
+
+from dagnn.errors import ConfigError, closest, did_you_mean
+from dagnn.training.log import printable, write_line
+
+__all__ = [
+    "DEFAULT_RUN",
+    "Arguments",
+    "Command",
+    "complain",
+    "dispatch",
+    "flushed",
+    "open_streams",
+    "parsed",
+    "parsed_with_rest",
+    "say",
+]
+
+DEFAULT_RUN = "runs/curriculum"
+
+Arguments = TypeVar("Arguments")
+_STREAMS = ("stdin", "stdout", "stderr")
+# What tyro prints about a value that may be left out; how it tried each type follows.
+_OPTIONAL = re.compile(r"no type matching \{None\}\|(\w+) could be instantiated from \[(.*?)\]\. Got errors: .*")
+_NARROWEST, _WIDEST = 60, 200  # columns
+_CONFIG = (tyro.conf.FlagCreatePairsOff,)
+
+
+class Command(NamedTuple):
+    """A command: one line for the list of commands, and what runs it, given the arguments after its name."""
+
+    summary: str
+    run: Callable[[Sequence[str]], int]
+
+
+def dispatch(
+    program: str, commands: Mapping[str, Command], arguments: Sequence[str], *, about: str = "", more: str = ""
+) -> int:
+    """Runs the command that the first argument names and returns its exit code; without one, lists them all.
+
+    Args:
+        program: how the user calls it, such as ``dagnn checkpoint``.
+        about, more: for the list: what the program is, and what its last line adds.
+
+    Raises:
+        ConfigError: there is no such command; the message has the nearest.
+    """
+    name = arguments[0] if arguments else "--help"
+    if name in ("--help", "-h", "help"):
+        width = max(map(len, commands))
+        lines = [f"  {each.ljust(width)}  {command.summary}" for each, command in commands.items()]
+        usage = [f"usage: {program} COMMAND [OPTIONS]", *(["", about] if about else [])]
+        print("\n".join([*usage, "", *lines, "", f"`{program} COMMAND --help` lists the options of a command{more}."]))
+        return 0
+    if name not in commands:
+        nearest = closest(name, commands)
+        called = f"{program} {name}".removeprefix("dagnn ")
+        advice = did_you_mean([nearest] if nearest else [], f"the commands are {', '.join(commands)}.")
+        raise ConfigError(f"unknown command {called!r}: {advice}")
+    return commands[name].run(arguments[1:])
+
+
+def parsed(kind: type[Arguments], name: str, arguments: Sequence[str]) -> Arguments:
+    """The arguments of a command.
+
+    Raises:
+        ConfigError: an argument is wrong; what tyro prints about it, in one line.
+        SystemExit: ``--help`` was printed.
+    """
+    with _one_error(name):
+        return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=_CONFIG)
+
+
+def parsed_with_rest(kind: type[Arguments], name: str, arguments: Sequence[str]) -> tuple[Arguments, list[str]]:
+    """The arguments of a command, and those that it does not know. Errors as of `parsed`."""
+    with _one_error(name):
+        return tyro.cli(kind, prog=f"dagnn {name}", args=arguments, config=_CONFIG, return_unknown_args=True)
+
+
+@contextlib.contextmanager
+def _one_error(name: str) -> Iterator[None]:
+    """Turns what tyro prints about wrong arguments into a ConfigError."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed), _fit_width():
+            yield
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ConfigError(f"{_in_one_line(printed.getvalue())}; see dagnn {name} --help.") from None
+
+
+@contextlib.contextmanager
+def _fit_width() -> Iterator[None]:
+    """Keeps the width of help texts in a range: at 5 columns tyro takes minutes and 4 GB to lay them out."""
+    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(width)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+
+
+def _in_one_line(box: str) -> str:
+    """What tyro printed inside its frame, without title and help texts; its sections are separated by rules.
+
+    Where stdout's encoding has no box characters, there is no frame and the title is a section of its own.
+    """
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = " ".join("\n" if line and set(line) <= {"─", "-"} else line for line in lines).split("\n")
+    found = [each.strip() for each in sections if not each.strip().startswith(("Argument help", "For full help"))]
+    found = [_OPTIONAL.sub(r"\2 is not of the kind \1", " ".join(each.split())) for each in found]
+    return "; ".join(found if box.startswith("╭") else found[1:]).rstrip(".") or "wrong arguments"
+
+
+def open_streams() -> None:
+    """Open the standard streams that the process was started without, and let none fail at a character.
+
+    Where descriptor 1 or 2 is free, the next file that is opened takes it, and gets what some library prints.
+    """
+    for number, name in enumerate(_STREAMS):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: PTH123, SIM115 - until the end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def say(line: str) -> None:
+    """Print a line about progress on stdout, whether or not anybody can read it."""
+    write_line(line, sys.stdout)
+
+
+def flushed(stream: TextIO) -> bool:
+    """Flush the stream; False where its reader has gone, and then Python will not try again at exit."""
+    try:
+        stream.flush()
+        return True
+    except (OSError, ValueError):
+        pass
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        stream.flush()
+    except (OSError, ValueError):  # closed, or no file at all
+        pass
+    return False
+
+
+def complain(message: str) -> None:
+    """Print one line on stderr, without control characters: the message may quote a stranger's file."""
+    write_line(f"dagnn: {printable(' '.join(message.split()))}", sys.stderr)

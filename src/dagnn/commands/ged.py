@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 from tyro.conf import Positional, arg
 
-from dagnn.commands.arguments import parsed
-from dagnn.drawing.figures import spelled
+from dagnn.commands import parsed
+from dagnn.drawing.picture import spelled
 from dagnn.errors import ConfigError, GraphError
 from dagnn.files import replace_file
 from dagnn.ged.costs import EditCosts

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dagnn.drawing.figures import picture_bytes
+from dagnn.drawing.picture import picture_bytes
 from dagnn.files import replace_file
 from dagnn.visible.explanation import Explanation
 from dagnn.visible.on_disk import Model

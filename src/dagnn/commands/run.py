@@ -14,7 +14,7 @@ import torch.fx.experimental._config as fx_config
 from torch.export import Dim
 from tyro.conf import Positional, arg
 
-from dagnn.commands.arguments import DEFAULT_RUN, Command, dispatch, parsed
+from dagnn.commands import DEFAULT_RUN, Command, dispatch, parsed
 from dagnn.errors import CheckpointError, RunError
 from dagnn.files import new_file, replace_file
 from dagnn.kernels.emit.native import host_target

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 
 from tyro.conf import arg
 
-from dagnn.commands.arguments import complain, parsed_with_rest, say
+from dagnn.commands import complain, parsed_with_rest, say
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.errors import ConfigError, closest, did_you_mean
 from dagnn.training.settings import Setting, settings_of

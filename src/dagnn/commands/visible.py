@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tyro.conf import Positional, arg
 
-from dagnn.commands.arguments import Command, dispatch, parsed
+from dagnn.commands import Command, dispatch, parsed
 from dagnn.commands.results import (
     edges_table,
     html_table,
@@ -24,7 +24,7 @@ from dagnn.commands.results import (
     write,
     write_report,
 )
-from dagnn.drawing.figures import picture_bytes, picture_kind
+from dagnn.drawing.picture import picture_bytes, picture_kind
 from dagnn.errors import ConfigError, RunError
 from dagnn.nn import DagNN
 from dagnn.training.log import printable, write_line

@@ -1,15 +1,17 @@
-"""The picture of a DAG or network: levels from left to right, a box for every node, numbers as colours."""
+"""How a scene is shown: a picture with a box for every node and numbers as colours, or an HTML page to explore it."""
 
+import io
+import json
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dagnn.drawing.figures import empty_figure, spelled
-from dagnn.drawing.layout import Layout, layered
-from dagnn.drawing.scene import Numbers, Part, Scene, part_of
-from dagnn.errors import GraphError
+from dagnn.drawing.scene import Layout, Numbers, Part, Scene, layered, part_of, strengths
+from dagnn.errors import ConfigError, GraphError
 
 Point = tuple[float, float]
 
@@ -302,3 +304,103 @@ def _draw_bar(figure: Any, scale: _Scale, place: int, count: int, bottom: float)
     bar.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     bar.tick_params(labelsize=8)
     bar.set_title(spelled(scale.title), fontsize=8.5, pad=3, parse_math=False)
+
+
+def page_text(scene: Scene, *, title: str) -> str:
+    """The whole page, for a file or a frame.
+
+    Args:
+        scene: what it shows; all columns, not only the first.
+        title: of the page.
+    """
+    strength = strengths(scene)
+    data = {
+        "title": title,
+        "names": list(scene.names),
+        "levels": scene.levels.tolist(),
+        "source": scene.edges[:, 0].tolist(),
+        "target": scene.edges[:, 1].tolist(),
+        "inputs": scene.is_input.nonzero()[0].tolist(),
+        "outputs": scene.is_output.nonzero()[0].tolist(),
+        "strength": _plain(strength),
+        "nodes": {name: _plain(values) for name, values in scene.of_nodes.items()},
+        "edges": {name: _plain(values) for name, values in scene.of_edges.items()},
+        "texts": {name: list(values) for name, values in scene.texts.items()},
+        "notes": list(scene.notes),
+    }
+    folder = files("dagnn.drawing")
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    parts = {"STYLE": "page.css", "SCRIPT": "page.js"}
+    for mark, name in parts.items():
+        page = page.replace(f"/*{mark}*/", (folder / name).read_text(encoding="utf-8"))
+    return page.replace("/*DATA*/", _json(data))
+
+
+def _json(data: Any) -> str:
+    """JSON that cannot end the element it is in, or begin another one, whatever the names are."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # A lone surrogate, which a name may hold, has no UTF-8: it stays escaped.
+    text = "".join(f"\\u{ord(c):04x}" if 0xD800 <= ord(c) <= 0xDFFF or c in "<>&\u2028\u2029" else c for c in text)
+    return text
+
+
+def _plain(values: Numbers) -> list[float | str | None]:
+    """Numbers to six digits, None for NaN, texts for infinity."""
+    return [
+        None if math.isnan(value) else float(f"{value:.6g}") if math.isfinite(value) else str(value)
+        for value in values.tolist()
+    ]
+
+
+Kind = Literal["svg", "png", "pdf"]
+
+
+def spelled(value: Any, letters: int | None = None) -> str:
+    """A name or label on one line, without control characters, cut to ``letters``.
+
+    >>> spelled("tab\\there"), spelled(("a", 1)), spelled("long enough", 6)
+    ('tab\\\\there', "('a', 1)", 'long …')
+    """
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+    return text if letters is None or len(text) <= letters else text[: letters - 1] + "…"
+
+
+def picture_kind(path: Path) -> Kind:
+    """The kind of a picture by the ending of its file.
+
+    Raises:
+        ConfigError: another ending.
+
+    >>> picture_kind(Path("net.SVG"))
+    'svg'
+    """
+    match path.suffix.lower():
+        case ".svg":
+            return "svg"
+        case ".png":
+            return "png"
+        case ".pdf":
+            return "pdf"
+    raise ConfigError(f"the picture {path} must end in .svg, .png or .pdf.")
+
+
+def empty_figure(width: float, height: float) -> Any:
+    """A figure of so many inches. Not pyplot's, which looks for a display and keeps every figure."""
+    # Imported here, since it takes half a second.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def picture_bytes(figure: Any, kind: Kind) -> bytes:
+    """The content of a picture file. The same figure gives the same bytes: no random ids, no date."""
+    import matplotlib
+
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "dagnn"}):
+        figure.savefig(buffer, format=kind, metadata=dates[kind])
+    return buffer.getvalue()

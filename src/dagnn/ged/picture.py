@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from dagnn.drawing.figures import empty_figure, picture_bytes, spelled
-from dagnn.drawing.layout import Layout, layered
+from dagnn.drawing.picture import empty_figure, picture_bytes, spelled
+from dagnn.drawing.scene import Layout, layered
 from dagnn.ged.distance import GedResult
 from dagnn.ged.labelled import LabelledGraph, label_key
 from dagnn.ged.targets import acyclic_edges

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.drawing.figures import picture_bytes, picture_kind
-from dagnn.drawing.page import page_text
-from dagnn.drawing.picture import draw_scene
+from dagnn.drawing.picture import draw_scene, page_text, picture_bytes, picture_kind
 from dagnn.drawing.scene import Scene
 from dagnn.errors import DtypeError, GraphError
 from dagnn.files import replace_file
