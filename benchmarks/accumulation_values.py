@@ -1,9 +1,9 @@
 """Ragged, tail and empty windows through Accelerate, Lightning Fabric and dagnn: the value that each gives.
 
 The model is ``w * x`` with one weight, the loss its mean, so an update with learning rate 1 subtracts a mean of the
-inputs: the right value is the mean over all items of the window. Prints the table of docs/guides/accumulation.md. A library
-that is not installed is left out; each runs the loop that its documentation shows (Fabric with the division by K that
-its users add).
+inputs: the right value is the mean over all items of the window. Prints the table of docs/guides/accumulation.md. A
+library that is not installed is left out; each runs the loop that its documentation shows (Fabric with the division by
+K that its users add).
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""The settings of the contestants in the curriculum comparison; docs/benchmarks/curriculum.md lists those that were tried."""
+"""The settings of the contestants in the curriculum comparison.
+
+docs/benchmarks/curriculum.md lists those that were tried.
+"""
 
 from collections.abc import Mapping
 from typing import Any

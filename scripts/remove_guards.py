@@ -2,8 +2,9 @@
 
     python scripts/remove_guards.py [WORD ...]     only the guards whose name has one of the words
 
-A guard is a line that keeps a promise of docs/contributing/promises.md. In a copy of the source it is replaced by a line without
-it; then its test must fail there, having passed with the guard in place. Exit code 1 when one is not missed.
+A guard is a line that keeps a promise of docs/contributing/promises.md. In a copy of the source it is replaced by a
+line without it; then its test must fail there, having passed with the guard in place. Exit code 1 when one is not
+missed.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Replays what real inputs once broke: every row has tests that carry its number, or an answer.
+"""Replays what real inputs once broke: every row has tests that carry its number.
 
     python scripts/replay_faults.py [SUBJECT ...]     graphs_and_networks, checker, ... ; all without one
 
 A test belongs to a row by its mark: ``@pytest.mark.fault("checker", 3)``. Prints a line per row: how many tests
-replay it and whether they pass, or why it was answered with words. Exit code 1 when a row falls short.
+replay it and whether they pass. Exit code 1 when a row falls short.
 """
 
 import sys
@@ -128,12 +128,6 @@ ROWS: dict[str, dict[str, str]] = {
     },
 }
 
-ANSWERED: dict[tuple[str, str], str] = {
-    ("graphs_and_networks", "28"): "left to the change in which a cell states one formula for both paths: the gates of "
-    "compiled cells go through tanh, right to 1.4e-7 absolutely, which loses digits of gates near 0",
-}
-"""Rows that are answered with a reason in place of a test."""
-
 
 class _Outcomes:
     """What came of the tests of every row."""
@@ -182,8 +176,6 @@ def main(arguments: list[str]) -> int:
                 what = f"ok, {passed} test{'s' if passed > 1 else ''}"
             elif failed:
                 what, short = f"FALLS SHORT: {failed} of {passed + failed} tests fail", short + 1
-            elif (subject, row) in ANSWERED:
-                what = f"answered: {ANSWERED[subject, row]}"
             else:
                 what, short = "FALLS SHORT: no test", short + 1
             print(f"  {row:>3}  {title:55}  {what}")

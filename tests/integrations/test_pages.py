@@ -7,7 +7,10 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"^```py\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = [("how_to/your_trainer.md", ("transformers", "accelerate")), ("how_to/your_lightning_module.md", ("lightning", "accelerate"))]
+PAGES = [
+    ("how_to/your_trainer.md", ("transformers", "accelerate")),
+    ("how_to/your_lightning_module.md", ("lightning", "accelerate")),
+]
 
 
 @pytest.mark.parametrize(("page", "needs"), PAGES)
