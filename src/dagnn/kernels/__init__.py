@@ -1,18 +1,21 @@
 """The sweeps over DAGs that `dagnn.nn` runs on, and the one place that chooses how they run.
 
-Two paths: ``compiled``, machine code for the processor at hand, for networks and built-in cells on the CPU; and
-``reference``, plain PyTorch, for everything else. The environment variable ``DAGNN_KERNELS`` forces a path by name; it
-is read at every call.
+Two paths: ``compiled``, machine code for the processor at hand, for networks and built-in cells on the CPU, and Triton
+kernels for networks on a GPU; and ``reference``, plain PyTorch, for everything else. The environment variable
+``DAGNN_KERNELS`` forces a path by name; it is read at every call.
 """
 
+import importlib.util
 import os
 from collections.abc import Callable, Collection, Mapping
+from types import ModuleType
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError
+from dagnn.graph.cached import constant
 from dagnn.kernels import autograd, graph_plans, reference
 from dagnn.kernels.level_plans import LevelPlan, plan_levels
 from dagnn.kernels.network import conductance as _conductance
@@ -73,6 +76,7 @@ _VARIABLE = "DAGNN_KERNELS"
 _KEY = getattr(os.environ, "encodekey", str)(_VARIABLE)
 _Way = Literal["up", "down"]
 _FLOATS = (torch.float32, torch.float64)
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def kernel_path() -> str:
@@ -118,11 +122,15 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
     if torch.compiler.is_compiling():
         # An exported program outlives this process: it may contain PyTorch's operators only.
         if not torch.compiler.is_exporting() and _becomes_operator(x, edge_weight, bias) and not plan.why_reference:
+            if x.device.type == "cuda":
+                _load_gpu()
             return _network.run_operator(plan, x, edge_weight, bias)
         return reference.run_network(plan.levels_as_constant(), x, edge_weight, bias)
     if _is_compiled(x, edge_weight, bias) and not plan.why_reference:
         y: Tensor = _network.run_network(plan, x, edge_weight, bias)
         return y
+    if _is_on_gpu(x, edge_weight, bias) and not plan.why_reference:
+        return _gpu().run_network(plan, x, edge_weight, bias)  # type: ignore[no-any-return]
     return reference.run_network(plan.levels, x, edge_weight, bias)
 
 
@@ -171,6 +179,8 @@ def run_conductance(
 
 def explain_network(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> str:
     """Which path runs a network with these parameters, and why."""
+    if _is_on_gpu(edge_weight, bias) and not plan.why_reference:
+        return f"compiled: Triton kernels for {edge_weight.device}, forward and backward"
     return _explained(edge_weight, plan.why_reference, bias)
 
 
@@ -179,6 +189,8 @@ def _explained(edge_weight: Tensor, why: str, *others: Tensor) -> str:
         why = f"{_VARIABLE}={kernel_path()}"
     elif not why and not edge_weight.is_cpu:
         why = f"its parameters are on the device {edge_weight.device}"
+        if edge_weight.is_cuda and not _HAS_TRITON:
+            why += ", and triton is not installed (pip install dagnn[triton])"
     elif not why and edge_weight.dtype not in _FLOATS:
         why = f"its parameters are {edge_weight.dtype}"
     elif not why and not _is_compiled(edge_weight, *others):
@@ -330,7 +342,9 @@ def _becomes_operator(*tensors: Tensor) -> bool:
     """Whether the compiled path takes these tensors, while ``torch.compile`` traces."""
     # Not `autograd.is_plain`: what it looks at exists for real tensors only.
     dtype = tensors[0].dtype
-    of_one_kind = all(t.dtype == dtype and t.device.type == "cpu" and t.layout == torch.strided for t in tensors)
+    device = tensors[0].device
+    of_one_kind = all(t.dtype == dtype and t.device == device and t.layout == torch.strided for t in tensors)
+    of_one_kind = of_one_kind and (device.type == "cpu" or (device.type == "cuda" and _HAS_TRITON))
     return kernel_path() == "compiled" and dtype in _FLOATS and of_one_kind
 
 
@@ -343,3 +357,26 @@ def _is_compiled(*tensors: Tensor) -> bool:
         if tensor.dtype != dtype or not autograd.is_plain(tensor):
             return False
     return True
+
+
+def _is_on_gpu(*tensors: Tensor) -> bool:
+    """Whether Triton kernels take these tensors: on one GPU, all float32 or all float64, and plain memory."""
+    first = tensors[0]
+    if not (first.is_cuda and _HAS_TRITON and first.dtype in _FLOATS and kernel_path() == "compiled"):
+        return False
+    return not autograd.is_watched() and all(
+        one.dtype == first.dtype and one.device == first.device and autograd.is_plain_on_gpu(one) for one in tensors
+    )
+
+
+def _gpu() -> ModuleType:
+    """The kernels for a GPU: triton takes a second to import, and many installations have none."""
+    from dagnn.kernels.gpu import function
+
+    return function
+
+
+@constant
+def _load_gpu() -> None:
+    """Before ``torch.compile`` runs the operator on a GPU: its kernels are registered when they are imported."""
+    _gpu()

@@ -35,6 +35,18 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
+def is_plain_on_gpu(tensor: Tensor) -> bool:
+    """The same for a tensor on a GPU and for a Triton kernel."""
+    return (
+        type(tensor) in _PLAIN_TYPES
+        and tensor.is_cuda
+        and tensor.layout is torch.strided
+        and not _is_transformed(tensor)
+        and not tensor.is_neg()
+        and not tensor._is_zerotensor()
+    )
+
+
 def _is_transformed(tensor: Tensor) -> bool:
     """Whether a tensor is a wrapper of ``torch.func`` (a batch under ``vmap``, for one) or has a tangent."""
     if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):

@@ -19,7 +19,7 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
     """The same as `reference.run_network`, for tensors on the CPU of one floating dtype."""
     if not x.shape[0]:
         return reference.run_network(plan.levels, x, edge_weight, bias)
-    _check_sizes(plan, edge_weight, bias)
+    check_sizes(plan, edge_weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or edge_weight.requires_grad or bias.requires_grad):
         y: Tensor = _apply(x, edge_weight, bias, plan)
         return y
@@ -61,7 +61,7 @@ def replace_gradients(
         gradient_of: of the outputs ``[B, outputs]``, contiguous, from the outputs; B at least 1.
     """
     weight, own_bias = edge_weight.detach(), bias.detach()
-    _check_sizes(plan, weight, own_bias)
+    check_sizes(plan, weight, own_bias)
     assert edge_weight.grad is not None
     assert bias.grad is not None
     y, saved = passes.forward(plan.compiled, x, weight, own_bias)
@@ -84,15 +84,15 @@ class _Network(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, edge_weight, bias = ctx.saved_tensors
-        _check_sizes(ctx.plan, edge_weight, bias)
+        check_sizes(ctx.plan, edge_weight, bias)
         plain = is_plain(grad_y)
         if not plain:
             grad_y = with_memory(grad_y)
             plain = is_plain(grad_y)
         if torch.is_grad_enabled() or not plain:
-            return _by_reference(ctx, grad_y, x, edge_weight, bias)
-        _check_dtype(grad_y, edge_weight)
-        _check_dtype(grad_y, bias)
+            return by_reference(ctx, grad_y, x, edge_weight, bias)
+        check_dtype(grad_y, edge_weight)
+        check_dtype(grad_y, bias)
         return _compiled_backward(ctx, grad_y, edge_weight, bias, ctx.saved)
 
 
@@ -119,7 +119,7 @@ def _compiled_backward(
     return grad_x, into.weight if needs_weight else None, into.bias if needs_bias else None, None
 
 
-def _check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
+def check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
     """Compiled code does not check sizes: it would read past the end of a parameter that is too short.
 
     Raises:
@@ -132,22 +132,20 @@ def _check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
         )
 
 
-def _check_dtype(grad_y: Tensor, parameter: Tensor) -> None:
+def check_dtype(grad_y: Tensor, parameter: Tensor) -> None:
     """``net.float()`` between the passes gives the parameters other memory, and so does ``net.cuda()``.
-
-    ``grad_y`` is on the CPU.
 
     Raises:
         DtypeError: they are not what they were in the forward pass.
     """
-    if parameter.dtype != grad_y.dtype or not parameter.is_cpu:
+    if parameter.dtype != grad_y.dtype or parameter.device != grad_y.device:
         raise DtypeError(
             f"the forward pass ran in {grad_y.dtype} on {grad_y.device}, but the network is now {parameter.dtype} "
             f"on {parameter.device}: run the forward pass again before going backward."
         )
 
 
-def _by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
+def by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
     """Differentiable gradients: those of the reference, which runs forward once more."""
     levels = ctx.plan.levels
     # Typed as if there always were a third result.
@@ -157,19 +155,21 @@ def _by_reference(ctx: Any, grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias
 
 
 @torch.library.custom_op("dagnn::network", mutates_args=())
-def _forward(x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str) -> Tensor:
+def forward_operator(x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str) -> Tensor:
     if not len(x):
         return x.new_empty(0, len(plan_of(plan).outputs))
-    _check(plan_of(plan), x, edge_weight, bias)
+    check_tensors(plan_of(plan), x, edge_weight, bias)
     y, _ = passes.forward(plan_of(plan).compiled, x.contiguous(), edge_weight.contiguous(), bias.contiguous())
     return y
 
 
 @torch.library.custom_op("dagnn::network_backward", mutates_args=())
-def _backward(grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str) -> tuple[Tensor, Tensor, Tensor]:
+def backward_operator(
+    grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor, plan: str
+) -> tuple[Tensor, Tensor, Tensor]:
     if not len(x):
         return torch.zeros_like(x), torch.zeros_like(edge_weight), torch.zeros_like(bias)
-    _check(plan_of(plan), x, edge_weight, bias, grad_y)
+    check_tensors(plan_of(plan), x, edge_weight, bias, grad_y)
     compiled, weight, own_bias = plan_of(plan).compiled, edge_weight.contiguous(), bias.contiguous()
     # Forward once more: operators exchange tensors only, so the saved values of the first pass are out of reach.
     _, saved = passes.forward(compiled, x.contiguous(), weight, own_bias)
@@ -179,9 +179,11 @@ def _backward(grad_y: Tensor, x: Tensor, edge_weight: Tensor, bias: Tensor, plan
     return grad_x, into.weight, into.bias
 
 
-def _check(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, grad_y: Tensor | None = None) -> None:
+def check_tensors(
+    plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, grad_y: Tensor | None = None
+) -> None:
     """Anybody can call ``torch.ops.dagnn.network``, and compiled code reads wherever the plan sends it."""
-    _check_sizes(plan, edge_weight, bias)
+    check_sizes(plan, edge_weight, bias)
     for name, rows, columns in (("x", x, len(plan.inputs)), ("grad_y", grad_y, len(plan.outputs))):
         if rows is not None and rows.shape != (len(x), columns):
             raise GraphError(f"{name} must have the shape {[len(x), columns]}, got {list(rows.shape)}.")
@@ -193,7 +195,7 @@ def _check(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, grad
 
 def run_operator(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
     """The same as `reference.run_network`, as one operator."""
-    y: Tensor = _forward(x, edge_weight, bias, plan.fingerprint)
+    y: Tensor = forward_operator(x, edge_weight, bias, plan.fingerprint)
     return y
 
 
@@ -215,10 +217,10 @@ def _remember(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor, str], outp
 
 def _differentiate(ctx: FunctionCtx, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     x, edge_weight, bias = ctx.saved_tensors  # type: ignore[attr-defined]
-    gradients = _backward(grad_y, x, edge_weight, bias, ctx.plan)  # type: ignore[attr-defined]
+    gradients = backward_operator(grad_y, x, edge_weight, bias, ctx.plan)  # type: ignore[attr-defined]
     return (*gradients, None)
 
 
-_forward.register_fake(_fake_forward)
-_backward.register_fake(_fake_backward)
-_forward.register_autograd(_differentiate, setup_context=_remember)
+forward_operator.register_fake(_fake_forward)
+backward_operator.register_fake(_fake_backward)
+forward_operator.register_autograd(_differentiate, setup_context=_remember)

@@ -37,6 +37,7 @@ class NetworkPlan:
         response: float64 ``[num_nodes]``, by which the aggregate of a node is multiplied.
         why_reference: why the compiled path cannot run this network; empty if it can.
         device: where the reference runs; all of the above is on the CPU.
+        on_gpu: what the Triton kernels need, by device; `dagnn.kernels.gpu.function.gpu_plan` makes it.
         fingerprint: a digest of all of the above but the device, the same in every process; see `plan_of`.
     """
 
@@ -58,6 +59,7 @@ class NetworkPlan:
         self.response = torch.ones(len(node_levels), dtype=torch.float64) if response is None else response
         self.device = torch.device("cpu") if device is None else device
         self.why_reference = _why_reference(self.activation, self.aggregation)
+        self.on_gpu: dict[torch.device, Any] = {}
         self.fingerprint = _fingerprint(self._parts())
         _alive.add(self)
         _plans[self.fingerprint] = self
