@@ -264,6 +264,12 @@ def slope_differs(whole, given, point, symbol):
         return None
     if scale(whole, point, symbol) > 1:  # a sine of 10 ** 10 and more has lost the digits that are compared
         return ""
+    if on_a_cut(whole, point, symbol) or on_a_cut(given, point, symbol):
+        beside = [{**point, **{k: OTHERS[k] + mp.mpc(0, y) for k in OTHERS if k != symbol}} for y in (0.01, -0.01)]
+        if not any(on_a_cut(one, at, symbol) for one in (whole, given) for at in beside):
+            found = [slope_differs(whole, given, at, symbol) for at in beside]
+            return "" if "" in found else None if None in found else found[0]
+        return ""
     return f"at {mp.nstr(point[symbol], 4)} should be {mp.nstr(right, 12)}, is {mp.nstr(ours, 12)}"
 
 
@@ -277,6 +283,20 @@ def scale(expr, point, symbol):
             value = dual(item, point, symbol)
             largest = max(largest, abs(value[0]), abs(value[1]))
     return largest * mp.mpf(10) ** -10
+
+
+def on_a_cut(expr, point, symbol):
+    """Is a logarithm or a square root of a negative number whose imaginary part, and so its branch, is rounding?"""
+    waiting = [expr]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tuple):
+            waiting += item[1:]
+            if item[0] in ("log", "sqrt", "^"):
+                value = mp.mpc(dual(item[1], point, symbol)[0])
+                if value.real < 0 and 0 < abs(value.imag) < -value.real * mp.mpf(10) ** -30:
+                    return True
+    return False
 
 
 def check_roots(expr, given):

@@ -48,6 +48,15 @@ def test_the_oracle_finds_what_is_wrong(level, expression, wrong):
     assert script.CHECKS[level](expression, wrong) is not None
 
 
+@pytest.mark.parametrize(("factor", "is_right"), [("2", True), ("-2", False), ("3", False)])
+def test_the_oracle_judges_roots_of_negative_numbers_beside_their_cut(factor, is_right):
+    # x / z * (-9 / x) is negative for every x, and rounding gives it one branch of the root or the other.
+    whole = ("*", ("sqrt", ("*", ("/", "x", "z"), ("/", "-9", "x"))), ("+", ("+", "x", "-2"), "x"))
+    given = ("*", factor, ("sqrt", ("*", "-9", ("/", ("/", "x", "z"), "x"))))
+    with mpmath.workdps(script.DIGITS):
+        assert (script.CHECKS[5](("derive", whole, "x"), given) is None) == is_right
+
+
 @pytest.mark.parametrize("expression", [("sqrt", ("tan", "pi")), ("^", ("tan", "pi"), "e")])
 def test_the_oracle_takes_no_rounding_for_a_sign(expression):
     with pytest.raises(script.Unknown):  # tan(pi) is 0, and in 40 digits a little below
