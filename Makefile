@@ -5,6 +5,7 @@
 #   make test-processors  make test as on other processors, one after another: narrower vectors in PyTorch, MKL, oneDNN
 #                     and our own kernels (an hour on 2 cores; what this processor has not, its next narrower does)
 #   make test-integrations  inside transformers and Lightning, with the oldest supported versions and the newest
+#   make test-triton  the kernels for GPUs, in Triton's interpreter and compiled (10 minutes; installs triton, 1 GB)
 #   make lint         ruff and mypy
 #   make bench        every benchmark in full;  make bench-NAME runs benchmarks/NAME.py (ARGS="--quick")
 #   make docs         the site, in site/
@@ -22,7 +23,7 @@ BENCHMARKS := $(filter-out __init__ harness, $(basename $(notdir $(wildcard benc
 # numba are made by one of them, where tests that are dealt out in turn have both make them.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help install train test test-all test-integrations test-faults test-processors lint format bench docs clean
+.PHONY: help install train test test-all test-triton test-integrations test-faults test-processors lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -66,6 +67,14 @@ test-integrations: $(INSTALLED)
 	  echo "== $$age: $$($$folder/bin/python -m pip list 2>/dev/null | grep -E '^(transformers|accelerate|lightning) ' | tr -s ' \n' ' ')"; \
 	  OMP_NUM_THREADS=1 PYTHONPATH=src $$folder/bin/python -m pytest -q -m "slow or not slow" tests/integrations $(ARGS) || failed="$$failed $$age"; \
 	done; echo "failed:$${failed:- none}"; test -z "$$failed"
+
+# An environment on top of .venv, whose packages it shares.
+test-triton: $(INSTALLED)
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); folder=.venv/triton; \
+	[ -d $$folder ] || $(BIN)/python -m venv $$folder || exit 1; \
+	echo "$$site" > $$($$folder/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dagnn-venv.pth; \
+	$$folder/bin/python -m pip install --quiet "triton>=3.4" || exit 1; \
+	OMP_NUM_THREADS=1 PYTHONPATH=src $$folder/bin/python -m pytest -q -n 2 -m "slow or not slow" tests/kernels/gpu $(ARGS)
 
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 \
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 \
