@@ -3,9 +3,10 @@
 Cell types are scanpy's `pbmc68k_reduced` (700 cells, 10 types), whose genes feed the Reactome sets that scvega ships;
 survival is scikit-survival's GSE7390 (198 patients, 51 events), whose columns are probes: nothing here maps them to
 genes, so its network has the default graph. Beside the network: the same graph with the names of its genes shuffled,
-which has the shape of biology and none of its sense. 5 folds, three times dealt out; preprocessing and choices between
-settings see training folds only. Intervals are 95 %, of Student's t with the variance that overlapping training folds
-need. Source: Nadeau and Bengio, "Inference for the generalization error", Machine Learning 52, 2003.
+which has the shape of biology and none of its sense; and the same graph in binn and kpnn2, where those are installed.
+5 folds, three times dealt out; preprocessing and choices between settings see training folds only. Intervals are 95 %,
+of Student's t with the variance that overlapping training folds need. Source: Nadeau and Bengio, "Inference for the
+generalization error", Machine Learning 52, 2003.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 FOLDS, SEEDS = 5, (0, 1, 2)
+PEERS = {"binn": "binn (--no-deps)", "kpnn2": "kpnn2"}
 NEEDED = {"sklearn": "scikit-learn", "scanpy": "scanpy", "sksurv": "scikit-survival", "vega": "scvega (--no-deps)"}
 
 
@@ -62,6 +65,8 @@ def scored(
             rows = x.iloc if hasattr(x, "iloc") else x
             fitted = make(seed).fit(rows[train], y[train])
             values.append(judge(fitted, rows[test], y[test]))
+    mean, half = interval(values)
+    print(f"{data}, {model}: {mean:.3f} +- {half:.3f}", file=sys.stderr, flush=True)
     return Scores(data, model, score, values, (time.process_time() - started) / len(values))
 
 
@@ -74,6 +79,7 @@ def cells(seeds: tuple[int, ...]) -> list[Scores]:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    from benchmarks.visible_data_peers import Binn, Kpnn2, PeerClassifier
     from dagnn import visible
     from dagnn.graph import Dag
 
@@ -109,6 +115,9 @@ def cells(seeds: tuple[int, ...]) -> list[Scores]:
     def network(graph: Dag | None = None, random_state: int = 0) -> Any:
         return tuned(visible.DagClassifier(graph, random_state=random_state), weight_decay=[0.1, 0.3, 1.0])
 
+    def peer(make: Any, seed: int, **settings: list[float]) -> Any:
+        return tuned(PeerClassifier(make, random_state=seed), weight_decay=[0.1, 0.3, 1.0], **settings)
+
     models: list[tuple[str, Callable[[int], Any], Any]] = [
         ("DagClassifier, Reactome", lambda seed: network(part.dag, random_state=seed), frame[genes]),
         ("DagClassifier, genes shuffled", lambda seed: network(shuffled, random_state=seed), frame[genes]),
@@ -116,6 +125,10 @@ def cells(seeds: tuple[int, ...]) -> list[Scores]:
         (f"logistic regression, these {len(genes)} genes", line, frame[genes]),
         (f"logistic regression, all {frame.shape[1]} genes", line, frame),
     ]
+    if _has("kpnn2"):
+        models.append(("kpnn2, Reactome", partial(peer, Kpnn2(part.dag)), frame[genes]))
+    if _has("binn"):
+        models.append(("binn, Reactome", partial(peer, Binn(part.dag), learning_rate=[1e-3, 1e-2]), frame[genes]))
     return [
         scored("cell types", name, "balanced accuracy", make, x, types, types, seeds, judge) for name, make, x in models
     ]
@@ -129,7 +142,9 @@ def patients(seeds: tuple[int, ...]) -> list[Scores]:
     from sksurv.datasets import load_breast_cancer
     from sksurv.linear_model import CoxPHSurvivalAnalysis
 
+    from benchmarks.visible_data_peers import Kpnn2, PeerSurvival
     from dagnn.visible import DagSurvival, concordance_index
+    from dagnn.visible.fitting import layered_dag
 
     table, y = load_breast_cancer()
     x = table.assign(er=table["er"] == "positive").drop(columns="grade").astype(float).to_numpy()
@@ -146,10 +161,18 @@ def patients(seeds: tuple[int, ...]) -> list[Scores]:
     def network(seed: int) -> Any:
         return GridSearchCV(DagSurvival(random_state=seed), {"weight_decay": [0.3, 1.0, 3.0]}, cv=3)
 
-    return [
-        scored("survival", name, "C-index", make, x, y, y["e.tdm"], seeds, judge)
-        for name, make in (("DagSurvival, default graph", network), ("Cox, ridge", ridge))
-    ]
+    def packed(seed: int) -> Any:
+        model = PeerSurvival(Kpnn2(layered_dag), random_state=seed)
+        return GridSearchCV(model, {"weight_decay": [0.3, 1.0, 3.0]}, cv=3)
+
+    models: list[tuple[str, Callable[[int], Any]]] = [("DagSurvival, default graph", network), ("Cox, ridge", ridge)]
+    if _has("kpnn2"):
+        models.append(("kpnn2, the same graph", packed))
+    return [scored("survival", name, "C-index", make, x, y, y["e.tdm"], seeds, judge) for name, make in models]
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def table(rows: list[Scores]) -> str:
@@ -173,6 +196,9 @@ def main(arguments: list[str] | None = None) -> int:
     if absent:
         print(f"this benchmark needs pip install {' '.join(absent)}")
         return 0
+    for module, package in PEERS.items():
+        if not _has(module):
+            print(f"without rows of {module}: pip install {package}")
     warnings.simplefilter("ignore", FutureWarning)  # those of scanpy about itself
     print(table([*cells(seeds), *patients(seeds)]))
     return 0
