@@ -14,6 +14,7 @@ What is being measured stands on stderr: the table comes last.
 """
 
 import argparse
+import datetime
 import gc
 import json
 import os
@@ -172,15 +173,27 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def as_json(headline: str, rows: Sequence[Row], *, quick: bool) -> dict[str, Any]:
-    """What `--json` writes: the claim, the machine and the rows."""
+    """What `--json` writes: the claim, the command and its date, the machine and the rows."""
     return {
         "claim": headline,
+        "command": _command(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "quick": quick,
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
         "versions": {"python": platform.python_version()} | _versions(),
         "threads": _threads(),
         "rows": [asdict(row) for row in rows],
     }
+
+
+def _command() -> str:
+    """How this process was called, without where its rows go."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    words = ["python", "-m", spec.name] if spec else ["python", Path(sys.argv[0]).name]
+    rest = sys.argv[1:]
+    if "--json" in rest:
+        del rest[rest.index("--json") : rest.index("--json") + 2]
+    return " ".join([*words, *rest])
 
 
 def _row(

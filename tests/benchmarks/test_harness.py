@@ -104,6 +104,8 @@ def test_main_prints_the_claim_and_a_table_and_writes_json(tmp_path, capsys):
     assert printed[2].startswith("small  limit")
     written = json.loads(file.read_text())
     assert written["claim"] == "The claim." and written["quick"] is True
+    assert len(written["date"]) == 10 and written["command"].startswith("python ")
+    assert "--json" not in written["command"]
     assert {"processor", "cores", "system"} <= written["machine"].keys()
     assert {"python", "torch"} <= written["versions"].keys()
     assert {"case", "against", "seconds", "ours_seconds", "ratio", "required", "ok"} <= written["rows"][0].keys()
