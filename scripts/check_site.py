@@ -5,7 +5,7 @@
 
 For every page: nothing is wider than the window or its own box at 390, 768 and 1,280 px, nothing is written to the
 console as an error, nothing is fetched from elsewhere, every link inside the site answers and its anchor exists, and
-every text has the contrast that WCAG 2.1 AA wants, light and dark. And the search finds the pages of ``SEARCHES`` first.
+every text has the contrast that WCAG 2.1 AA wants, light and dark. The search finds the pages of ``SEARCHES`` first.
 Prints a line for each kind of check and for each fault; exits with 1 when there is any. ``--pictures`` keeps a
 screenshot of every page.
 """
