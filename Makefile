@@ -41,7 +41,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@index="$(addprefix --extra-index-url ,$(TORCH_INDEX))"; \
 	if [ -n "$$index" ] && ! $(BIN)/python -c 'import sys, urllib.request as web; web.urlopen(sys.argv[1], timeout=10)' $(TORCH_INDEX)/torch/ 2>/dev/null; then \
 	  echo "$(TORCH_INDEX) is out of reach: torch comes from where pip finds it" >&2; index=; fi; \
-	$(BIN)/python -m pip install --quiet $$index -c constraints.txt -e . -r .venv/dev.txt
+	$(BIN)/python -m pip install --quiet $$index -c constraints.txt -e '.[all]' -r .venv/dev.txt
 	touch $@
 
 train: $(INSTALLED)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dagnn.errors import DtypeError as DtypeError
     from dagnn.errors import ExpressionError as ExpressionError
     from dagnn.errors import GraphError as GraphError
+    from dagnn.errors import MissingPackageError as MissingPackageError
     from dagnn.errors import RunError as RunError
     from dagnn.errors import StateDictError as StateDictError
     from dagnn.ged import EditCosts as EditCosts
@@ -77,7 +78,7 @@ _NAMES_IN = {
     "dagnn.accumulation": "GradientAccumulator accumulate check_equivalence check_loop watch weights",
     "dagnn.errors": (
         "AccumulationError CheckpointError ConfigError ConstantNodesWarning CycleError DagnnError DataError "
-        "DtypeError ExpressionError GraphError RunError StateDictError"
+        "DtypeError ExpressionError GraphError MissingPackageError RunError StateDictError"
     ),
     "dagnn.ged": (
         "EditCosts GedLoss GedMetric GedResult ged_bounds ged_matrix ged_range ged_search graph_edit_distance "

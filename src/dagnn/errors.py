@@ -10,17 +10,21 @@ DagnnError
 ├── CheckpointError (ValueError)    a checkpoint that is damaged, foreign or newer than this version
 │   └── StateDictError (RuntimeError) a state dict of a network with other edges; the message names them
 ├── RunError (RuntimeError)         a run directory that cannot be used or written
+├── MissingPackageError (ImportError) a package of an extra is not installed; the message has the pip line
 └── AccumulationError (RuntimeError) a window used out of order, or unequal weights left undeclared
 
 Two warnings have a class of their own, so that you can filter them: AccumulationWarning and ConstantNodesWarning.
 """
 
 import difflib
+import importlib
+import importlib.util
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class DagnnError(Exception):
@@ -63,6 +67,10 @@ class RunError(DagnnError, RuntimeError):
     """A run directory that is in use, cannot be written or holds no run."""
 
 
+class MissingPackageError(DagnnError, ImportError):
+    """A package that only a part of dagnn needs is not installed; the message names the extra and how to install it."""
+
+
 class AccumulationError(DagnnError, RuntimeError):
     """An accumulation window used out of order, or unequal weights left undeclared."""
 
@@ -80,6 +88,43 @@ class AccumulationWarning(UserWarning):
 
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
+
+
+def library(module: str, what: str, install: str) -> Any:
+    """A module of an optional package, imported now.
+
+    Args:
+        what: what needs it, the subject of the message.
+        install: what pip installs it by, such as ``"dagnn[plot]"``.
+
+    Raises:
+        MissingPackageError: it is not installed, or cannot be imported.
+
+    >>> library("matplotlib.figure", "a picture", "dagnn[plot]").Figure.__name__
+    'Figure'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        # What is missing may be what that module itself imports.
+        raise _missing(what, error.name or module, install, error) from error
+
+
+def check_installed(what: str, install: str, *modules: str) -> None:
+    """Nothing where all of them are installed, of which none is imported.
+
+    Raises:
+        MissingPackageError: for the first that is not.
+    """
+    for module in modules:
+        if module not in sys.modules and importlib.util.find_spec(module) is None:
+            raise _missing(what, module, install, f"No module named {module!r}")
+
+
+def _missing(what: str, module: str, install: str, reason: object) -> MissingPackageError:
+    package = module.partition(".")[0]
+    install = f'"{install}"' if "[" in install else install  # brackets are patterns of file names to a shell
+    return MissingPackageError(f"{what} needs {package} ({reason}): pip install {install}.", name=package)
 
 
 def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import dags
 
-from dagnn.errors import ConfigError
+from dagnn.errors import MissingPackageError
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 
@@ -70,7 +70,7 @@ def test_the_model_has_standard_operators_and_names(tmp_path, runtime):
 
 def test_without_the_package_the_error_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
-    with pytest.raises(ConfigError, match=r"pip install dagnn\[onnx\]"):
+    with pytest.raises(MissingPackageError, match=r"pip install .dagnn\[export\]"):
         DagNN(Dag([(0, 1)])).export(tmp_path / "net.onnx")
     assert list(tmp_path.iterdir()) == []
 

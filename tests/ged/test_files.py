@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import networkx as nx
 import pytest
 
-from dagnn.errors import GraphError
+from dagnn.errors import GraphError, MissingPackageError
 from dagnn.ged import graph_edit_distance, read_graph_files
 from dagnn.graph import Dag
 
@@ -97,14 +97,15 @@ def test_a_folder_without_graphs_is_refused(tmp_path):
 def test_smiles_need_rdkit(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rdkit", None)
     (tmp_path / "a.smi").write_text("CCO ethanol\n")
-    with pytest.raises(GraphError, match="pip install rdkit"):
+    with pytest.raises(MissingPackageError, match=r"a file of SMILES needs rdkit .*: pip install rdkit"):
         read_graph_files(tmp_path / "a.smi")
 
 
 def test_molecules_have_elements_and_bonds_as_labels(tmp_path, monkeypatch):
     """With what RDKit gives for ethanol and nothing else; where it is installed, so does the real one."""
     if "rdkit" not in sys.modules and not _has_rdkit():
-        monkeypatch.setitem(sys.modules, "rdkit", SimpleNamespace(Chem=SimpleNamespace(MolFromSmiles=_ethanol)))
+        monkeypatch.setitem(sys.modules, "rdkit", SimpleNamespace())
+        monkeypatch.setitem(sys.modules, "rdkit.Chem", SimpleNamespace(MolFromSmiles=_ethanol))
     (tmp_path / "a.smi").write_text("CCO ethanol\nCCO\nCCO pure alcohol\n")
     found = read_graph_files(tmp_path)
     assert list(found) == ["a.smi:ethanol", "a.smi:1", "a.smi:pure alcohol"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import dags, expression_dags
 
-from dagnn.errors import CycleError, DagnnError, DtypeError, GraphError
+from dagnn.errors import CycleError, DtypeError, GraphError, MissingPackageError
 from dagnn.graph import Dag, DagBatch
 
 with warnings.catch_warnings():
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused(call, error, message):
 
 def test_without_pyg_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
-    with pytest.raises(DagnnError, match="to_pyg needs PyTorch Geometric: pip install torch-geometric"):
+    with pytest.raises(MissingPackageError, match=r"to_pyg needs torch_geometric \(.*\): pip install torch-geometric"):
         Dag([(0, 1)]).to_pyg()
 
 

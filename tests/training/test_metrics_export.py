@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from dagnn.cli import main
-from dagnn.errors import ConfigError, RunError
+from dagnn.errors import MissingPackageError, RunError
 from dagnn.training.config import TrainingConfig
 from dagnn.training.log import MetricsLog, metrics_csv, with_rates, write_tensorboard
 from dagnn.training.run.directory import RunDirectory
@@ -82,7 +82,7 @@ def test_tensorboard_gets_every_number_and_hides_what_it_had(tensorboard, tmp_pa
 
 def test_missing_tensorboard_is_told(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"pip install dagnn\[tensorboard\]"):
+    with pytest.raises(MissingPackageError, match=r"pip install .dagnn\[tensorboard\]"):
         write_tensorboard(ROWS, tmp_path)
 
 

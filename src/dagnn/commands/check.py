@@ -62,7 +62,7 @@ def run_heads(names: Sequence[str], *, as_json: bool = False) -> int:
         for name in set(names) - set(head_classes()):
             judge_head(name)  # refuses it, before hours of others
     except ImportError as error:
-        return _could_not_run(f"--transformers needs more packages ({error}): pip install dagnn[transformers]")
+        return _could_not_run(f'--transformers needs more packages ({error}): pip install "dagnn[transformers]"')
     except DagnnError as error:
         return _could_not_run(str(error))
     if not as_json:

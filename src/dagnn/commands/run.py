@@ -246,7 +246,7 @@ class Metrics:
     csv: str | None = None
     """file of the CSV; replaced if it is there"""
     tensorboard: str | None = None
-    """directory of the event files; needs `pip install dagnn[tensorboard]`"""
+    """directory of the event files; needs `pip install "dagnn[tensorboard]"`"""
 
 
 def run_metrics(arguments: Sequence[str]) -> int:

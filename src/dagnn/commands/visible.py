@@ -25,13 +25,13 @@ from dagnn.commands.results import (
     write_report,
 )
 from dagnn.drawing.picture import picture_bytes, picture_kind
-from dagnn.errors import ConfigError, RunError
+from dagnn.errors import ConfigError, RunError, library
 from dagnn.nn import DagNN
 from dagnn.training.log import printable, write_line
 from dagnn.visible.columns import align
 from dagnn.visible.explaining import explain
 from dagnn.visible.on_disk import Model, Samples, read_any, read_samples
-from dagnn.visible.reading import Reading, library
+from dagnn.visible.reading import Reading
 
 _ONE_NETWORK = (
     "One trained network says little: importances follow its seed and the shape of the graph. Fit again with other "
@@ -118,7 +118,7 @@ class Fit:
 
 def _fit(arguments: Sequence[str]) -> int:
     given = parsed(Fit, "visible fit", arguments)
-    library("sklearn", "dagnn visible fit", "scikit-learn")
+    library("sklearn", "dagnn visible fit", "dagnn[visible]")
     if not 0 <= given.held_out < 1:
         raise ConfigError(f"held_out must be at least 0 and less than 1, got {given.held_out}.")
     folder = _folder(given.out, given.overwrite)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dagnn import _loaded_on_first_use
+from dagnn.errors import check_installed
 
 if TYPE_CHECKING:
     from dagnn.curriculum.config import CurriculumConfig as CurriculumConfig
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from dagnn.curriculum.parsing import parse as parse
     from dagnn.curriculum.verdict import Verdict as Verdict
     from dagnn.curriculum.verdict import judge as judge
+
+check_installed("dagnn.curriculum", "dagnn[curriculum]", "numba", "scipy", "flint")
 
 # `dagnn train --help` reads the configuration and does not wait for torch.
 __getattr__, __dir__, __all__ = _loaded_on_first_use(

@@ -11,6 +11,7 @@ from typing import Any
 
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation_file import Evaluation, LevelResult, NeighbourhoodCounts
+from dagnn.errors import check_installed
 from dagnn.files import replace_file
 from dagnn.training.log import read_metrics
 from dagnn.training.run.directory import RunDirectory
@@ -35,6 +36,7 @@ def draw_curves(
         accuracy_of_level: level -> (step, accuracy 0 .. 1), in the order of the steps.
         errors: operator of the expression -> reason -> wrong answers; None before they were evaluated.
     """
+    check_installed("a picture", "dagnn[plot]", "matplotlib")
     # Imported here: it takes half a second, and only a report needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

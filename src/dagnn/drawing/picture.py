@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dagnn.drawing.scene import Layout, Numbers, Part, Scene, layered, part_of, strengths
-from dagnn.errors import ConfigError, GraphError
+from dagnn.errors import ConfigError, GraphError, check_installed
 
 Point = tuple[float, float]
 
@@ -76,6 +76,7 @@ def draw_scene(scene: Scene, *, top: int | None = None, title: str | None = None
     Raises:
         GraphError: more nodes than a picture can hold; a ``top`` that is no whole number of at least 1.
     """
+    check_can_draw()
     part = part_of(scene, top)
     if len(part.nodes) > MOST_NODES:
         raise GraphError(
@@ -384,8 +385,14 @@ def picture_kind(path: Path) -> Kind:
     raise ConfigError(f"the picture {path} must end in .svg, .png or .pdf.")
 
 
+def check_can_draw() -> None:
+    """MissingPackageError where matplotlib is not installed."""
+    check_installed("a picture", "dagnn[plot]", "matplotlib")
+
+
 def empty_figure(width: float, height: float) -> Any:
     """A figure of so many inches. Not pyplot's, which looks for a display and keeps every figure."""
+    check_can_draw()
     # Imported here, since it takes half a second.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dagnn import __version__
-from dagnn.errors import ConfigError
+from dagnn.errors import library
 from dagnn.export import Program
 from dagnn.kernels.emit.formula import ancestors
 from dagnn.kernels.emit.functions import ERFC
@@ -213,11 +213,7 @@ class _Graph:
     """A graph of ONNX under construction: operators in order, and constants."""
 
     def __init__(self, program: Program) -> None:
-        try:
-            import onnx  # type: ignore[import-not-found,unused-ignore]
-        except ImportError as error:
-            raise ConfigError(f"format='onnx' cannot be written ({error}): pip install dagnn[onnx].") from error
-        self._onnx: Any = onnx
+        onnx = self._onnx = library("onnx", "format='onnx'", "dagnn[export]")
         self._program, self.double = program, program.double
         self._dtype = np.dtype(np.float64 if program.double else np.float32)
         self._kind = onnx.TensorProto.DOUBLE if program.double else onnx.TensorProto.FLOAT

@@ -6,13 +6,13 @@ arbitrary-precision midpoint-radius interval arithmetic", IEEE Transactions on C
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args
 
 import numpy as np
-from flint import arb  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 
-from dagnn.errors import ConfigError, GraphError
+from dagnn.errors import ConfigError, GraphError, library
 from dagnn.export import Program
 
 Storage = Literal["bfloat16", "int8"]
@@ -149,6 +149,16 @@ def _jump(name: str, z: Any) -> Any:
     return arb(0, 2.1e-9) if crosses else arb(0)
 
 
+def arb(*parts: object) -> Any:
+    """A ball of Arb: the exact number, or a middle and a radius."""
+    return _flint().arb(*parts)
+
+
+@cache
+def _flint() -> Any:
+    return library("flint", "a proved bound", "dagnn[export]")
+
+
 def _hull(*parts: Any) -> Any:
     found = parts[0]
     for part in parts[1:]:
@@ -184,7 +194,8 @@ def _logistic_slope(z: Any) -> Any:
     return _tanh_slope(z / 2) / 4
 
 
-_LEAK = arb(0.01, 1e-9)  # in float32 it is another number than in float64
+def _leak() -> Any:
+    return arb(0.01, 1e-9)  # in float32 it is another number than in float64
 
 
 def _step(z: Any, below: Any) -> Any:
@@ -202,7 +213,7 @@ def _gelu(z: Any) -> Any:
 _SLOPES: dict[str, Callable[[Any], Any]] = {
     "identity": lambda z: arb(1),
     "relu": lambda z: _step(z, arb(0)),
-    "leaky_relu": lambda z: _step(z, _LEAK),
+    "leaky_relu": lambda z: _step(z, _leak()),
     "elu": lambda z: _hull(z.lower().min(arb(0)).exp(), z.upper().min(arb(0)).exp()),
     "tanh": _tanh_slope,
     "sigmoid": _logistic_slope,
@@ -213,7 +224,7 @@ _SLOPES: dict[str, Callable[[Any], Any]] = {
 _VALUES: dict[str, Callable[[Any], Any]] = {
     "identity": lambda z: z,
     "relu": _relu,
-    "leaky_relu": _rising(lambda z: z.max(z * _LEAK)),
+    "leaky_relu": _rising(lambda z: z.max(z * _leak())),
     "elu": _rising(lambda z: z.max(arb(0)) + z.min(arb(0)).expm1()),
     "tanh": _rising(lambda z: z.tanh()),
     "sigmoid": _rising(_logistic),

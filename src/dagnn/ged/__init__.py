@@ -1,5 +1,10 @@
 """Graph edit distance: exact, bounded, and as a differentiable loss."""
 
+# ruff: noqa: E402 - what is missing is named before the first import fails
+from dagnn.errors import check_installed
+
+check_installed("dagnn.ged", "dagnn[ged]", "numba", "scipy")
+
 from dagnn.ged.cliques import clique_counts, expected_edit_cost
 from dagnn.ged.costs import EditCosts
 from dagnn.ged.distance import Edit, GedBounds, GedResult, ged_bounds, graph_edit_distance

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import ParseError, fromstring
 
 import networkx
 
-from dagnn.errors import GraphError
+from dagnn.errors import GraphError, library
 from dagnn.ged.labelled import Graph
 from dagnn.graph import Dag
 
@@ -212,10 +212,7 @@ def _without_names(graph: Any) -> Any:
 
 
 def _from_smiles(content: bytes) -> Found:
-    try:
-        from rdkit import Chem
-    except ImportError:
-        raise GraphError("SMILES are read by RDKit, which is not installed: pip install rdkit.") from None
+    Chem = library("rdkit.Chem", "a file of SMILES", "rdkit")
     found: Found = []
     for i, line in enumerate(line for line in content.decode("utf-8-sig").splitlines() if line.strip()):
         smiles, _, name = line.strip().partition(" ")

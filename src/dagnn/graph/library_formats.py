@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dagnn.errors import DagnnError, DtypeError, GraphError
+from dagnn.errors import DtypeError, GraphError, library
 from dagnn.graph.attributes import Attribute, Attributes, check_choice, plain
 from dagnn.graph.content import Content, has_own_ends
 from dagnn.graph.names import canonical_names
@@ -315,11 +315,8 @@ def to_batch(dags: Sequence[Content]) -> Any:
 
 
 def _imported() -> Any:
-    try:
-        import torch_geometric.data  # here: it takes seconds, and nothing else needs it
-    except ImportError as error:
-        raise DagnnError("to_pyg needs PyTorch Geometric: pip install torch-geometric.") from error
-    return torch_geometric.data
+    # Here: it takes seconds, and nothing else needs it.
+    return library("torch_geometric.data", "to_pyg", "torch-geometric")
 
 
 def _check_name(name: str, values: Any) -> None:

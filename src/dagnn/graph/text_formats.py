@@ -14,12 +14,11 @@ from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-import regex
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import DtypeError, ExpressionError, GraphError
+from dagnn.errors import DtypeError, ExpressionError, GraphError, library
 from dagnn.graph.attributes import Attribute, Attributes, plain
 from dagnn.graph.content import Content
 from dagnn.graph.names import sort_key
@@ -356,4 +355,5 @@ def grapheme_clusters(string: str) -> tuple[str, ...]:
     """The characters of ``string`` as a reader sees them: "e" with a combining accent is one."""
     if not isinstance(string, str):
         raise DtypeError(f"the text must be a str, got {type(string).__name__}.")
+    regex = library("regex", "Dag.from_text", "dagnn[text]")
     return tuple(regex.findall(r"\X", string))

@@ -5,9 +5,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import lightning
 import torch
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from dagnn.accumulation.check.arithmetic import widened
@@ -15,12 +13,14 @@ from dagnn.accumulation.check.report import Report
 from dagnn.accumulation.check.subject import Gradients
 from dagnn.accumulation.partition import WeightFn
 from dagnn.accumulation.state import RandomState, Snapshot
-from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
+from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, library, warn
 from dagnn.integrations.windows import TrainerWindows, judge
 
 __all__ = ["OLDEST", "ExactAccumulation", "GradientCheck"]
 
 OLDEST = (2, 6)
+lightning = library("lightning", "dagnn.integrations.lightning", "dagnn[lightning]")
+_Callback: Any = lightning.pytorch.callbacks.Callback
 if tuple(int(part) for part in lightning.__version__.split(".")[:2]) < OLDEST:
     raise ConfigError(
         f"lightning {lightning.__version__} is installed, but dagnn.integrations.lightning needs "
@@ -28,7 +28,7 @@ if tuple(int(part) for part in lightning.__version__.split(".")[:2]) < OLDEST:
     )
 
 
-class ExactAccumulation(Callback):  # type: ignore[misc]
+class ExactAccumulation(_Callback):  # type: ignore[misc]
     """With this callback, each step has the gradient of the full batch: ``Trainer(callbacks=[ExactAccumulation()])``.
 
     Lightning divides each loss by ``accumulate_grad_batches``, which is right only while all micro-batches count the
@@ -88,7 +88,7 @@ class ExactAccumulation(Callback):  # type: ignore[misc]
         self.on_train_end(trainer, pl_module)
 
 
-class GradientCheck(Callback):  # type: ignore[misc]
+class GradientCheck(_Callback):  # type: ignore[misc]
     """Compares the gradient of the first window with that of the full batch, and says what is wrong.
 
     ``Trainer(callbacks=[GradientCheck()])``. It changes no bit of the training: the micro-batches of the window run

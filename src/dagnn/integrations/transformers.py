@@ -9,7 +9,6 @@ from typing import Any, Literal
 from unittest import mock
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from dagnn.accumulation.check.arithmetic import widened
@@ -17,12 +16,15 @@ from dagnn.accumulation.check.report import Report
 from dagnn.accumulation.check.subject import Gradients
 from dagnn.accumulation.partition import WeightFn
 from dagnn.accumulation.state import RandomState, Snapshot
-from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
+from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, library, warn
 from dagnn.integrations.windows import TrainerWindows, judge
 
 __all__ = ["OLDEST", "ExactTrainer", "GradientCheck"]
 
 OLDEST = (5, 17)
+transformers = library("transformers", "dagnn.integrations.transformers", "dagnn[transformers]")
+_Trainer: Any = transformers.Trainer
+_TrainerCallback: Any = transformers.TrainerCallback
 _VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2] if part.isdigit())
 if _VERSION < OLDEST:
     raise ConfigError(
@@ -31,7 +33,7 @@ if _VERSION < OLDEST:
     )
 
 
-class ExactTrainer(transformers.Trainer):  # type: ignore[misc]
+class ExactTrainer(_Trainer):  # type: ignore[misc]
     """A ``transformers.Trainer`` whose gradient is that of the full batch, whatever the head divides its loss by.
 
     ``gradient_accumulation_steps``, ragged batches, a short last window and several processes change nothing: each
@@ -115,7 +117,7 @@ def _refuse_unsupported(trainer: Any) -> None:
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
-class GradientCheck(transformers.TrainerCallback):  # type: ignore[misc]
+class GradientCheck(_TrainerCallback):  # type: ignore[misc]
     """A callback that compares the first window's gradient with that of the full batch, and says what is wrong.
 
     ``trainer.add_callback(GradientCheck(trainer))``. It works with any ``transformers.Trainer``, subclasses included.
@@ -135,7 +137,7 @@ class GradientCheck(transformers.TrainerCallback):  # type: ignore[misc]
         ConfigError: ``on_unequal`` has another value.
     """
 
-    def __init__(self, trainer: transformers.Trainer, *, on_unequal: Literal["warn", "raise"] = "warn") -> None:
+    def __init__(self, trainer: Any, *, on_unequal: Literal["warn", "raise"] = "warn") -> None:
         if on_unequal not in ("warn", "raise"):
             raise ConfigError(f"on_unequal must be 'warn' or 'raise', got {on_unequal!r}.")
         self.report: Report | None = None

@@ -1,8 +1,13 @@
 """Term graphs, rewritten one neighbourhood at a time: what a step may see, what it may return, and the machine."""
 
+# ruff: noqa: E402 - what is missing is named before the first import fails
 from typing import TYPE_CHECKING
 
 from dagnn import _loaded_on_first_use
+from dagnn.errors import check_installed
+
+check_installed("dagnn.rewriting", "dagnn[rewriting]", "numba", "scipy")
+
 from dagnn.rewriting.machine import Rewriter, RewritingMachine, Rewritten, RuleRewriter, Step, Steps
 from dagnn.rewriting.system import (
     LEAVE,

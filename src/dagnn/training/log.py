@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from dagnn.errors import ConfigError, DataError, RunError, warn
+from dagnn.errors import DataError, RunError, library, warn
 from dagnn.files import replaced_file
 from dagnn.training.counters import strict_json
 
@@ -179,16 +179,13 @@ def write_tensorboard(rows: Sequence[Mapping[str, Any]], directory: str | Path) 
     Called again, for a run that went on or back, it hides what it wrote before (``purge_step``): no point is doubled.
 
     Raises:
-        ConfigError: TensorBoard is not installed.
+        MissingPackageError: TensorBoard is not installed.
         RunError: the directory cannot be written.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(f"TensorBoard cannot be used ({error}): pip install dagnn[tensorboard].") from error
+    writer_of = library("torch.utils.tensorboard", "--tensorboard", "dagnn[tensorboard]").SummaryWriter
     count = 0
     try:
-        with SummaryWriter(log_dir=str(directory), purge_step=0) as writer:
+        with writer_of(log_dir=str(directory), purge_step=0) as writer:
             for row in with_rates(rows):
                 for key, value in row.items():
                     number = _number(value)

@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dagnn.errors import library
 from dagnn.visible.columns import Aligned, align
 from dagnn.visible.controls import rewired
 from dagnn.visible.edge_files import read_edges, read_sif, read_sparse
@@ -12,7 +13,6 @@ from dagnn.visible.gene_sets import read_gmt, read_reactome
 from dagnn.visible.graph_files import read_graph
 from dagnn.visible.ontology import read_obo
 from dagnn.visible.reading import Dropped, Reading, ReadReport
-from dagnn.visible.reading import library as _library
 from dagnn.visible.replicates import Replicates, explain_replicates
 from dagnn.visible.restricting import restrict
 from dagnn.visible.runs import ReplicateTraining
@@ -52,6 +52,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The estimators are made on first use: they are classes of scikit-learn, which is an extra."""
     if name in ("DagClassifier", "DagRegressor", "DagSurvival"):
-        _library("sklearn", name, "scikit-learn")
+        library("sklearn", name, "dagnn[visible]")
         return getattr(importlib.import_module("dagnn.visible.estimators"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

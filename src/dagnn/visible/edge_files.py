@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dagnn.errors import ConfigError, DataError, DtypeError
+from dagnn.errors import ConfigError, DataError, DtypeError, library
 from dagnn.graph.names import canonical
-from dagnn.visible.reading import EdgeList, Reading, library, listed
+from dagnn.visible.reading import EdgeList, Reading, listed
 
 PathLike: TypeAlias = str | os.PathLike[str]
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".txt": "\t"}
@@ -229,7 +229,7 @@ def _columns_of(frame: Any, wanted: list[Any], source: str) -> list[list[Any]]:
 
 
 def _parquet(path: Path) -> Any:
-    parquet = library("pyarrow.parquet", "a Parquet file")
+    parquet = library("pyarrow.parquet", "a Parquet file", "dagnn[visible]")
     try:
         return parquet.read_table(path)
     except Exception as error:  # pyarrow has its own classes
@@ -319,10 +319,9 @@ def read_sparse(
     >>> reading.weights
     {('g1', 'p'): 0.5, ('g2', 'p'): 2.0, ('g2', 'q'): 1.0}
     """
-    import scipy.sparse
-
+    sparse = library("scipy.sparse", "read_sparse", "dagnn[visible]")
     try:
-        coo = scipy.sparse.coo_array(matrix)
+        coo = sparse.coo_array(matrix)
         values = coo.data.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DtypeError(f"matrix must hold numbers, two-dimensional, got a {type(matrix).__name__}: {error}") from None

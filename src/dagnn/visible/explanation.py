@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import ConfigError, GraphError
+from dagnn.errors import ConfigError, GraphError, library
 from dagnn.kernels import ConductancePlan, Conductances
 from dagnn.kernels.network.conductance import Rule
 from dagnn.nn import DagNN
@@ -149,13 +149,10 @@ class Explanation:
 
         Raises:
             ConfigError: ``of`` is neither ``"nodes"`` nor ``"edges"``.
-            ModuleNotFoundError: pandas is not installed.
+            MissingPackageError: pandas is not installed.
         """
         _check_kind(of)
-        try:
-            import pandas  # type: ignore[import-untyped,unused-ignore]
-        except ImportError:
-            raise ModuleNotFoundError("to_frame needs pandas, which is not installed: pip install pandas.") from None
+        pandas = library("pandas", "to_frame", "pandas")
         if of == "edges":
             source, target = zip(*self.edge_names, strict=True) if self.edge_names else ((), ())
             columns = {"source": source, "target": target, "mean": self.edge_means, "share": self.edge_shares}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dagnn.errors import DataError, GraphError
+from dagnn.errors import DataError, GraphError, library
 from dagnn.graph import Dag
 from dagnn.visible.edge_files import PathLike, open_text, table_rows
 from dagnn.visible.reading import EdgeList, Reading, checked_choice, listed
@@ -85,20 +85,19 @@ def read_gmt(
 
 def _contained(members: Mapping[Hashable, Collection[Hashable]]) -> list[tuple[Hashable, Hashable]]:
     """(A, B) where all genes of A are in B, B has more, and no set is between them."""
-    import scipy.sparse
-
+    sparse = library("scipy.sparse", "a file of gene sets", "dagnn[visible]")
     names = [name for name, genes in members.items() if genes]
     genes = {gene: place for place, gene in enumerate(dict.fromkeys(g for name in names for g in members[name]))}
     sizes = np.array([len(members[name]) for name in names], dtype=np.int64)
     columns = np.array([genes[gene] for name in names for gene in members[name]], dtype=np.int64)
     rows = np.repeat(np.arange(len(names)), sizes)
     shape = (len(names), len(genes))
-    within = scipy.sparse.csr_array((np.ones(len(rows), np.int32), (rows, columns)), shape=shape)
+    within = sparse.csr_array((np.ones(len(rows), np.int32), (rows, columns)), shape=shape)
     shared = (within @ within.T).tocoo()
     i, j = shared.coords
     inside = (shared.data == sizes[i]) & (sizes[i] < sizes[j])
     square = (len(names), len(names))
-    holds = scipy.sparse.csr_array((np.ones(int(inside.sum()), np.int32), (i[inside], j[inside])), shape=square)
+    holds = sparse.csr_array((np.ones(int(inside.sum()), np.int32), (i[inside], j[inside])), shape=square)
     # "Holds" is transitive, so what is two steps away is what is not next.
     detours = (holds @ holds).tocoo()
     far = set(zip(*(part.tolist() for part in detours.coords), strict=True))

@@ -6,9 +6,9 @@ from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import Any
 
-from dagnn.errors import ConfigError, DataError, GraphError
+from dagnn.errors import ConfigError, DataError, GraphError, MissingPackageError, library
 from dagnn.visible.edge_files import PathLike, number_of, open_text
-from dagnn.visible.reading import EdgeList, Reading, library, listed
+from dagnn.visible.reading import EdgeList, Reading, listed
 
 _GRAPH_FORMATS = {".graphml": "graphml", ".gml": "gml", ".dot": "dot", ".gv": "dot"}
 
@@ -39,7 +39,8 @@ def read_graph(
         DataError: a file that cannot be read; nodes without the data ``names``, or two with the same.
         GraphError: an undirected graph, or data that no node has.
         CycleError: the edges form a cycle; the message names its nodes in order.
-        ConfigError: an unknown format; DOT needs ``pip install dagnn[visible]``.
+        ConfigError: an unknown format.
+        MissingPackageError: DOT needs ``pip install "dagnn[visible]"``.
 
     >>> import networkx, pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "small.graphml"
@@ -91,11 +92,11 @@ def _parsed(path: Path, kind: str) -> Any:
             return networkx.parse_gml(text.splitlines(), label=None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # pydot 4.0 calls pyparsing 3.3 by its old names
-            parsed = library("pydot", "a DOT file").graph_from_dot_data(text)
+            parsed = library("pydot", "a DOT file", "dagnn[visible]").graph_from_dot_data(text)
         if not parsed:
             raise ValueError("no graph in it")
         return _from_pydot(parsed[0])
-    except ConfigError:
+    except MissingPackageError:
         raise
     except Exception as error:  # parsers raise whatever they meet
         raise DataError(f"{path.name} is no {kind} file: {error}") from error

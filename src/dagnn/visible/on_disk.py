@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import CheckpointError, ConfigError, DataError, GraphError
+from dagnn.errors import CheckpointError, ConfigError, DataError, GraphError, library
 from dagnn.files import replace_file
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
@@ -23,7 +23,7 @@ from dagnn.visible.edge_files import open_text, read_edges, read_sif
 from dagnn.visible.gene_sets import read_gmt, read_reactome
 from dagnn.visible.graph_files import read_graph
 from dagnn.visible.ontology import read_obo
-from dagnn.visible.reading import Reading, ReadReport, library, listed
+from dagnn.visible.reading import Reading, ReadReport, listed
 
 _GRAPHS = ".csv, .tsv, .txt, .parquet (edges), .sif, .gmt, .obo, .graphml, .gml, .dot, .json (Dag.to_json)"
 _NETWORK, _SETTINGS = "network.safetensors", "model.json"
@@ -178,7 +178,7 @@ def _text_rows(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
 
 
 def _parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    parquet = library("pyarrow.parquet", "a Parquet file")
+    parquet = library("pyarrow.parquet", "a Parquet file", "dagnn[visible]")
     if not path.exists():
         raise DataError(f"cannot read {path}: No such file or directory.")
     try:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dagnn.errors import ConfigError, DataError
+from dagnn.errors import ConfigError, DataError, library
 from dagnn.visible.edge_files import PathLike, open_text, table_rows
 from dagnn.visible.gene_sets import reading_of_sets
-from dagnn.visible.reading import EdgeList, Reading, checked_choice, library, listed
+from dagnn.visible.reading import EdgeList, Reading, checked_choice, listed
 
 _ALWAYS_READ = ("name", "is_a", "relationship", "is_obsolete", "alt_id")
 
@@ -46,7 +46,8 @@ def read_obo(
 
     Raises:
         DataError: a file that cannot be read.
-        ConfigError: an unknown relation or tag; obonet is missing (``pip install dagnn[visible]``).
+        ConfigError: an unknown relation or tag.
+        MissingPackageError: obonet is missing (``pip install "dagnn[visible]"``).
         CycleError: the chosen relations have a cycle; the message names its nodes in order.
 
     >>> import pathlib, tempfile
@@ -110,7 +111,7 @@ def read_obo(
 
 def _ontology(path: Path) -> Any:
     """The file as obonet reads it: a MultiDiGraph with edges child -> parent, keyed by their relation."""
-    obonet = library("obonet", "an OBO file")
+    obonet = library("obonet", "an OBO file", "dagnn[visible]")
     text = open_text(path)
     try:
         with _quiet(logging.getLogger()):

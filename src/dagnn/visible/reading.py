@@ -1,6 +1,5 @@
 """What every reader gives back: a `Dag` with names, and a report of what was read, dropped and added."""
 
-import importlib
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -248,16 +247,6 @@ def listed(names: Sequence[Any], *, edges: bool = False, shown: int = _SHOWN) ->
     """The first few of ``names``, and how many more there are."""
     texts = [f"{name[0]!r} -> {name[1]!r}" if edges else repr(name) for name in names[:shown]]
     return ", ".join(texts) + (f" and {len(names) - shown:,} more" if len(names) > shown else "")
-
-
-def library(module: str, what: str, package: str | None = None) -> Any:
-    """An optional library, imported now; ``what`` needs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"{what} needs {package or module.partition('.')[0]} ({error}): pip install dagnn[visible]."
-        ) from error
 
 
 def checked_choice(argument: str, value: Any, choices: Iterable[str]) -> Any:

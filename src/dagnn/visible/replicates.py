@@ -9,10 +9,9 @@ from typing import Any, Literal, final, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor
 
-from dagnn.errors import ConfigError, ConstantNodesWarning, DtypeError, GraphError
+from dagnn.errors import ConfigError, ConstantNodesWarning, DtypeError, GraphError, library
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 from dagnn.nn.learnable import check_dag
@@ -80,7 +79,7 @@ class Replicates:
         if count < 2:
             nothing = torch.full_like(self.mean, torch.nan)
             return nothing, nothing.clone()
-        half = stats.t.ppf((1 + level) / 2, count - 1) * self.shares.std(0) / count**0.5
+        half = _statistics().t.ppf((1 + level) / 2, count - 1) * self.shares.std(0) / count**0.5
         return self.mean - half, self.mean + half
 
     @cached_property
@@ -140,19 +139,16 @@ class Replicates:
         for name, shares in self.control_shares.items():
             pair = self.mean[chosen].numpy(), shares.mean(0)[chosen].numpy()
             is_flat = len(pair[0]) < 2 or any((one == one[0]).all() for one in pair)
-            found[name] = float("nan") if is_flat else float(stats.spearmanr(*pair).statistic)
+            found[name] = float("nan") if is_flat else float(_statistics().spearmanr(*pair).statistic)
         return found
 
     def to_frame(self) -> Any:
         """A data frame of pandas, a row per node: share, its interval, and with shuffled labels difference and p-value.
 
         Raises:
-            ModuleNotFoundError: pandas is not installed.
+            MissingPackageError: pandas is not installed.
         """
-        try:
-            import pandas  # type: ignore[import-untyped,unused-ignore]
-        except ImportError:
-            raise ModuleNotFoundError("to_frame needs pandas, which is not installed: pip install pandas.") from None
+        pandas = library("pandas", "to_frame", "pandas")
         low, high = self.interval()
         columns = {"share": self.mean, "low": low, "high": high}
         for name, shares in self.control_shares.items():
@@ -410,3 +406,7 @@ def _measured(jobs: Sequence[_Job], data: _Data, baseline: Any, steps: int) -> _
         error = max(error, found.error)
     own = scores([job.run for job in jobs], [job.x for job in jobs], [job.y for job in jobs], is_label=data.is_label)
     return _Measured(torch.stack(shares), torch.stack(sizes), torch.tensor(own, dtype=torch.float64), error)
+
+
+def _statistics() -> Any:
+    return library("scipy.stats", "an interval or a rank correlation", "dagnn[visible]")

@@ -101,7 +101,7 @@ class Exports(NamedParameters, Seen):
           Weights are constants. Activations round as in the compiled path, and so do sums over fewer edges than fill a
           vector of the processor; longer sums may differ in their order.
         - **"onnx"**: standard operators of opset 18, x ``[batch, inputs]`` to y ``[batch, outputs]``. Needs
-          ``pip install dagnn[onnx]``.
+          ``pip install "dagnn[export]"``.
         - **"torch"**: a program of ``torch.export`` with PyTorch's operators, to be read by ``torch.export.load``
           where dagnn is not installed. Its ``module()`` takes x ``[batch, inputs]``.
 

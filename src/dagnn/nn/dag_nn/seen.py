@@ -1,7 +1,6 @@
 """What a network shows: a picture, a page, a summary, and tables of its numbers by name."""
 
 import copy
-import importlib
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from os import PathLike
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dagnn import kernels
-from dagnn.errors import ConfigError, DagnnError, GraphError
+from dagnn.errors import ConfigError, GraphError, library
 from dagnn.graph.drawn import drawn, scene_of, write_page
 from dagnn.nn.dag_nn.parameters import network_plan
 from dagnn.nn.dag_nn.tables import NamedInputs, rows_of
@@ -139,12 +138,9 @@ class Seen(NamedInputs):
         x: Any = None,
         importance: Any = None,
     ) -> Any:
-        """`table` as a ``pandas.DataFrame``. Arguments and errors as there, and DagnnError without pandas."""
+        """`table` as a ``pandas.DataFrame``. Arguments and errors as there, and MissingPackageError without pandas."""
         columns = self.table(of, x=x, importance=importance)
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError:
-            raise DagnnError("pandas is not installed: pip install pandas, or take net.table(...), a dict.") from None
+        pandas = library("pandas", "to_frame, unlike net.table(...),", "pandas")
         return pandas.DataFrame(columns)
 
     def node_values(self, x: Any) -> Tensor:
