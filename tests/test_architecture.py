@@ -26,7 +26,7 @@ ARROWS = {
     "kernels": {"graph"},
     "accumulation": set(),
     "lint": set(),
-    "answers": set(),
+    "answers": {"graph"},
     "ged": {"graph", "drawing"},
     "export": {"kernels", "graph"},
     "nn": {"export", "kernels", "graph", "drawing"},

@@ -2,20 +2,27 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dagnn.answers.operation import Operation, Run, Symbols, lengths_of
+from dagnn.answers.operation import Operation, lengths_of
+from dagnn.answers.run import Run, Symbols
 from dagnn.errors import DataError
 
 Pair = tuple[tuple[str, ...], str]
-WITNESSES = 16  # answers that are asked about one fact at a time; opinions, when it is tried again
-SEARCHED = 1024  # answers of equal lengths that are searched for those opinions
+WITNESSES = 16  # answers that are asked about one unknown at a time; that speak for a fact, when all are tried again
+SEARCHED = 1024  # answers of equal lengths that are searched for those
+SAMPLED = 4000  # answers of equal lengths among which unknown entries are looked for
 VOTES = 3  # a fact needs so many answers ...
-SHARE = 0.75  # ... and so large a part of those that have an opinion: below 1, or one wrong answer could veto a fact
+SHARE = 0.75  # ... and so large a part of those that decide: below 1, or one wrong answer could veto a fact
+DEPTH = 8  # outputs that are assumed together to explain one answer
+LEAVES = 20_000  # assumptions that are tried at once
+ROUNDS = 12
+CHANCE = 1e-3  # that answers which are wrong anywhere gather so at a fact of the operation that it is disputed
+SHOWN = 10  # contradicted answers that are kept as examples
 
 
 @dataclass
@@ -24,8 +31,11 @@ class Facts:
 
     Attributes:
         table: int32 ``[rows, ports]``, as `Run` reads it.
-        support: row -> answers, of those asked, that only this fact explains. A row without support is not learned.
+        support: row -> answers, of those asked, that this fact explains and the strongest alternative does not. A row
+            without support is not learned.
         contradicted: answers that the facts do not give.
+        examples: some of them: question, answer, what the facts give.
+        disputed: rows at which contradicted answers gather more than answers that are wrong by chance would.
         answers: answers that were read.
     """
 
@@ -33,6 +43,8 @@ class Facts:
     table: Symbols
     support: dict[int, int] = field(default_factory=dict)
     contradicted: int = 0
+    examples: list[tuple[tuple[str, ...], str, str]] = field(default_factory=list)
+    disputed: list[int] = field(default_factory=list)
     answers: int = 0
 
 
@@ -40,44 +52,63 @@ class _Group:
     """Pairs of equal lengths."""
 
     def __init__(self, operation: Operation, pairs: Sequence[Pair]) -> None:
-        self.operation = operation
-        self.questions = [question for question, _ in pairs]
-        length = operation.answers(Run(operation, operation.layout.empty()), self.questions[:1]).shape[1]
-        answers = []
-        for question, answer in pairs:
-            padded = answer.rjust(length, operation.padding) if operation.padding is not None else answer
-            if len(padded) != length:
-                raise DataError(
-                    f"{operation.name!r}: the answer {answer!r} to {question!r} has {len(answer)} symbols, the "
-                    f"data flow "
-                    f"gives {length}."
-                )
-            answers.append(padded)
-        self.answers = operation.encode(answers, operation.output)
-        self.unknown = len(operation.alphabets[operation.output])
+        self.operation, self.pairs, self.size = operation, pairs, len(pairs)
+        self.parts = operation.encode_questions([question for question, _ in pairs])
+        dry = operation.run(Run(operation.layout, operation.layout.empty(), 1), [part[:, :1] for part in self.parts])
+        self.lengths = list(map(len, dry))
+        padded = [operation.padded(answer, self.lengths) for _, answer in pairs]
+        self.answers = np.ascontiguousarray(operation.encode(padded, operation.output).T)
 
-    def run(self, table: Symbols) -> tuple[Symbols, Run]:
-        run = Run(self.operation, table, note=True)
-        return self.operation.answers(run, self.questions), run
+    def run(
+        self,
+        table: Symbols,
+        which: NDArray[np.int64],
+        entries: NDArray[np.int32] | None = None,
+        values: NDArray[np.int32] | None = None,
+        note: bool = False,
+    ) -> tuple[Symbols, NDArray[np.bool_]]:
+        """Answers to some questions, ``[length, len(which)]``, and the rows they used."""
+        run = Run(self.operation.layout, table, len(which), entries=entries, values=values, note=note)
+        return np.concatenate(self.operation.run(run, [part[:, which] for part in self.parts])), run.used
 
-    def guesses(
-        self, table: Symbols, which: NDArray[np.int64], rows: NDArray[np.int64], value: Symbols
-    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Per question and guess: whether the answer refutes it, and how many symbols of the answer it gives."""
-        run = Run(self.operation, table, row=rows, value=value)
-        found = self.operation.answers(run, [self.questions[i] for i in which])
-        known = found != self.unknown
-        return (known & (found != self.answers[which])).any(1), known.sum(1)
+
+class _Values:
+    """Which values an entry may have: of hidden symbols that no fact has used, one is as good as another."""
+
+    def __init__(self, operation: Operation) -> None:
+        layout = operation.layout
+        self.table_shape = (layout.rows, layout.ports)
+        self.sizes = np.zeros(self.table_shape, np.int32)
+        self.hidden = np.full(self.table_shape, -1, np.int32)  # number of the hidden alphabet
+        numbers = {name: i for i, name in enumerate(sorted(operation.hidden))}
+        for row, name in enumerate(layout.cell_of):
+            for port, alphabet in enumerate(operation.cells[name].outputs):
+                self.sizes[row, port] = len(operation.alphabets[alphabet])
+                self.hidden[row, port] = numbers.get(alphabet, -1)
+        self.highest = np.zeros(len(numbers), np.int32)  # symbol 0 counts as used, since flows begin with it
+
+    def note(self, table: Symbols) -> None:
+        """Reads off a table which hidden symbols are in use."""
+        for number in range(len(self.highest)):
+            self.highest[number] = table[self.hidden == number].max(initial=0)
+
+    def count(
+        self, entry: NDArray[np.int32], entries: NDArray[np.int32], values: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Per assumption, how many values (0, 1, ...) its next entry may have."""
+        size, number = self.sizes.reshape(-1)[entry], self.hidden.reshape(-1)[entry]
+        same = self.hidden.reshape(-1)[entries] == number[:, None]
+        highest = np.where(same, values, 0).max(1, initial=0)
+        in_use = np.maximum(highest, self.highest[number] if len(self.highest) else 0)
+        return np.asarray(np.where(number < 0, size, np.minimum(size, in_use + 2)), np.int32)
 
 
 def find_facts(operation: Operation, pairs: Sequence[Pair], given: Mapping[int, Sequence[int]], seed: int) -> Facts:
     """Reads facts off answers, short questions first.
 
-    For the first input that a question needs and the table lacks, every output is tried. An answer votes for
-    the one that
-    it does not refute; where it refutes all but several, and only when no answer is clearer, for the one that
-    gives most
-    of the answer. Later every fact is tried against all its alternatives again, with everything else known.
+    Where a question needs outputs that the table lacks, all values are assumed, one output more at a time, until some
+    explain the answer. An output votes for its value if all that explain it agree. Later every fact is tried against
+    all its alternatives again, with everything else known.
 
     Args:
         given: facts of other operations with the same cells, row -> outputs.
@@ -92,150 +123,223 @@ def find_facts(operation: Operation, pairs: Sequence[Pair], given: Mapping[int, 
     facts = Facts(operation, operation.layout.empty(), answers=len(pairs))
     for row, outputs in given.items():
         facts.table[row, : len(outputs)] = outputs
-    rng = np.random.default_rng(seed)
-
-    _learn(facts, groups, rng)
-    for _ in range(4):
-        changed = _try_again(facts, groups, rng, frozenset(given))
-        _learn(facts, groups, rng)
+    search = _Search(facts, groups, frozenset(given), np.random.default_rng(seed))
+    search.learn()
+    for _ in range(ROUNDS):
+        changed = search.confirm()
+        search.learn()
         if not changed:
             break
-    _try_again(facts, groups, rng, frozenset(given), takes_back=False)  # support is that of the table as it is now
-    for group in groups:
-        found, _ = group.run(facts.table)
-        facts.contradicted += int(((found != group.answers) & (found != group.unknown)).any(1).sum())
+    search.confirm(takes_back=False)  # support is that of the table as it is now
+    _contradict(facts, groups)
     return facts
 
 
-def _learn(facts: Facts, groups: Sequence[_Group], rng: np.random.Generator) -> None:
-    """Until no answer adds a fact: short questions first, clear votes before the others, single votes last.
-
-    Of one shape there may be few answers, and one vote is enough to go on: `_try_again` asks answers of all shapes, and
-    what it does not confirm has no support.
-    """
-    stages = [(votes, clear) for votes in (VOTES, 1) for clear in (True, False)]
-    while any(_new_facts(facts, group, rng, votes, clear) for votes, clear in stages for group in groups):
-        pass
-
-
-def _new_facts(facts: Facts, group: _Group, rng: np.random.Generator, least: int, clear: bool) -> bool:
-    _, run = group.run(facts.table)
-    if run.missing is None or (run.missing < 0).all():
-        return False
-    missing = np.broadcast_to(run.missing, (len(group.questions),))
-    witnesses = _sampled(missing[None], rng, WITNESSES)
-    elected = _elect(facts, group, witnesses, least, clear)
-    if (not clear or least < VOTES) and elected:
-        # Convenience, not evidence, speaks for it: one at a time, since the next answers may then be clear.
-        best = max(elected, key=lambda row: elected[row][1])
-        elected = {best: elected[best]}
-    for row, (value, _) in elected.items():
-        facts.table[row] = value
-    return bool(elected)
-
-
-def _sampled(rows: NDArray[np.int64], rng: np.random.Generator, most: int) -> dict[int, list[int]]:
-    """Row -> some of the questions that need it. ``rows``: int64 ``[calls, questions]``, -1 for none."""
-    found: dict[int, list[int]] = defaultdict(list)
-    order = rng.permutation(rows.shape[1])[:4000]
-    for question, column in zip(order.tolist(), rows[:, order].T, strict=True):
-        for row in set(column.tolist()):
-            if row >= 0 and len(found[row]) < most:
-                found[row].append(question)
-    return {row: found[row] for row in sorted(found)}
-
-
-def _values(facts: Facts, row: int) -> Symbols:
-    """What a cell may write for one input; of hidden symbols that no fact has used, one is as good as another."""
-    operation, layout = facts.operation, facts.operation.layout
-    name = layout.cell_of[row]
-    ranges = []
-    for port, alphabet in enumerate(operation.cells[name].outputs):
-        size = len(operation.alphabets[alphabet])
-        ranges.append(range(size if alphabet not in operation.hidden else min(size, _fresh(facts, alphabet) + 1)))
-        assert port < layout.ports
-    values = np.zeros((int(np.prod([len(r) for r in ranges])), layout.ports), np.int32)
-    values[:, : len(ranges)] = list(itertools.product(*ranges))
-    return values
-
-
-def _fresh(facts: Facts, alphabet: str) -> int:
-    """The first hidden symbol that nothing has used; symbol 0 counts as used, since flows begin with it."""
-    operation, layout = facts.operation, facts.operation.layout
-    size, highest = len(operation.alphabets[alphabet]), 0
-    for name, cell in operation.cells.items():
-        first = layout.first[name]
-        last = first + int(np.prod(layout.radices[name]))
-        for port, written in enumerate(cell.outputs):
-            if written == alphabet:
-                column = facts.table[first:last, port]
-                highest = max(highest, int(column[column < size].max(initial=0)))
-    return highest + 1
-
-
-def _elect(
-    facts: Facts, group: _Group, witnesses: Mapping[int, Sequence[int]], least: int, clear: bool
-) -> dict[int, tuple[Symbols, int]]:
-    """Row -> the outputs that enough answers vote for, and their votes."""
-    votes: dict[int, Counter[int]] = {}
-    values = {row: _values(facts, row) for row in witnesses}
-    for row, questions in witnesses.items():
-        votes[row] = _votes(facts, group, row, questions, values[row], clear)
-    elected = {}
-    for row, counted in votes.items():
-        if counted:
-            best, count = counted.most_common(1)[0]
-            if count >= least and count >= SHARE * counted.total():
-                elected[row] = (values[row][best], count)
-    return elected
-
-
-def _votes(
-    facts: Facts, group: _Group, row: int, questions: Sequence[int], values: Symbols, clear: bool
-) -> Counter[int]:
-    count = len(values)
-    which = np.repeat(np.asarray(questions, np.int64), count)
-    refuted, given = group.guesses(
-        facts.table, which, np.full(len(which), row, np.int64), np.tile(values, (len(questions), 1))
-    )
-    votes: Counter[int] = Counter()
-    for out, symbols in zip(refuted.reshape(-1, count), given.reshape(-1, count), strict=True):
-        left = np.flatnonzero(~out)
-        if not clear and len(left) > 1:
-            left = left[symbols[left] == symbols[left].max()]
-        if len(left) == 1:
-            votes[int(left[0])] += 1
-    return votes
-
-
-def _try_again(
-    facts: Facts, groups: Sequence[_Group], rng: np.random.Generator, given: frozenset[int], takes_back: bool = True
-) -> bool:
-    """Tries every fact against its alternatives with all others known, counts what supports it, and takes back refuted
-    ones if it ``takes_back``; True if one was."""
-    votes: dict[int, Counter[int]] = defaultdict(Counter)
-    unknown = facts.operation.layout.empty()
-    values: dict[int, Symbols] = {}
+def _contradict(facts: Facts, groups: Sequence[_Group]) -> None:
+    """Counts the answers that the facts do not give, and finds the rows at which they gather."""
+    operation = facts.operation
+    needed = np.zeros(operation.layout.rows, np.int64)  # answers that need a row, and of those the contradicted ones
+    against = np.zeros_like(needed)
+    symbols = np.array(list(operation.alphabets[operation.output]))
     for group in groups:
-        _, run = group.run(facts.table)
-        used = np.stack([np.broadcast_to(rows, (len(group.questions),)) for rows in run.used])
-        for row, questions in _sampled(used.astype(np.int64), rng, SEARCHED).items():
-            if row in given or (facts.table[row] == unknown[row]).all():
-                continue
-            values[row] = _values(facts, row)
-            # Many answers need a fact without showing all of it: the last carry is read by no cell.
-            for start in range(0, len(questions), WITNESSES):
-                if votes[row].total() >= WITNESSES:
-                    break
-                votes[row] += _votes(facts, group, row, questions[start : start + WITNESSES], values[row], True)
-    changed = False
-    facts.support = dict.fromkeys(given, WITNESSES)
-    for row, counted in votes.items():
-        best, count = counted.most_common(1)[0] if counted else (0, 0)
-        if count < VOTES or count < SHARE * counted.total():
-            continue  # neither confirmed nor refuted: without support, and so without a claim
-        if (values[row][best] == facts.table[row]).all():
-            facts.support[row] = count
-        elif takes_back:
-            facts.table[row], changed = unknown[row], True
-    return changed
+        for start in range(0, group.size, SAMPLED):
+            which = np.arange(start, min(start + SAMPLED, group.size))
+            found, used = group.run(facts.table, which, note=True)
+            wrong = ((found != group.answers[:, which]) & (found >= 0)).any(0)
+            facts.contradicted += int(wrong.sum())
+            needed += used.sum(0)
+            against += used[wrong].sum(0)
+            for i in np.flatnonzero(wrong & (found >= 0).all(0))[: SHOWN - len(facts.examples)].tolist():
+                text = "".join(symbols[found[:, i]])
+                ends = np.cumsum([0, *group.lengths]).tolist()
+                given = operation.text([text[a:b] for a, b in itertools.pairwise(ends)])
+                facts.examples.append((*group.pairs[start + i], given))
+    share = facts.contradicted / facts.answers
+    # Chernoff: the chance that so many of n answers are wrong, each by the share of all, is below exp(-n divergence).
+    with np.errstate(divide="ignore", invalid="ignore"):
+        part = against / needed
+        divergence = part * np.log(part / share) + (1 - part) * np.log(np.where(part < 1, (1 - part) / (1 - share), 1))
+        unlikely = needed * divergence > np.log(operation.layout.rows / CHANCE)
+    facts.disputed = np.flatnonzero(unlikely & (part > share)).tolist()
+
+
+@dataclass
+class _Search:
+    facts: Facts
+    groups: Sequence[_Group]
+    given: frozenset[int]
+    rng: np.random.Generator
+
+    def __post_init__(self) -> None:
+        self.values = _Values(self.facts.operation)
+
+    def learn(self) -> None:
+        """Until no answer adds a fact: short questions first, clear votes before others, single votes last.
+
+        Of one shape there may be few answers, and one vote is enough to go on: `confirm` asks answers of all shapes,
+        and what it does not confirm has no support.
+        """
+        stages = [(VOTES, True), (VOTES, False)]
+        for last in range(1, len(self.groups) + 1):
+            while any(self.add(group, *stage) for stage in stages for group in self.groups[:last]):
+                pass
+        stages += [(1, True), (1, False)]
+        while any(self.add(group, *stage) for stage in stages for group in self.groups):
+            pass
+
+    def add(self, group: _Group, least: int, clear: bool) -> bool:
+        """Adds what enough answers of a group vote for; True if there was something."""
+        table = self.facts.table
+        self.values.note(table)
+        which = self.rng.permutation(group.size)[:SAMPLED]
+        found, _ = group.run(table, which)
+        open_ = ((found < 0) | (found == group.answers[:, which])).all(0) & (found < 0).any(0)
+        causes = _last_unknown(found)
+        by_cause: dict[int, list[int]] = defaultdict(list)
+        for i in np.flatnonzero(open_).tolist():
+            if len(by_cause[int(causes[i])]) < WITNESSES:
+                by_cause[int(causes[i])].append(int(which[i]))
+        if not by_cause:
+            return False
+        votes: dict[int, Counter[int]] = defaultdict(Counter)
+        size: dict[int, int] = {}
+        for agreed, assumed, is_clear in self.explain(group, np.array(list(itertools.chain(*by_cause.values())))):
+            if is_clear or not clear:
+                for entry, value in agreed:
+                    votes[entry][value] += 1
+                    size[entry] = min(assumed, size.get(entry, assumed))
+        elected = {}
+        for entry, counted in votes.items():
+            value, count = counted.most_common(1)[0]
+            if count >= least and count >= SHARE * counted.total():
+                elected[entry] = value
+        if not clear and elected:
+            # Convenience, not evidence, speaks for it: the shortest explanations first, the others may then be clear.
+            shortest = min(size[entry] for entry in elected)
+            elected = {entry: value for entry, value in elected.items() if size[entry] == shortest}
+        for entry, value in elected.items():
+            table.reshape(-1)[entry] = value
+        return bool(elected)
+
+    def explain(self, group: _Group, which: NDArray[np.int64]) -> Iterable[tuple[set[tuple[int, int]], int, bool]]:
+        """Per question that some assumptions explain, as few as possible: those that all explanations share, how many
+        each makes, and whether the answer refutes all others."""
+        question = np.sort(which)
+        entries = values = np.zeros((len(question), 0), np.int32)
+        for _ in range(DEPTH + 1):
+            found, _ = group.run(self.facts.table, question, entries, values)
+            alive = ((found < 0) | (found == group.answers[:, question])).all(0)
+            question, entries, values, found = question[alive], entries[alive], values[alive], found[:, alive]
+            done = (found >= 0).all(0)
+            explained = np.unique(question[done])
+            still = set(question[~done].tolist())
+            for q in explained.tolist():
+                leaves = np.flatnonzero(done & (question == q))
+                sets = [set(zip(entries[i].tolist(), values[i].tolist(), strict=True)) for i in leaves]
+                yield set.intersection(*sets), entries.shape[1], q not in still
+            go_on = ~np.isin(question, explained)
+            question, entries, values, found = question[go_on], entries[go_on], values[go_on], found[:, go_on]
+            if not len(question):
+                return
+            entry = _last_unknown(found)
+            count = self.values.count(entry, entries, values)
+            # Whole questions as far as the room goes: a question with a part of its assumptions says nothing.
+            _, first, of = np.unique(question, return_index=True, return_inverse=True)
+            wanted = np.add.reduceat(count, first)
+            room = np.empty(len(wanted), bool)
+            order = np.argsort(wanted, kind="stable")
+            room[order] = np.cumsum(wanted[order]) <= LEAVES
+            kept = room[of]
+            question, entries, values, entry, count = (
+                question[kept], entries[kept], values[kept], entry[kept], count[kept],
+            )  # fmt: skip
+            if not len(question):
+                return
+            value = np.arange(count.sum(), dtype=np.int32) - np.repeat(np.cumsum(count) - count, count)
+            entries = np.column_stack([np.repeat(entries, count, 0), np.repeat(entry, count)]).astype(np.int32)
+            values = np.column_stack([np.repeat(values, count, 0), value]).astype(np.int32)
+            question = np.repeat(question, count)
+
+    def confirm(self, takes_back: bool = True) -> bool:
+        """Tries every fact against its alternatives with all others known, counts what supports it, and corrects
+        refuted ones if it ``takes_back``; True if there was one."""
+        facts, layout = self.facts, self.facts.operation.layout
+        self.values.note(facts.table)
+        duels: dict[int, _Duel] = {}
+        for group in self.groups:
+            which = self.rng.permutation(group.size)[:SAMPLED]
+            _, used = group.run(facts.table, which, note=True)
+            for row in np.flatnonzero(used.any(0)).tolist():
+                if row in self.given or (facts.table[row] < 0).any():
+                    continue
+                duel = duels.get(row)
+                if duel is None:
+                    duel = duels[row] = _Duel(self.outputs_of(row), facts.table[row], row * layout.ports)
+                questions = which[used[:, row]][:SEARCHED]
+                # Many answers need a fact without showing all of it: the last carry is read by no cell.
+                for start in range(0, len(questions), WITNESSES):
+                    if duel.support() >= WITNESSES:
+                        break
+                    duel.fight(group, facts.table, questions[start : start + WITNESSES])
+        changed = False
+        facts.support = dict.fromkeys(self.given, WITNESSES)
+        for row, duel in duels.items():
+            best = duel.winner()
+            if best is None:
+                continue  # neither confirmed nor refuted: without support, and so without a claim
+            if best == duel.own:
+                facts.support[row] = duel.support()
+            elif takes_back:
+                facts.table[row], changed = duel.outputs[best], True
+        return changed
+
+    def outputs_of(self, row: int) -> Symbols:
+        """All that a cell may write for one input, in symbols that are in use: int32 ``[values, ports]``."""
+        name, ports = self.facts.operation.layout.cell_of[row], self.facts.operation.layout.ports
+        ranges = []
+        for port in range(len(self.facts.operation.cells[name].outputs)):
+            number = self.values.hidden[row, port]
+            in_use = self.values.sizes[row, port] if number < 0 else self.values.highest[number] + 1
+            ranges.append(range(int(in_use)))
+        outputs = np.zeros((int(np.prod([len(r) for r in ranges])), ports), np.int32)
+        outputs[:, : len(ranges)] = list(itertools.product(*ranges))
+        return outputs
+
+
+class _Duel:
+    """All outputs that one input may have against each other, answer by answer."""
+
+    def __init__(self, outputs: Symbols, own: Symbols, first_entry: int) -> None:
+        self.outputs, self.first = outputs, first_entry
+        self.own = int(np.flatnonzero((outputs == own).all(1))[0])
+        self.wins = np.zeros((len(outputs), len(outputs)), np.int64)  # answers that one explains and the other does not
+
+    def fight(self, group: _Group, table: Symbols, questions: NDArray[np.int64]) -> None:
+        """Asks some questions with each of the outputs in the place of the fact."""
+        count, ports = self.outputs.shape
+        row = self.first // ports
+        fact, table[row] = table[row].copy(), -1
+        which = np.repeat(questions, count)
+        entries = np.broadcast_to(np.arange(self.first, self.first + ports, dtype=np.int32), (len(which), ports))
+        found, _ = group.run(table, which, np.ascontiguousarray(entries), np.tile(self.outputs, (len(questions), 1)))
+        table[row] = fact
+        refuted = ((found >= 0) & (found != group.answers[:, which])).any(0).reshape(-1, count)
+        explained = (found == group.answers[:, which]).all(0).reshape(-1, count)
+        self.wins += explained.astype(np.int64).T @ refuted
+
+    def support(self) -> int:
+        """Answers that speak for the fact against the strongest other."""
+        return int(np.delete(self.wins[self.own], self.own).min(initial=WITNESSES))
+
+    def winner(self) -> int | None:
+        """Which outputs win against all others: by enough answers, and by a large part of those that decide."""
+        beats = (self.wins >= VOTES) & (self.wins >= SHARE * (self.wins + self.wins.T))
+        np.fill_diagonal(beats, True)
+        winners = np.flatnonzero(beats.all(1))
+        return int(winners[0]) if len(winners) else None
+
+
+def _last_unknown(found: Symbols) -> NDArray[np.int32]:
+    """The entry that the last unknown symbol of each answer waits for; anything where there is none."""
+    last = len(found) - 1 - (found[::-1] < 0).argmax(0)
+    return np.asarray(-1 - found[last, np.arange(found.shape[1])], np.int32)

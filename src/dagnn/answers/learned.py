@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from itertools import product
 from math import inf
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dagnn.answers.facts import Facts, Pair, find_facts
-from dagnn.answers.operation import Operation, Run, Symbols, lengths_of
+from dagnn.answers.operation import Operation, lengths_of
+from dagnn.answers.run import Run, Symbols
 from dagnn.errors import ConfigError
 
+CONTRADICTED = 0.1  # part of the answers above which there is no claim
+BATCH = 1024  # questions that run together
 LEAD = 4.0  # logits by which every fact must win before the training of a cell ends
 
 
@@ -53,7 +57,10 @@ class Certificate:
         least_lead: least difference of the two highest logits over all of them.
         missing: those that too few answers show, with all other facts as learned.
         wrong: those that the network answers otherwise than the facts.
-        contradicted, answers: answers that the facts do not give, of all.
+        contradicted, answers: answers that the facts do not give, of all. The claim is that these are wrong.
+        examples: some of them, and what the facts give.
+        disputed: inputs at which contradicted answers gather, as they would not if they were wrong by chance: then the
+            data flow cannot be that of the answers. They, and contradicted answers above a tenth, end every claim.
         given: reachable inputs whose facts came from other operations.
     """
 
@@ -63,8 +70,10 @@ class Certificate:
     least_lead: float
     missing: tuple[str, ...]
     wrong: tuple[str, ...]
+    disputed: tuple[str, ...]
     contradicted: int
     answers: int
+    examples: tuple[str, ...]
     given: int
 
     def __str__(self) -> str:
@@ -74,8 +83,9 @@ class Certificate:
             f"{self.least_lead:.2f}; {self.contradicted} of {self.answers} answers contradict the facts"
         ]
         if self.holds:
+            wrong = f", the {self.contradicted} contradicted answers are wrong" if self.contradicted else ""
             lines += [
-                "right for every length, if the data flow is right and the facts are those of the operation;",
+                f"right for every length, if the data flow is right{wrong} and the facts are those of the operation;",
                 "answers confirm each fact with all others as learned: that no other table as a whole explains them is "
                 "not proved",
             ]
@@ -83,6 +93,13 @@ class Certificate:
             lines.append("no claim:")
             lines += [f"  not learned: {len(self.missing)}: {', '.join(self.missing[:10])}"] if self.missing else []
             lines += [f"  answered wrong: {len(self.wrong)}: {', '.join(self.wrong[:10])}"] if self.wrong else []
+            if self.disputed:
+                lines.append(
+                    f"  contradicted more often than by chance: {len(self.disputed)}: {', '.join(self.disputed[:10])}"
+                )
+            if self.contradicted > CONTRADICTED * self.answers:
+                lines.append(f"  more than {CONTRADICTED:.0%} of the answers are contradicted: they, or the data flow")
+        lines += [f"  contradicted: {example}" for example in self.examples[:3]]
         return "\n".join(lines)
 
 
@@ -101,7 +118,9 @@ class Learned:
 
     def _respond(self) -> tuple[Symbols, dict[int, float]]:
         """Every cell's network on all its inputs: what it writes, and by how many logits the winner leads."""
-        layout, table, leads = self.operation.layout, self.operation.layout.empty(), {}
+        layout, leads = self.operation.layout, {}
+        largest = max(map(max, layout.outputs.values()))
+        table = np.zeros((layout.rows, layout.ports), np.uint8 if largest <= 256 else np.int32)
         sizes = {name: len(symbols) for name, symbols in self.operation.alphabets.items()}
         for name, cell in self.operation.cells.items():
             inputs = list(product(*(range(sizes[alphabet]) for alphabet in cell.inputs)))
@@ -132,12 +151,15 @@ class Learned:
         for i, question in enumerate(questions):
             by_shape[lengths_of(question)].append(i)
         found = [""] * len(questions)
-        symbols, padding = self.operation.alphabets[self.operation.output], self.operation.padding
+        symbols = np.array(list(self.operation.alphabets[self.operation.output]))
         for group in by_shape.values():
-            run = Run(self.operation, self.responses)
-            for i, row in zip(group, self.operation.answers(run, [questions[i] for i in group]), strict=True):
-                text = "".join(symbols[symbol] for symbol in row.tolist())
-                found[i] = text if padding is None else text[:-1].lstrip(padding) + text[-1:]
+            for start in range(0, len(group), BATCH):
+                some = group[start : start + BATCH]
+                run = Run(self.operation.layout, self.responses, len(some))
+                parts = self.operation.run(run, self.operation.encode_questions([questions[i] for i in some]))
+                texts = [["".join(column) for column in symbols[part.T]] for part in parts]
+                for i, answer in zip(some, zip(*texts, strict=True), strict=True):
+                    found[i] = self.operation.text(answer)
         return found
 
     def certificate(self) -> Certificate:
@@ -151,7 +173,7 @@ class Learned:
         flow no question leaves it, whatever its length: `Run.cell` refuses wires of other alphabets and runs, and
         `Run.constant` refuses hidden symbols but the first.
         """
-        operation, layout = self.operation, self.operation.layout
+        operation, layout, facts = self.operation, self.operation.layout, self.facts
         carried = {
             name: set(range(len(symbols))) if name not in operation.hidden else {0}
             for name, symbols in operation.alphabets.items()
@@ -167,21 +189,24 @@ class Learned:
                     reached.add(row)
                     for port, alphabet in enumerate(cell.outputs):
                         carried[alphabet].add(int(self.responses[row, port]))
-        missing = [layout.text(row) for row in sorted(reached) if row not in self.facts.support]
+        missing = [layout.text(row) for row in sorted(reached) if row not in facts.support]
         wrong = [
             layout.text(row)
             for row in sorted(reached)
-            if row in self.facts.support and (self.facts.table[row] != self.responses[row]).any()
+            if row in facts.support and (facts.table[row] != self.responses[row]).any()
         ]
+        disputed = [layout.text(row) for row in facts.disputed if row in reached]
         return Certificate(
             operation=operation.name,
-            holds=not missing and not wrong,
+            holds=not (missing or wrong or disputed or facts.contradicted > CONTRADICTED * facts.answers),
             reachable=len(reached),
             least_lead=min((self._leads[row] for row in reached), default=inf),
             missing=tuple(missing),
             wrong=tuple(wrong),
-            contradicted=self.facts.contradicted,
-            answers=self.facts.answers,
+            disputed=tuple(disputed),
+            contradicted=facts.contradicted,
+            answers=facts.answers,
+            examples=tuple(f"{' '.join(q)} -> {answer}, the facts give {own}" for q, answer, own in facts.examples),
             given=len(reached & self._given),
         )
 
@@ -196,9 +221,9 @@ def learn(
 ) -> Learned:
     """Learns the cells of an operation from questions and answers.
 
-    First facts: for each input of a cell the outputs that alone explain the answers (`VOTES` answers, three quarters of
-    those with an opinion). Then one network per cell learns its facts by gradient descent. The same arguments give the
-    same networks.
+    First facts: for each input of a cell the outputs that alone explain the answers: against each alternative `VOTES`
+    answers or more, and three quarters of those that decide between the two. Then one network per cell
+    learns its facts by gradient descent. The same arguments give the same networks.
 
     Args:
         operation: whose data flow is given.
