@@ -40,7 +40,7 @@ RUN_ELSEWHERE = {
     "sharded_training.py",
 }
 # Examples that read a format through a package which few need.
-NEEDED = {"dagnn.visible.ontology": "obonet"}
+NEEDED = {"dagnn.visible.gene_sets": "obonet"}
 # Whether it runs, not how well it learns.
 ARGUMENTS = {"ged_decoder.py": ["--seconds", "0.2", "--held-out", "16"]}
 EXAMPLES = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dagnn.ged import clique_counts
-from dagnn.ged.cliques import clique_cost
+from dagnn.ged.loss_parts import clique_cost
 
 
 @pytest.mark.parametrize(

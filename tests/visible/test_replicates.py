@@ -10,8 +10,7 @@ from strategies import dags
 from dagnn import Dag, DagNN
 from dagnn.errors import ConfigError, GraphError
 from dagnn.visible import ReplicateTraining, explain_replicates, rewired
-from dagnn.visible.controls import deterministic
-from dagnn.visible.runs import Run, first_parameters, train
+from dagnn.visible.runs import Run, deterministic, first_parameters, train
 
 SHORT = ReplicateTraining(epochs=2, batch_size=20, lr=0.02, weight_decay=0.1)
 ALL = ("shuffled", "deterministic", "rewired")

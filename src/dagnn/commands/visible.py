@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from tyro.conf import Positional, arg
 
 from dagnn.commands import Command, dispatch, parsed
-from dagnn.commands.results import (
+from dagnn.drawing.picture import picture_bytes, picture_kind
+from dagnn.errors import ConfigError, RunError, library
+from dagnn.nn import DagNN
+from dagnn.training.log import printable, write_line
+from dagnn.visible.columns import align
+from dagnn.visible.explaining import explain
+from dagnn.visible.on_disk import (
+    Model,
+    Samples,
     edges_table,
     html_table,
     joined_rows,
@@ -20,17 +28,12 @@ from dagnn.commands.results import (
     picture,
     plain_name,
     preformatted,
+    read_any,
+    read_samples,
     table_text,
     write,
     write_report,
 )
-from dagnn.drawing.picture import picture_bytes, picture_kind
-from dagnn.errors import ConfigError, RunError, library
-from dagnn.nn import DagNN
-from dagnn.training.log import printable, write_line
-from dagnn.visible.columns import align
-from dagnn.visible.explaining import explain
-from dagnn.visible.on_disk import Model, Samples, read_any, read_samples
 from dagnn.visible.reading import Reading
 
 _ONE_NETWORK = (
@@ -38,20 +41,8 @@ _ONE_NETWORK = (
     "seeds, and on shuffled targets, before you believe a rank."
 )
 _FEW_VALUES = 10  # a target of more different numbers is a regression
-_GRAPH_ENDINGS = (
-    ".csv",
-    ".tsv",
-    ".tab",
-    ".txt",
-    ".parquet",
-    ".sif",
-    ".gmt",
-    ".obo",
-    ".graphml",
-    ".gml",
-    ".dot",
-    ".json",
-)
+_TABLE_ENDINGS = (".csv", ".tsv", ".tab", ".txt", ".parquet")
+_GRAPH_ENDINGS = (*_TABLE_ENDINGS, ".sif", ".gmt", ".obo", ".graphml", ".gml", ".dot", ".json")
 
 
 def run_visible(arguments: Sequence[str]) -> int:

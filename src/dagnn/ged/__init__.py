@@ -5,11 +5,11 @@ from dagnn.errors import check_installed
 
 check_installed("dagnn.ged", "dagnn[ged]", "numba", "scipy")
 
-from dagnn.ged.cliques import clique_counts, expected_edit_cost
 from dagnn.ged.costs import EditCosts
 from dagnn.ged.distance import Edit, GedBounds, GedResult, ged_bounds, graph_edit_distance
 from dagnn.ged.files import read_graph_files
 from dagnn.ged.loss import GedLoss, GedLossTerms
+from dagnn.ged.loss_parts import clique_counts, expected_edit_cost
 from dagnn.ged.matrix import GedMatrix, GedMetric, GedSummary, ged_matrix
 from dagnn.ged.retrieval import GedMatches, Settled, ged_range, ged_search
 from dagnn.ged.targets import GraphTargets, decode

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import DtypeError, GraphError
 from dagnn.graph import content as parts
 from dagnn.graph import library_formats, text_formats
 from dagnn.graph.attributes import checked_attributes, take
@@ -100,44 +99,6 @@ class Dag(Content):
         vars(self)["csr_by_source"] = by_source  # the levels needed it
 
     # ---- from and to other formats ----
-
-    @classmethod
-    def from_edge_index(
-        cls,
-        edge_index: Tensor | NDArray[np.int64],
-        num_nodes: int | None = None,
-        *,
-        inputs: Iterable[Hashable] | Tensor | None = None,
-        outputs: Iterable[Hashable] | Tensor | None = None,
-        names: Iterable[Hashable] | None = None,
-        node_attributes: Mapping[str, Any] | None = None,
-        edge_attributes: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """A Dag from edges in the layout of PyTorch Geometric: int64 ``[2, num_edges]``, sources above targets.
-
-        Args:
-            edge_index: a tensor or an array; everything else as for `Dag`.
-
-        Raises:
-            DtypeError: neither a tensor nor an array, or not int64.
-            GraphError: another shape, and as for `Dag`.
-
-        >>> Dag.from_edge_index(torch.tensor([[0, 1], [1, 2]])).edges.tolist()
-        [[0, 1], [1, 2]]
-        """
-        if not isinstance(edge_index, Tensor | np.ndarray):
-            raise DtypeError(f"edge_index must be a tensor or an array, got {type(edge_index).__name__}.")
-        if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-            raise GraphError(f"edge_index must have the shape [2, num_edges], got {list(edge_index.shape)}.")
-        return cls(
-            edge_index.T,
-            num_nodes,
-            inputs=inputs,
-            outputs=outputs,
-            names=names,
-            node_attributes=node_attributes,
-            edge_attributes=edge_attributes,
-        )
 
     @classmethod
     def from_networkx(

@@ -4,18 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dagnn.errors import library
-from dagnn.visible.columns import Aligned, align
-from dagnn.visible.controls import rewired
+from dagnn.visible.columns import Aligned, align, restrict
 from dagnn.visible.edge_files import read_edges, read_sif, read_sparse
-from dagnn.visible.explaining import explain
-from dagnn.visible.explanation import Explanation
-from dagnn.visible.gene_sets import read_gmt, read_reactome
+from dagnn.visible.explaining import Explanation, explain
+from dagnn.visible.gene_sets import read_gmt, read_obo, read_reactome
 from dagnn.visible.graph_files import read_graph
-from dagnn.visible.ontology import read_obo
 from dagnn.visible.reading import Dropped, Reading, ReadReport
 from dagnn.visible.replicates import Replicates, explain_replicates
-from dagnn.visible.restricting import restrict
-from dagnn.visible.runs import ReplicateTraining
+from dagnn.visible.runs import ReplicateTraining, rewired
 from dagnn.visible.survival import concordance_index, cox_loss
 
 if TYPE_CHECKING:

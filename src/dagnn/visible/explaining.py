@@ -1,32 +1,260 @@
-"""`explain`: how much of an output's change from a baseline flows through every node and edge of a network."""
+"""`explain`: how much of an output's change from a baseline flows through every node and edge of a network.
 
-from collections.abc import Hashable
-from functools import lru_cache
+It returns an `Explanation`: the conductances by name, per sample and mean, largest first, as a frame, over cuts.
+"""
+
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from functools import cached_property, lru_cache
 from numbers import Integral, Real
-from typing import Any, get_args
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import ConfigError, DtypeError, GraphError
-from dagnn.kernels import ConductancePlan, NetworkPlan, plan_network, run_conductance, run_network
+from dagnn.errors import ConfigError, DtypeError, GraphError, library
+from dagnn.kernels import ConductancePlan, Conductances, NetworkPlan, plan_network, run_conductance, run_network
 from dagnn.kernels.network.conductance import Rule
 from dagnn.nn import DagNN
 from dagnn.nn.learnable import value_of
-from dagnn.visible.explanation import Explanation, Found
 
+Kind = Literal["nodes", "edges"]
+# Edges of which one array holds all samples at a time, while means are taken.
+_EDGES_AT_ONCE = 4096
 _LINEAR = ("sum", "mean")
 
 
+class Found(NamedTuple):
+    """Conductances, the plan that says where they belong, the weights that were used."""
+
+    plan: ConductancePlan
+    weight: Tensor
+    of: Conductances
+
+
+@final
+class Explanation:
+    """Conductance of every node and edge for one output of a network: what `explain` returns.
+
+    The conductances of the edges that leave a set of nodes sum to ``F(x) - F(baseline)``, if the set holds every input
+    and every predecessor of its nodes, and not the output: see `cut_sums`. Those of the *nodes* of a level do so only
+    where no edge skips the level.
+
+    Attributes:
+        output: name of the node that is explained.
+        rule, steps: as given.
+        nodes: ``[B, num_nodes]``, conductance of every node, for every sample. An input has what leaves it, every other
+            node what enters it; nodes without a path to the output have 0. On the CPU, in the dtype of the network.
+        change: ``[B]``, what is explained: ``F(x) - F(baseline)``.
+        error: the completeness error: the largest ``|sum over the inputs - change|`` over the samples. That of every
+            cut is the same, but for rounding.
+
+    >>> from dagnn import Dag
+    >>> net = DagNN(Dag([("a", "h"), ("b", "h"), ("h", "y"), ("a", "y")]), bias=False)
+    >>> net.set_weights({("a", "h"): 1.0, ("b", "h"): 1.0, ("h", "y"): 2.0, ("a", "y"): 0.5})
+    >>> found = explain(net, torch.tensor([[1.0, -1.0]]))
+    >>> [(name, round(value, 3)) for name, value in zip(found.node_names, found.nodes[0].tolist())]
+    [('a', 2.5), ('h', 0.0), ('b', -2.0), ('y', 0.5)]
+    >>> found.edges.shape, found.edge_names[0]
+    (torch.Size([1, 4]), ('a', 'h'))
+    """
+
+    def __init__(
+        self, net: DagNN, output: Hashable, way: Tensor, change: Tensor, found: Found, *, rule: Rule, steps: int
+    ) -> None:
+        self.output, self.rule, self.steps, self.change = output, rule, steps, change
+        self._dag, self._way, self._found = net.dag, way, found
+        self._edge_ends = net._layout.node_at[net._layout.edges].numpy()
+
+        node_at = net._layout.node_at
+        self.nodes = way.new_zeros(len(way), net.dag.num_nodes)
+        self.nodes[:, net.dag.inputs] = found.of.inputs.T
+        self.nodes[:, node_at[torch.from_numpy(found.plan.rows)]] = found.of.hidden.T
+        self.error = float((found.of.inputs.T.double().sum(1) - change.double()).abs().max())
+
+    @cached_property
+    def node_names(self) -> tuple[Hashable, ...]:
+        """The names of the nodes, in the order of the Dag."""
+        return tuple(map(self._dag.name_of, range(self._dag.num_nodes)))
+
+    @cached_property
+    def edge_names(self) -> tuple[tuple[Hashable, Hashable], ...]:
+        """(source, target) of every edge, in the order of ``net.edge_weight``."""
+        names = self.node_names
+        return tuple((names[u], names[v]) for u, v in self._edge_ends.tolist())
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """Conductance of every edge for every sample, ``[B, num_edges]``; computed when it is first read."""
+        plan = self._found.plan
+        edges = self._way.new_zeros(len(self._way), len(self._edge_ends))
+        edges[:, plan.inner_edges] = self._found.of.inner.T
+        for chosen, values in self._entries():
+            edges[:, plan.entry_edges[chosen]] = values.T
+        return edges
+
+    @cached_property
+    def node_means(self) -> Tensor:
+        """Mean conductance of every node over the samples, float64 ``[num_nodes]``."""
+        return torch.from_numpy(self.nodes.numpy().mean(axis=0, dtype=np.float64))
+
+    @cached_property
+    def edge_means(self) -> Tensor:
+        """Mean conductance of every edge over the samples, float64 ``[num_edges]``; without all of `edges`."""
+        return self._edge_moments[0]
+
+    @cached_property
+    def node_shares(self) -> Tensor:
+        """Mean ``|conductance|`` of every node over the mean ``|change|``, float64 ``[num_nodes]``; NaN for 0 / 0."""
+        return torch.from_numpy(np.abs(self.nodes.numpy()).mean(axis=0, dtype=np.float64)) / self._scale
+
+    @cached_property
+    def edge_shares(self) -> Tensor:
+        """The same of every edge, float64 ``[num_edges]``."""
+        return self._edge_moments[1] / self._scale
+
+    def cut_sums(self, *cuts: Collection[Hashable]) -> Tensor:
+        """What flows over cuts, each ``change`` up to rounding and the error of the rule: ``[B, cuts]``.
+
+        Args:
+            cuts: sets of node names, each with every input and every predecessor of its nodes, and without the output.
+                By default one for each level below that of the output: all nodes up to that level.
+
+        Raises:
+            GraphError: an unknown node, or a set that is no such cut; the message names a node that is missing.
+        """
+        inside = [self._checked_cut(cut) for cut in cuts] if cuts else self._level_cuts()
+        source, target = self._edge_ends.T
+        sums = [self.edges[:, one[source] & ~one[target]].sum(1) for one in inside]
+        return torch.stack(sums, dim=1) if sums else self._way.new_zeros(len(self._way), 0)
+
+    def top(self, n: int = 10, of: Kind = "nodes") -> list[tuple[Any, float]]:
+        """The ``n`` hidden nodes, or edges, of largest share, with it; equal ones in the order of their names' arrays.
+
+        One network says little about which nodes matter: the shape of the graph alone ranks them. See
+        `explain_replicates`.
+
+        Raises:
+            ConfigError: ``of`` is neither ``"nodes"`` nor ``"edges"``.
+        """
+        _check_kind(of)
+        if of == "edges":
+            names: Iterable[Any] = self.edge_names
+            shares = self.edge_shares.tolist()
+        else:
+            hidden = [k for k, kind in enumerate(self._kind) if kind == "hidden"]
+            names, shares = (self.node_names[k] for k in hidden), self.node_shares[hidden].tolist()
+        return sorted(zip(names, shares, strict=True), key=lambda pair: -pair[1])[: max(0, n)]
+
+    def to_frame(self, of: Kind = "nodes") -> Any:
+        """A data frame of pandas, a row per node or edge: names, ``mean`` conductance, ``share``.
+
+        Nodes have a column ``kind`` too: input, hidden or output.
+
+        Raises:
+            ConfigError: ``of`` is neither ``"nodes"`` nor ``"edges"``.
+            MissingPackageError: pandas is not installed.
+        """
+        _check_kind(of)
+        pandas = library("pandas", "to_frame", "pandas")
+        if of == "edges":
+            source, target = zip(*self.edge_names, strict=True) if self.edge_names else ((), ())
+            columns = {"source": source, "target": target, "mean": self.edge_means, "share": self.edge_shares}
+        else:
+            kinds = tuple(self._kind)
+            columns = {"node": self.node_names, "kind": kinds, "mean": self.node_means, "share": self.node_shares}
+        return pandas.DataFrame({name: list(map(_plain, column)) for name, column in columns.items()})
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanation(output={self.output!r}, samples={len(self.change)}, nodes={len(self.node_names)}, "
+            f"edges={len(self.edge_names)}, rule={self.rule!r}, steps={self.steps}, error={self.error:.1e})"
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"conductance of {len(self.node_names):,} nodes and {len(self.edge_names):,} edges for {self.output!r}, "
+            f"{len(self.change):,} samples, {self.rule} rule, {self.steps} steps",
+            f"completeness error {self.error:.1e}, of a mean |F(x) - F(baseline)| of {self._scale:.4g}",
+            *(f"  {share:8.4f}  {name}" for name, share in self.top()),
+            "This is one network. Its ranking follows the graph's shape and the seed: explain_replicates compares.",
+        ]
+        return "\n".join(lines)
+
+    @cached_property
+    def _kind(self) -> list[str]:
+        kinds = ["hidden"] * self._dag.num_nodes
+        for node in self._dag.inputs.tolist():
+            kinds[node] = "input"
+        kinds[self._dag.index_of(self.output)] = "output"
+        return kinds
+
+    @property
+    def _scale(self) -> float:
+        return float(np.abs(self.change.numpy()).mean(dtype=np.float64))
+
+    @cached_property
+    def _edge_moments(self) -> tuple[Tensor, Tensor]:
+        """Means of conductance and of its absolute value."""
+        plan, count = self._found.plan, len(self._edge_ends)
+        means, sizes = np.zeros(count), np.zeros(count)
+
+        def put(edges: NDArray[np.int64], values: Tensor) -> None:
+            means[edges] = values.numpy().mean(axis=1, dtype=np.float64)
+            sizes[edges] = np.abs(values.numpy()).mean(axis=1, dtype=np.float64)
+
+        put(plan.inner_edges, self._found.of.inner)
+        for chosen, values in self._entries():
+            put(plan.entry_edges[chosen], values)
+        return torch.from_numpy(means), torch.from_numpy(sizes)
+
+    def _entries(self) -> Iterator[tuple[slice, Tensor]]:
+        """Conductances of the edges out of inputs, some edges at a time: ``[edges, B]``."""
+        plan, weight = self._found.plan, self._found.weight
+        for first in range(0, len(plan.entry_edges), _EDGES_AT_ONCE):
+            chosen = slice(first, first + _EDGES_AT_ONCE)
+            columns, rows = torch.from_numpy(plan.entry_columns[chosen]), torch.from_numpy(plan.entry_rows[chosen])
+            flow = self._found.of.adjoint[rows] * self._way.T[columns]
+            yield chosen, flow * weight[torch.from_numpy(plan.entry_edges[chosen])].unsqueeze(1)
+
+    def _level_cuts(self) -> list[NDArray[np.bool_]]:
+        levels = self._dag.levels.numpy()
+        top = int(levels[self._dag.index_of(self.output)])
+        return [levels <= level for level in range(top)]
+
+    def _checked_cut(self, cut: Collection[Hashable]) -> NDArray[np.bool_]:
+        if isinstance(cut, str | bytes) or not isinstance(cut, Iterable):
+            raise GraphError(f"a cut is a set of node names, got {cut!r}: write {{{cut!r}, ...}}.")
+        inside = np.zeros(len(self.node_names), dtype=bool)
+        inside[[self._dag.index_of(name) for name in cut]] = True
+        if inside[self._dag.index_of(self.output)]:
+            raise GraphError(f"a cut must not hold the output, got one with {self.output!r}: leave it out.")
+        absent = self._dag.inputs[~torch.from_numpy(inside)[self._dag.inputs]].tolist()
+        if absent:
+            raise GraphError(
+                f"a cut must hold every input, got one without {self._dag.name_of(absent[0])!r} "
+                f"({len(absent)} missing in all): add them."
+            )
+        source, target = self._edge_ends.T
+        open_edges = np.flatnonzero(inside[target] & ~inside[source])
+        if len(open_edges):
+            u, v = self.edge_names[int(open_edges[0])]
+            raise GraphError(f"a cut must hold every predecessor of its nodes, got one with {v!r} but without {u!r}.")
+        return inside
+
+
+def _check_kind(of: object) -> None:
+    if of not in get_args(Kind):
+        raise ConfigError(f"of must be 'nodes' or 'edges', got {of!r}.")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
+
+
 def explain(
-    net: DagNN,
-    x: Any,
-    baseline: Any = 0.0,
-    *,
-    output: Hashable = None,
-    rule: Rule = "path",
-    steps: int = 32,
+    net: DagNN, x: Any, baseline: Any = 0.0, *, output: Hashable = None, rule: Rule = "path", steps: int = 32
 ) -> Explanation:
     """The conductance of every node and edge: how much of ``F(x) - F(baseline)`` flows through it.
 

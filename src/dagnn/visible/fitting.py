@@ -21,8 +21,8 @@ from torch import Tensor
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag
 from dagnn.nn import DagNN, WideDagNN
+from dagnn.visible.columns import column_names, restrict
 from dagnn.visible.reading import Reading, checked_choice, listed
-from dagnn.visible.restricting import column_names, restrict
 
 _FEW = 64  # so many features feed all nodes of the default graph's first level
 

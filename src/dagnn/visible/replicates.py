@@ -15,9 +15,18 @@ from dagnn.errors import ConfigError, ConstantNodesWarning, DtypeError, GraphErr
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 from dagnn.nn.learnable import check_dag
-from dagnn.visible.controls import deterministic, rewired, shuffled, with_one_output
 from dagnn.visible.explaining import explain
-from dagnn.visible.runs import ReplicateTraining, Run, first_parameters, scores, train
+from dagnn.visible.runs import (
+    ReplicateTraining,
+    Run,
+    deterministic,
+    first_parameters,
+    rewired,
+    scores,
+    shuffled,
+    train,
+    with_one_output,
+)
 
 Control = Literal["shuffled", "deterministic", "rewired"]
 # What seeds are drawn for: each purpose has its own stream, so that one control does not move another.

@@ -13,11 +13,10 @@ from wide_networks import batch_for, wide_networks
 
 from dagnn import Dag, GraphError, WideDagNN, kernels
 from dagnn.kernels.emit.native import PLAIN, host_target
-from dagnn.kernels.wide import passes
-from dagnn.kernels.wide.function import compiled_plan
-from dagnn.kernels.wide.passes import CompiledWide
+from dagnn.kernels.wide import function
+from dagnn.kernels.wide.function import CompiledWide, compiled_plan
+from dagnn.kernels.wide.node_code import chunks
 from dagnn.kernels.wide.plan import ranges
-from dagnn.kernels.wide.products import chunks
 from dagnn.kernels.wide.reference import WideParameters, WideState, run_wide
 
 
@@ -118,7 +117,7 @@ def test_float32_is_as_exact_as_rounding_allows(normalise, batch):
 
 
 def test_every_activation_and_a_formula_have_their_slopes():
-    activation = {40 + k: ACTIVATIONS[k % 8] for k in range(30)} | {41: lambda z: z * torch.sigmoid(2 * z)}
+    activation = {40 + k: ACTIVATIONS[k % 8] for k in range(31)} | {41: lambda z: z * torch.sigmoid(2 * z)}
     net = layered(torch.float64, normalise="batch", activation=activation)
     x, gradient = batch_for(net, 21), gradient_for(net, 21)
     expected, gradients = by_reference(net, x, state_of(net, 21), gradient)
@@ -141,7 +140,7 @@ def test_a_slope_that_is_no_number_behind_the_last_sample_does_no_harm():
 
 @pytest.mark.parametrize("normalise", ["batch", "layer"])
 def test_threads_change_no_bit(normalise, monkeypatch):
-    monkeypatch.setattr(passes, "_SHARED_WORK", 1)
+    monkeypatch.setattr(function, "_SHARED_WORK", 1)
     net = layered(torch.float32, normalise=normalise)
     x, gradient, state = batch_for(net, 33), gradient_for(net, 33), state_of(net, 33)
     before, results = torch.get_num_threads(), []

@@ -23,8 +23,7 @@ from dagnn.kernels.nodes import activation_text
 from dagnn.kernels.wide.plan import Normalise
 from dagnn.nn.dag_nn import file
 from dagnn.nn.dag_nn.parameters import bias_mask
-from dagnn.nn.wide_dag_nn.layout import WideLayout
-from dagnn.nn.wide_dag_nn.settings import NodeSettings
+from dagnn.nn.wide_dag_nn.layout import NodeSettings, WideLayout
 
 _FORMAT, _VERSION = "dagnn.WideDagNN", 1
 _NORMS: tuple[Normalise | None, ...] = (None, "batch", "layer")

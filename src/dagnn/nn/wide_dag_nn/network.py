@@ -24,8 +24,7 @@ from dagnn.nn.dag_nn.seen import Seen
 from dagnn.nn.dag_nn.tables import rows_of
 from dagnn.nn.learnable import check_dag, check_dtype, check_own, check_size, value_of
 from dagnn.nn.wide_dag_nn import file
-from dagnn.nn.wide_dag_nn.layout import WideLayout, entries_before, output_columns
-from dagnn.nn.wide_dag_nn.settings import NodeSettings, read_settings
+from dagnn.nn.wide_dag_nn.layout import NodeSettings, WideLayout, entries_before, output_columns, read_settings
 from dagnn.nn.wide_dag_nn.tables import HeadValues, NamedBlocks
 
 _MOMENTUM = 0.1
