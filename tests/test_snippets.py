@@ -24,9 +24,12 @@ PAGES = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if path.exists() and _BLOCK.search(path.read_text()) and path.parent.name != "tutorials"
 ]  # the tutorials: test_tutorials.py
-# Other tests run them whole or in a short form, and look at what comes out: tests/nn, tests/nn/dag_nn, tests/faults and
-# tests/rewriting.
+# Other tests run them whole or in a short form, and look at what comes out: tests/answers, tests/nn, tests/nn/dag_nn,
+# tests/faults and tests/rewriting.
 RUN_ELSEWHERE = {
+    "answers_binary.py",
+    "answers_sort.py",
+    "answers_transducer.py",
     "dagnn_digits.py",
     "dagnn_network.py",
     "dagnn_reactome.py",

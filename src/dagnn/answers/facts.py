@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ DEPTH = 8  # outputs that are assumed together to explain one answer
 LEAVES = 20_000  # assumptions that are tried at once
 ROUNDS = 12
 CHANCE = 1e-3  # that answers which are wrong anywhere gather so at a fact of the operation that it is disputed
+DISPUTED = 4  # facts of which it is tried whether two hidden symbols look like one
 SHOWN = 10  # contradicted answers that are kept as examples
 
 
@@ -33,15 +34,17 @@ class Facts:
         table: int32 ``[rows, ports]``, as `Run` reads it.
         support: row -> answers, of those asked, that this fact explains and the strongest alternative does not. A row
             without support is not learned.
-        contradicted: answers that the facts do not give.
+        explained: answers that the facts give.
+        contradicted: answers that they give otherwise.
         examples: some of them: question, answer, what the facts give.
-        disputed: rows at which contradicted answers gather more than answers that are wrong by chance would.
+        disputed: rows at which contradicted answers gather more than wrong ones would by chance, worst first.
         answers: answers that were read.
     """
 
     operation: Operation
     table: Symbols
     support: dict[int, int] = field(default_factory=dict)
+    explained: int = 0
     contradicted: int = 0
     examples: list[tuple[tuple[str, ...], str, str]] = field(default_factory=list)
     disputed: list[int] = field(default_factory=list)
@@ -124,43 +127,10 @@ def find_facts(operation: Operation, pairs: Sequence[Pair], given: Mapping[int, 
     for row, outputs in given.items():
         facts.table[row, : len(outputs)] = outputs
     search = _Search(facts, groups, frozenset(given), np.random.default_rng(seed))
-    search.learn()
-    for _ in range(ROUNDS):
-        changed = search.confirm()
-        search.learn()
-        if not changed:
-            break
-    search.confirm(takes_back=False)  # support is that of the table as it is now
-    _contradict(facts, groups)
-    return facts
-
-
-def _contradict(facts: Facts, groups: Sequence[_Group]) -> None:
-    """Counts the answers that the facts do not give, and finds the rows at which they gather."""
-    operation = facts.operation
-    needed = np.zeros(operation.layout.rows, np.int64)  # answers that need a row, and of those the contradicted ones
-    against = np.zeros_like(needed)
-    symbols = np.array(list(operation.alphabets[operation.output]))
-    for group in groups:
-        for start in range(0, group.size, SAMPLED):
-            which = np.arange(start, min(start + SAMPLED, group.size))
-            found, used = group.run(facts.table, which, note=True)
-            wrong = ((found != group.answers[:, which]) & (found >= 0)).any(0)
-            facts.contradicted += int(wrong.sum())
-            needed += used.sum(0)
-            against += used[wrong].sum(0)
-            for i in np.flatnonzero(wrong & (found >= 0).all(0))[: SHOWN - len(facts.examples)].tolist():
-                text = "".join(symbols[found[:, i]])
-                ends = np.cumsum([0, *group.lengths]).tolist()
-                given = operation.text([text[a:b] for a, b in itertools.pairwise(ends)])
-                facts.examples.append((*group.pairs[start + i], given))
-    share = facts.contradicted / facts.answers
-    # Chernoff: the chance that so many of n answers are wrong, each by the share of all, is below exp(-n divergence).
-    with np.errstate(divide="ignore", invalid="ignore"):
-        part = against / needed
-        divergence = part * np.log(part / share) + (1 - part) * np.log(np.where(part < 1, (1 - part) / (1 - share), 1))
-        unlikely = needed * divergence > np.log(operation.layout.rows / CHANCE)
-    facts.disputed = np.flatnonzero(unlikely & (part > share)).tolist()
+    search.settle()
+    while search.split():
+        pass
+    return search.facts
 
 
 @dataclass
@@ -172,6 +142,71 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.values = _Values(self.facts.operation)
+
+    def settle(self) -> None:
+        """Learns, corrects and learns again until nothing changes; then compares with all answers."""
+        self.learn()
+        for _ in range(ROUNDS):
+            changed = self.confirm()
+            self.learn()
+            if not changed:
+                break
+        self.confirm(takes_back=False)  # support is that of the table as it is now
+        self.compare()
+
+    def split(self) -> bool:
+        """Gives a hidden symbol of a disputed fact a name of its own; True if more answers are explained then.
+
+        Two symbols for which short answers need only one, as states of a machine that differ later, look like one.
+        """
+        for row in self.facts.disputed[:DISPUTED]:
+            for port in np.flatnonzero(self.values.hidden[row] >= 0).tolist():
+                kept = self.facts
+                self.values.note(kept.table)
+                fresh = self.values.highest[self.values.hidden[row, port]] + 1
+                if row in self.given or fresh >= self.values.sizes[row, port]:
+                    continue
+                self.facts = replace(kept, table=kept.table.copy())
+                self.facts.table[row, port] = fresh
+                self.settle()
+                if self.facts.explained > kept.explained:
+                    return True
+                self.facts = kept
+        return False
+
+    def compare(self) -> None:
+        """Counts the answers that the facts do not give, and finds the rows at which they gather."""
+        facts, operation = self.facts, self.facts.operation
+        facts.contradicted, facts.explained, facts.examples = 0, 0, []
+        needed = np.zeros(
+            operation.layout.rows, np.int64
+        )  # answers that need a row, and of those the contradicted ones
+        against = np.zeros_like(needed)
+        symbols = np.array(list(operation.alphabets[operation.output]))
+        for group in self.groups:
+            for start in range(0, group.size, SAMPLED):
+                which = np.arange(start, min(start + SAMPLED, group.size))
+                found, used = group.run(facts.table, which, note=True)
+                wrong = ((found != group.answers[:, which]) & (found >= 0)).any(0)
+                facts.contradicted += int(wrong.sum())
+                facts.explained += int((found == group.answers[:, which]).all(0).sum())
+                needed += used.sum(0)
+                against += used[wrong].sum(0)
+                for i in np.flatnonzero(wrong & (found >= 0).all(0))[: SHOWN - len(facts.examples)].tolist():
+                    text = "".join(symbols[found[:, i]])
+                    ends = np.cumsum([0, *group.lengths]).tolist()
+                    given = operation.text([text[a:b] for a, b in itertools.pairwise(ends)])
+                    facts.examples.append((*group.pairs[start + i], given))
+        share = facts.contradicted / facts.answers
+        # Chernoff: so many of n answers are wrong, each by the share of all, with a chance below exp(-n divergence).
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = against / needed
+            divergence = part * np.log(part / share) + (1 - part) * np.log(
+                np.where(part < 1, (1 - part) / (1 - share), 1)
+            )
+            unlikely = needed * divergence > np.log(operation.layout.rows / CHANCE)
+        rows = np.flatnonzero(unlikely & (part > share))
+        facts.disputed = rows[np.argsort(-(needed * divergence)[rows], kind="stable")].tolist()
 
     def learn(self) -> None:
         """Until no answer adds a fact: short questions first, clear votes before others, single votes last.
