@@ -84,12 +84,19 @@ class Evaluate:
     """depth of the expressions, in place of the levels' own; tests the levels that have one"""
     digits: int | None = None
     """digits of the whole numbers of levels 1 to 3, in place of their own"""
+    task: Annotated[str | None, arg(metavar="MODULE:NAME")] = None
+    """of a run of a task of your own, as in dagnn train; its test= then says what is asked"""
     json: bool = False
     """print JSON"""
 
 
 def _evaluate(arguments: Sequence[str]) -> int:
     given = parsed(Evaluate, "evaluate", arguments)
+    if given.task is not None:
+        from dagnn.commands.own_task import evaluated
+
+        print(evaluated(given.run, given.task, as_json=given.json))
+        return 0
     from dagnn.curriculum.accuracy import evaluate
     from dagnn.curriculum.report import errors_table, results_table
 

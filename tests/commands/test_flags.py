@@ -9,7 +9,7 @@ from dagnn.training.settings import settings_of
 
 
 def parse(*arguments):
-    return given_flags(tyro.cli(training_flags(), args=arguments))
+    return given_flags(tyro.cli(training_flags(CurriculumConfig), args=arguments))
 
 
 def test_only_what_was_typed_is_given():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dagnn.training.step import LrCurve as LrCurve
     from dagnn.training.step import find_lr as find_lr
     from dagnn.training.trainer import Trainer as Trainer
+    from dagnn.training.trainer import TrainingTask as TrainingTask
 
 # A configuration, and so `dagnn train --help`, does not wait for torch.
 __getattr__, __dir__, __all__ = _loaded_on_first_use(
@@ -41,6 +42,6 @@ __getattr__, __dir__, __all__ = _loaded_on_first_use(
         "dagnn.training.processes": "Processes TrainingInterrupted process_group",
         "dagnn.training.run.checkpoints": "Checkpoint CheckpointStore read_checkpoint verify_checkpoint",
         "dagnn.training.run.directory": "RunDirectory open_run",
-        "dagnn.training.trainer": "Trainer",
+        "dagnn.training.trainer": "Trainer TrainingTask",
     },
 )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,23 @@ from dagnn.training.run.tensors import check_initialised, flags_of, load_flags, 
 from dagnn.training.step import EpochMeans, LrCurve, WindowStep, find_lr
 
 _MAX_REFUSED_IN_A_ROW = 20
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """What a `Trainer` takes: a function that returns one can be named to ``dagnn train --task MODULE:FUNCTION``.
+
+    Attributes:
+        model, loss_fn, loader, evaluate, weight: as of `Trainer`.
+        test: ``test(model)`` gives numbers by name: the final evaluation, in eval mode and without gradients.
+    """
+
+    model: nn.Module
+    loss_fn: Callable[[nn.Module, Any], Any]
+    loader: BatchLoader[Any] | Iterable[Any]
+    evaluate: Callable[[nn.Module, int], Mapping[str, Any]] | None = None
+    weight: Callable[[Any], float | Mapping[str, float]] | None = None
+    test: Callable[[nn.Module], Mapping[str, float]] | None = None
 
 
 class Trainer:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from dagnn import __version__
-from dagnn.errors import RunError, warn
+from dagnn.errors import ConfigError, RunError, warn
 from dagnn.files import replace_file
 from dagnn.training.config import Config, TrainingConfig
 from dagnn.training.run.checkpoints import CheckpointStore, json_bytes
@@ -141,7 +141,17 @@ class RunDirectory:
             ConfigError: it cannot be read or holds a wrong setting.
         """
         path = self.path / _CONFIG
-        return kind.part_of(path) if kind is TrainingConfig else kind.resolve(path, environment={})
+        if kind is TrainingConfig:
+            return kind.part_of(path)
+        try:
+            return kind.resolve(path, environment={})
+        except ConfigError as error:
+            if "setting task." in str(error) and not hasattr(kind, "task"):
+                raise ConfigError(
+                    f"{self.path} is the run of a task of its user's own: dagnn train and dagnn evaluate need its "
+                    "--task MODULE:NAME; dagnn metrics shows its numbers."
+                ) from None
+            raise
 
     def store_config(self, config: TrainingConfig) -> None:
         """Replace the stored configuration, in one step. Raises RunError."""

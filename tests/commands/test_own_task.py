@@ -1,0 +1,191 @@
+"""`dagnn train --task`: tasks of the user's own, as docs/how_to/your_own_task.md shows them."""
+
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dagnn.cli import main
+from dagnn.data import Record, write_records
+from dagnn.training import read_metrics
+from dagnn.training.run.tools import checkpoint_of
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how_to" / "your_own_task.md").read_text()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the files of the page, and what the page's table might hold."""
+    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    x = torch.randn(128, 3, generator=torch.Generator().manual_seed(0))
+    rows = torch.cat([x, x @ torch.tensor([[1.0], [-2.0], [0.5]])], 1).tolist()
+    (tmp_path / "table.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_tasks", raising=False)
+    yield tmp_path
+    sys.modules.pop("my_tasks", None)
+
+
+@pytest.fixture
+def fails(capsys):
+    def run(*arguments):
+        assert main(arguments) == 2
+        err = capsys.readouterr().err.strip().splitlines()
+        return err[-1].removeprefix("dagnn: ")
+
+    return run
+
+
+def weights(run):
+    return checkpoint_of(run).tensors["model"]
+
+
+def test_a_rewriting_system_is_trained_tested_and_evaluated_again(folder, capsys):
+    assert main(["train", "--task", "my_tasks:addition", "--config", "addition.toml"]) == 0
+    printed = capsys.readouterr().out
+
+    assert printed == (
+        "9 distinct neighbourhoods in 200 terms\nstep                60\naccuracy, depth 4   1\n"
+        "accuracy, depth 8   1\naccuracy, depth 12  1\n"
+    )
+    rows = read_metrics("runs/addition/metrics.jsonl")
+    assert [row["accuracy"] for row in rows if row["kind"] == "evaluation"] == [1.0, 1.0]
+    assert [row["windows_wrong"] for row in rows if row["kind"] == "evaluation"] == [0.0, 0.0]
+    kept = json.loads(Path("runs/addition/results.json").read_bytes())
+    assert main(["evaluate", "runs/addition", "--task", "my_tasks:addition", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == kept
+    assert list(kept) == ["step", "accuracy, depth 4", "accuracy, depth 8", "accuracy, depth 12"]
+
+
+def test_a_network_that_has_learned_nothing_is_said_to_be_wrong(folder, capsys):
+    flags = ["--max-steps", "1", "--schedule.warmup-steps", "0", "--optimizer.lr", "1e-6", "--task.test-terms", "20"]
+    assert main(["train", "--task", "my_tasks:addition", "--config", "addition.toml", *flags]) == 0
+
+    results = json.loads(Path("runs/addition/results.json").read_bytes())
+    (row,) = (row for row in read_metrics("runs/addition/metrics.jsonl") if row["kind"] == "evaluation")
+    assert results["accuracy, depth 12"] < 0.5
+    assert row["accuracy"] == 0.0 and row["windows_wrong"] > 0.5
+
+
+def test_a_stopped_training_goes_on_to_the_bit(folder):
+    train = ["train", "--task", "my_tasks:addition"]
+    # The evaluation at step 6 finds mistakes, which are drawn more often from then on.
+    flags = ["--config", "addition.toml", "--schedule.name", "constant", "--eval-every", "6", "--optimizer.lr", "1e-3"]
+    assert main([*train, *flags, "--max-steps", "12", "--run-directory", "whole"]) == 0
+    assert main([*train, *flags, "--max-steps", "6", "--run-directory", "parts"]) == 0
+    assert main([*train, "--resume", "parts", "--max-steps", "12"]) == 0
+
+    whole, parts = weights("whole"), weights("parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    results = [json.loads(Path(run, "results.json").read_bytes()) for run in ("whole", "parts")]
+    assert results[0] == results[1]
+    (first, _) = (row for row in read_metrics("whole/metrics.jsonl") if row["kind"] == "evaluation")
+    assert first["windows_wrong"] > 0
+
+
+def test_any_model_is_trained_by_a_function_that_makes_it(folder, capsys):
+    assert main(["train", "--task", "my_tasks:regression", "--config", "regression.toml"]) == 0
+    _, last = capsys.readouterr().out.splitlines()
+
+    assert re.match(r"mean squared error  \S+$", last)
+    assert float(last.split()[-1]) < 1e-4
+    found = weights("runs/regression")["weight"]
+    torch.testing.assert_close(found, torch.tensor([[1.0, -2.0, 0.5]]), atol=0.01, rtol=0)
+    assert main(["train", "--task", "my_tasks:regression", "--resume", "runs/regression", "--max-steps", "220"]) == 0
+    assert json.loads(Path("runs/regression/results.json").read_bytes())["step"] == 220
+
+
+def test_terms_and_answers_come_from_a_dataset(folder, capsys):
+    def number(n):
+        return f"(next {number(n - 1)})" if n else "zero"
+
+    draw, records = random.Random(0), []
+    for place in range(120):
+        a, b, split = draw.randint(0, 4), draw.randint(0, 4), ("train", "validation", "test")[place % 3]
+        # The last answer of the test split is wrong, so one of 40 must be found wrong.
+        answer = number(a + b + (place == 119)) if place % 2 else ""
+        records.append(Record(str(place), 1, f"(plus {number(a)} {number(b)})", answer, split))
+    write_records("sums.jsonl", records)
+    flags = ["--task.dataset", "sums.jsonl", "--run-directory", "sums"]
+
+    assert main(["train", "--task", "my_tasks:addition", "--config", "addition.toml", *flags]) == 0
+
+    assert capsys.readouterr().out.splitlines()[1:] == ["step            60", "accuracy, test  0.975"]
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (Record("a", 1, "(plus zero", "", "train"), r"sums.jsonl: record 'a': '\(plus zero' is no term"),
+        (Record("a", 1, "(plus zero one)", "", "train"), "sums.jsonl: record 'a': .*'one'"),
+        (Record("a", 1, "(plus zero zero) zero", "", "train"), "is no term: write one as"),
+        (Record("a", 1, ")", "", "train"), "is no term: write one as"),
+        (Record("a", 1, "zero", "", "dev"), "record 'a' has split 'dev': give one of train, validation, test"),
+        (Record("a", 1, "zero", "", "train"), "sums.jsonl has no record of split 'validation'"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_is_refused(folder, fails, record, told):
+    write_records("sums.jsonl", [record])
+
+    assert re.search(told, fails("train", "--task", "my_tasks:addition", "--task.dataset", "sums.jsonl"))
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("my_tasks.py:addition", "--task must be MODULE:NAME, such as my_tasks:arithmetic, got 'my_tasks.py:addition'"),
+        ("my_tasks", "--task must be MODULE:NAME"),
+        ("nothing_here:addition", "--task nothing_here:addition: there is no module 'nothing_here', neither in /"),
+        ("my_tasks:subtraction", "--task my_tasks:subtraction: the module my_tasks has no 'subtraction'."),
+        ("my_tasks:SIGNATURE", "expected a RewritingTask or a function that returns a TrainingTask, got a Signature"),
+        ("my_tasks:number", r"--task my_tasks:number: TypeError: .* \(my_tasks.py, line \d+\)\.$"),
+        ("broken:task", r"--task broken:task: ZeroDivisionError: division by zero \(broken.py, line 1\)\.$"),
+        ("lacking:task", r"--task lacking:task: ModuleNotFoundError: No module named 'absent' \(.*\)\.$"),
+        ("odd:task", r"--task odd:task: it must return a TrainingTask, got a int\.$"),
+    ],
+)
+def test_a_task_that_cannot_be_used_is_refused_on_one_line(folder, fails, task, told):
+    (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "lacking.py").write_text("import absent\n")
+    (folder / "odd.py").write_text("def task(config):\n    return 3\n")
+
+    assert re.search(told, fails("train", "--task", task))
+    assert not Path("runs").exists()
+    for name in ("broken", "lacking", "odd"):
+        sys.modules.pop(name, None)
+
+
+def test_no_file_and_no_variable_names_a_module(folder, fails, monkeypatch):
+    (folder / "trap.py").write_text("open('sprung', 'w').close()\n")
+    (folder / "trap.toml").write_text('task = "trap:task"\n')
+    monkeypatch.setenv("DAGNN_TASK", "trap:task")
+
+    assert "trap" not in sys.modules
+    fails("train", "--config", "trap.toml")
+    fails("train", "--task", "my_tasks:addition", "--config", "trap.toml")
+    assert main(["train", "--task", "my_tasks:addition", "--config", "addition.toml", "--dry-run"]) == 0
+    assert not Path("sprung").exists()
+    assert "trap" not in sys.modules
+
+
+def test_a_run_without_its_task_says_what_is_missing(folder, fails):
+    assert main(["train", "--task", "my_tasks:addition", "--config", "addition.toml", "--max-steps", "10"]) == 0
+    needs = (
+        "runs/addition is the run of a task of its user's own: dagnn train and dagnn evaluate need its --task MODULE"
+    )
+
+    assert fails("train", "--resume", "runs/addition").startswith(needs)
+    assert fails("report", "runs/addition").startswith(needs)
+    assert fails("evaluate", "runs/addition").startswith(needs)
+    assert fails("train", "--config", "addition.toml") == (
+        "[task] in the settings is of a task of your own: add --task MODULE:NAME."
+    )
+    assert main(["info", "runs/addition"]) == 0
+    assert main(["metrics", "runs/addition"]) == 0
