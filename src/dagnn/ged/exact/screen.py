@@ -1,7 +1,7 @@
 """Bounds of the distances from one graph to many others, in one call without the interpreter lock.
 
-Two stages, the second one dearer and stronger: `count_bounds` compares how often kinds, pair types and degrees occur;
-`branch_bounds` is branch match at the root of the search, or some nodes of it too.
+Three stages, each one dearer and stronger: `count_bounds` compares how often kinds, pair types and degrees occur;
+`branch_bounds` is branch match at the root of the search, and then dual ascent and some nodes of its search.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,8 @@ import numpy as np
 from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import INFINITE
 from dagnn.ged.exact.bounds import UPPER, Search, open_all
-from dagnn.ged.exact.problem import UNIFORM, Prices, Problem, fill
+from dagnn.ged.exact.dual_search import advance_dual, allocate, dual_lower, fits, prepare
+from dagnn.ged.exact.problem import DELETED, UNIFORM, Prices, Problem, fill, map_cost
 from dagnn.ged.exact.search import advance, proved_lower
 from dagnn.ged.exact.tables import CostTables, Tables
 from dagnn.graph.cached import jitted
@@ -168,7 +169,7 @@ def branch_bounds(
     """Raise ``lower`` and lower ``upper`` for the graphs ``chosen`` by a search for distances up to ``limit``.
 
     Args:
-        nodes: most search nodes for each; 0 stops at the root.
+        nodes: most search nodes for each; 0 stops after branch match at the root.
     """
     for g in chosen:
         other = graphs.kind[graphs.first[0, g] : graphs.first[0, g + 1]]
@@ -178,12 +179,19 @@ def branch_bounds(
             problem = _problem(tables, kind, pairs, other, matrix)
         else:
             problem = _problem(reverse, other, matrix, kind, pairs)
-        search = _search(problem, limit, stop)
-        done = advance(problem, no_prices, search, 0, nodes)
+        if nodes > 0 and fits(problem):
+            dual = allocate(problem, stop)
+            nothing = np.full(len(problem.delete), DELETED, np.int64)
+            prepare(problem, dual, nothing, map_cost(problem, nothing), limit, 0)
+            done = advance_dual(problem, dual, nodes)
+            found, least = dual.numbers[UPPER], dual_lower(dual, done)
+        else:
+            search = _search(problem, limit, stop)
+            done = advance(problem, no_prices, search, 0, nodes)
+            found, least = search.numbers[UPPER], proved_lower(search, done)
         if stop[0] != 0:
             return
-        lower[g] = max(lower[g], proved_lower(search, done))
-        upper[g] = min(upper[g], search.numbers[UPPER])
+        lower[g], upper[g] = max(lower[g], least), min(upper[g], found)
 
 
 @jitted
