@@ -32,9 +32,8 @@ from dagnn.kernels.sweep.function import ProjectedCell, Projects
 from dagnn.kernels.sweep.function import SweepGraph as _SweepGraph
 from dagnn.kernels.sweep.function import fits as _fits
 from dagnn.kernels.wide import function as _wide
-from dagnn.kernels.wide import reference as _wide_reference
-from dagnn.kernels.wide.plan import WidePlan
-from dagnn.kernels.wide.reference import WideParameters, WideResult, WideState
+from dagnn.kernels.wide.plan import WideParameters, WidePlan, WideResult, WideState
+from dagnn.kernels.wide.plan import run_reference as _run_wide_reference
 
 __all__ = [
     "ACTIVATIONS",
@@ -218,7 +217,7 @@ def accumulate_network(
 
 
 def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideState) -> WideResult:
-    """Values of the nodes that are read, by the path that can run it; see `kernels.wide.reference.run_wide`.
+    """Values of the nodes that are read, by the path that can run it; see `kernels.wide.plan.run_reference`.
 
     Args:
         x: float ``[B, columns]``.
@@ -227,7 +226,7 @@ def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideS
     given = [each for each in (x, *parameters, *state) if each is not None]
     if not torch.compiler.is_compiling() and _is_compiled(*given):
         return _wide.run_wide(plan, x, parameters, state)
-    return _wide_reference.run_wide(plan, x, parameters, state)
+    return _run_wide_reference(plan, x, parameters, state)
 
 
 def explain_wide(edge_weight: Tensor) -> str:

@@ -16,8 +16,7 @@ from dagnn.kernels.emit.native import PLAIN, host_target
 from dagnn.kernels.wide import function
 from dagnn.kernels.wide.function import CompiledWide, compiled_plan
 from dagnn.kernels.wide.node_code import chunks
-from dagnn.kernels.wide.plan import ranges
-from dagnn.kernels.wide.reference import WideParameters, WideState, run_wide
+from dagnn.kernels.wide.plan import WideParameters, WideState, ranges, run_reference
 
 
 def parameters_of(net):
@@ -38,7 +37,7 @@ def state_of(net, batch, *, own_statistics=True, seed=0):
 def by_reference(net, x, state, gradient):
     """Values, statistics, and gradients of x and the parameters."""
     given = [each.clone().requires_grad_() for each in (x, *parameters_of(net)) if each is not None]
-    result = run_wide(net._plan, given[0], WideParameters(*given[1:]), state)
+    result = run_reference(net._plan, given[0], WideParameters(*given[1:]), state)
     return result, torch.autograd.grad(result.values, given, gradient, materialize_grads=True)
 
 

@@ -8,7 +8,7 @@ from dagnn.kernels.emit.expressions import EDGE, NODE, REDUCTIONS, SLOT, Expr
 from dagnn.kernels.emit.formula import ancestors
 from dagnn.kernels.emit.functions import OPERATIONS, Registers
 from dagnn.kernels.emit.writer import Value
-from dagnn.kernels.sweep import attention, packed, sums
+from dagnn.kernels.sweep import packed, sums
 from dagnn.kernels.sweep.cell_plan import CellPlan, Place
 from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, Row, each_block
 from dagnn.kernels.sweep.packed import PRODUCT, PackedLayout, PackedWriter, call
@@ -58,7 +58,7 @@ def _write_forward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None:
         with code.build.if_then(block.has_operands):
             with block.each_row() as row:
                 if plan.has_attention:
-                    attention.attend(code, row)
+                    sums.attend(code, row)
                 with row.each_pack() as pack:
                     _Body(code, plan, row, pack, plan.there_first).block(NODE, [], plan.first)
             left_packs = code.build.mul(block.slots, code.at(code.i64(0), code.field("packs"), len(plan.aggregates)))
@@ -72,7 +72,7 @@ def _write_forward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None:
                     h = body.masked(body.value(plan.second[0][0], half), half)
                     code.store_half(h, _by_place(code, "hidden", pack, row.place), half)
             if plan.has_attention:
-                attention.score_node(code, row)
+                sums.score_node(code, row)
         if plan.each:
             _each_product(code, block, "product", "hidden", "forget_weight", "forget_products")
     code.finish()
@@ -97,7 +97,7 @@ def _write_backward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None
                     code.store_half(body.masked(value, half), lines[name], half)
             _each_product(code, block, "product_added", "forget_gradients", "back_forget_weight", "hidden_gradients")
         with block.each_row() as row:
-            shared = attention.shared_gradient(code, row) if plan.has_attention else None
+            shared = sums.shared_gradient(code, row) if plan.has_attention else None
             with row.each_pack() as pack:
                 if plan.each:
                     lines = waiting(row, pack)
@@ -117,7 +117,7 @@ def _write_backward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None
             if plan.last or plan.has_attention:
                 with block.each_row() as row:
                     if plan.has_attention:
-                        attention.attention_gradients(code, row)
+                        sums.attention_gradients(code, row)
                     if plan.last:
                         with row.each_pack() as pack:
                             _Body(code, plan, row, pack, plan.there_last).block(NODE, [], plan.last)

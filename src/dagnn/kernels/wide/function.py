@@ -17,11 +17,9 @@ from dagnn.kernels.autograd import Borrowed, is_plain, with_memory
 from dagnn.kernels.emit.functions import keeps_slope
 from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
 from dagnn.kernels.emit.workers import num_workers, run
-from dagnn.kernels.wide import reference
 from dagnn.kernels.wide.node_code import OUT_EDGE, RECORD, WideShape, write_products
 from dagnn.kernels.wide.pass_code import write_backward, write_forward
-from dagnn.kernels.wide.plan import WidePlan, ranges
-from dagnn.kernels.wide.reference import WideParameters, WideResult, WideState
+from dagnn.kernels.wide.plan import WideParameters, WidePlan, WideResult, WideState, ranges, run_reference
 
 # Multiply-adds of a level from which threads share its nodes: some 20 us of one.
 _SHARED_WORK = 1 << 18
@@ -241,9 +239,9 @@ def _functions(shape: WideShape) -> Mapping[str, NativeFunction]:
 
 
 def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideState) -> WideResult:
-    """The same as `reference.run_wide`, for tensors on the CPU of one floating dtype."""
+    """The same as `run_reference`, for tensors on the CPU of one floating dtype."""
     if not x.shape[0]:
-        return reference.run_wide(plan, x, parameters, state)
+        return run_reference(plan, x, parameters, state)
     _check_sizes(plan, parameters)
     tensors = (x, *parameters)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
@@ -313,7 +311,7 @@ def _by_reference(ctx: Any, gradient: Tensor, x: Tensor, parameters: WideParamet
     given = [each for each in (x, *parameters) if each is not None]
 
     def values(x: Tensor, *own: Tensor) -> Tensor:
-        return reference.run_wide(ctx.plan, x, WideParameters(*own), ctx.state).values
+        return run_reference(ctx.plan, x, WideParameters(*own), ctx.state).values
 
     pull: Any = torch.func.vjp(values, *given)[1]
     found = (*pull(gradient), *(None for _ in range(5 - len(given))))

@@ -14,8 +14,7 @@ from dagnn.errors import CheckpointError, ConfigError, DagnnError, DtypeError, G
 from dagnn.graph import Dag
 from dagnn.graph.cached import ordinary_tensors
 from dagnn.kernels.nodes import activation_text
-from dagnn.kernels.wide.plan import Normalise
-from dagnn.kernels.wide.reference import WideParameters, WideResult, WideState
+from dagnn.kernels.wide.plan import Normalise, WideParameters, WideResult, WideState
 from dagnn.nn.dag_nn import edit
 from dagnn.nn.dag_nn.file import RecordsStructure
 from dagnn.nn.dag_nn.network import Activation
