@@ -46,7 +46,7 @@ def assembly_for(triple: str, target: Target, module: str) -> str:
 def test_the_passes_of_a_network_use_the_vectors_of_every_processor(monkeypatch, triple, double):
     target, modules = MACHINES[triple], []
     monkeypatch.setattr(compiled_plan, "compiled", lambda module, names, target: modules.append(module))
-    shape = Shape(double, 32, tuple(sorted(ACTIVATIONS)), target, False, False, (SCALED, *BY_EDGE))
+    shape = Shape(double, target, 32, tuple(sorted(ACTIVATIONS)), False, False, (SCALED, *BY_EDGE))
     for functions in (compiled_plan.tile_functions, compiled_plan.block_functions, compiled_plan.single_functions):
         functions.__wrapped__(shape)
     assembly = "\n".join(assembly_for(triple, target, module) for module in modules)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
@@ -12,6 +13,34 @@ I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 POINTER = ir.PointerType(I8)
 _CACHE_LINE = 64
 Value = Any  # an LLVM value: llvmlite has no types to offer
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """What a set of compiled functions is made for; engines add what else their functions depend on.
+
+    Attributes:
+        double: float64, else float32.
+        target: the processor.
+    """
+
+    double: bool
+    target: Target
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number."""
+        return 8 if self.double else 4
+
+    @property
+    def lanes(self) -> int:
+        """Numbers of a vector."""
+        return self.target.vector_bytes // self.size
+
+    def writer(self, module: Value, name: str, num_arguments: int | None = None) -> "CodeWriter":
+        return CodeWriter(
+            module, name, double=self.double, lanes=self.lanes, target=self.target, num_arguments=num_arguments
+        )
 
 
 class CodeWriter:

@@ -2,54 +2,39 @@
 
 from dataclasses import dataclass
 
-from dagnn.kernels.emit.native import Target
-from dagnn.kernels.emit.writer import CodeWriter, Value
+from dagnn.kernels.emit.writer import CodeWriter, TargetShape, Value
 
 INPUT = 0  # the code of a node whose value is given; those of activations follow
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(TargetShape):
     """What a set of compiled functions is made for.
 
     Attributes:
-        double: float64, else float32.
         tile: samples of a tile, a power of two.
         activations: those that occur, sorted; the code of one is 1 + its place. `INPUT` is that of a node whose value
             is given.
-        target: the processor.
         apart: rows are as far from each other as the frame says, not next to each other.
         far: the values of a tile don't stay in the second-level cache.
         aggregations: how nodes that are no plain sums aggregate; see `Aggregated`.
     """
 
-    double: bool
     tile: int
     activations: tuple[str, ...]
-    target: Target
     apart: bool
     far: bool
     aggregations: tuple[str, ...] = ()
 
     @property
-    def size(self) -> int:
-        """Bytes of a number."""
-        return 8 if self.double else 4
-
-    @property
     def lanes(self) -> int:
-        """Numbers of a vector."""
+        """Numbers of a vector; a tile may be narrower than the processor's vectors."""
         return min(self.tile, self.target.vector_bytes // self.size)
 
     @property
     def vectors(self) -> int:
         """Vectors of a row."""
         return self.tile // self.lanes
-
-    def writer(self, module: Value, name: str, num_arguments: int | None = None) -> CodeWriter:
-        return CodeWriter(
-            module, name, double=self.double, lanes=self.lanes, target=self.target, num_arguments=num_arguments
-        )
 
     def row_start(self, code: CodeWriter, base: Value, node: Value) -> Value:
         """The address of a node's row."""

@@ -234,15 +234,8 @@ class CompiledPlan:
     def shape(self, double: bool, tile: int) -> Shape:
         """The shape of compiled functions for this network."""
         far = self.num_nodes * tile * (8 if double else 4) > self.target.level2_bytes
-        return Shape(
-            double,
-            tile,
-            self._names,
-            self.target,
-            apart=bool(self.blocks),
-            far=far,
-            aggregations=self._aggregated.names,
-        )
+        names, apart = self._aggregated.names, bool(self.blocks)
+        return Shape(double, self.target, tile, self._names, apart=apart, far=far, aggregations=names)
 
     def functions(self, shape: Shape) -> Mapping[str, NativeFunction]:
         """``forward``, ``backward``, ``gather`` and ``finish``; ``activate`` if there are blocks."""
@@ -254,7 +247,7 @@ class CompiledPlan:
         lanes = self.target.vector_bytes // (8 if double else 4)
         names = self._aggregated.names
         return single_functions(
-            Shape(double, lanes, self._names, self.target, apart=False, far=False, aggregations=names)
+            Shape(double, self.target, lanes, self._names, apart=False, far=False, aggregations=names)
         )
 
     def frame(self, **values: int) -> Frame:

@@ -68,7 +68,7 @@ def run_compiled(
     arrays, rows, double = _arrays(plan), len(plan.rows), x.dtype == torch.float64
     target = host_target()
     lanes = target.vector_bytes // (8 if double else 4)
-    shape = Shape(double, lanes, arrays.names, target, apart=False, far=False)
+    shape = Shape(double, target, lanes, arrays.names, apart=False, far=False)
     tiles = -(-len(x) // lanes)
     starts, ways = (_as_tiles(part, tiles, lanes) for part in (x, way))
     of_entries = weight[torch.from_numpy(plan.entry_edges)]

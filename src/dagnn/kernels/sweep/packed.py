@@ -11,31 +11,12 @@ import torch.nn.functional as F
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from torch import Tensor
 
-from dagnn.kernels.emit.native import Target
-from dagnn.kernels.emit.writer import CodeWriter, Value
+from dagnn.kernels.emit.writer import CodeWriter, TargetShape, Value
 
 
 @dataclass(frozen=True)
-class PackedLayout:
-    """What a set of compiled functions of a sweep is made for.
-
-    Attributes:
-        double: float64, else float32.
-        target: the processor.
-    """
-
-    double: bool
-    target: Target
-
-    @property
-    def size(self) -> int:
-        """Bytes of a number."""
-        return 8 if self.double else 4
-
-    @property
-    def lanes(self) -> int:
-        """Numbers of a vector."""
-        return self.target.vector_bytes // self.size
+class PackedLayout(TargetShape):
+    """What a set of compiled functions of a sweep is made for, and the layout that follows from it."""
 
     @property
     def width(self) -> int:

@@ -128,7 +128,7 @@ class CompiledWide:
         )
 
     def functions(self, double: bool) -> Mapping[str, NativeFunction]:
-        return _functions(WideShape(double, self._widths, self._names, self.plan.normalise, self.target))
+        return _functions(WideShape(double, self.target, self._widths, self._names, self.plan.normalise))
 
     def _row_length(self, batch: int, double: bool) -> int:
         lanes = self.target.vector_bytes // (8 if double else 4)

@@ -12,50 +12,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dagnn.kernels.emit.native import Target
-from dagnn.kernels.emit.writer import CodeWriter, Value
+from dagnn.kernels.emit.writer import CodeWriter, TargetShape, Value
 from dagnn.kernels.wide.plan import EPSILON
 
 _MOST_UNITS = 6
 
 
 @dataclass(frozen=True)
-class WideShape:
+class WideShape(TargetShape):
     """What a set of compiled functions is made for.
 
     Attributes:
-        double: float64, else float32.
         widths: those that occur, sorted.
         activations: those that occur, sorted; the code of one is its place.
         normalise: as of the plan.
-        target: the processor.
     """
 
-    double: bool
     widths: tuple[int, ...]
     activations: tuple[str, ...]
     normalise: str | None
-    target: Target
-
-    @property
-    def size(self) -> int:
-        """Bytes of a number."""
-        return 8 if self.double else 4
-
-    @property
-    def lanes(self) -> int:
-        """Numbers of a vector."""
-        return self.target.vector_bytes // self.size
 
     @property
     def registers(self) -> int:
         """Vectors that the processor holds."""
         return 32 if self.target.vector_bytes == 64 else 16
-
-    def writer(self, module: Value, name: str, num_arguments: int | None = None) -> CodeWriter:
-        return CodeWriter(
-            module, name, double=self.double, lanes=self.lanes, target=self.target, num_arguments=num_arguments
-        )
 
 
 def chunks(width: int) -> list[tuple[int, int]]:
