@@ -7,8 +7,9 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Literal, TextIO
 
 from tyro.conf import Positional, arg
@@ -25,8 +26,8 @@ _ABOUT = "Neural networks shaped like DAGs, trained with gradients you can trust
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
-    0: done; 2: a wrong argument, file or run, with one line on stderr; 130 and 143: stopped by Ctrl-C and by SIGTERM,
-    the training saved; 141: the reader of the output went away.
+    0: done; 1: not so, of a check; 2: a wrong argument, file or run, with one line on stderr; 130 and 143: stopped by
+    Ctrl-C and SIGTERM, the training saved; 141: the reader of the output went away.
     """
     open_streams()
     code = _run(sys.argv[1:] if arguments is None else arguments)
@@ -393,16 +394,9 @@ def _lint(arguments: Sequence[str]) -> int:
     return run_lint(given.paths, select=given.select, ignore=given.ignore, form=form)
 
 
-def _metrics(arguments: Sequence[str]) -> int:
-    from dagnn.commands.run import run_metrics
-
-    return run_metrics(arguments)
-
-
-def _checkpoint(arguments: Sequence[str]) -> int:
-    from dagnn.commands.run import run_checkpoint
-
-    return run_checkpoint(arguments)
+def _about_a_run(function: str) -> Callable[[Sequence[str]], int]:
+    """A command of `dagnn.commands.run`, which is imported when it runs."""
+    return lambda arguments: int(getattr(import_module("dagnn.commands.run"), function)(arguments))
 
 
 def _visible(arguments: Sequence[str]) -> int:
@@ -414,14 +408,17 @@ def _visible(arguments: Sequence[str]) -> int:
 COMMANDS = {
     "train": Command("train the curriculum, or go on with a run", _train),
     "evaluate": Command("accuracy of a run on fresh expressions, judged by the exact engine", _evaluate),
+    "certify": Command(
+        "is the network right for every input of a level, or what shows that it is not", _about_a_run("run_certify")
+    ),
     "solve": Command("one answer of the network, with the engine's verdict", _solve),
     "generate": Command("verified samples of a level as JSON lines", _generate),
     "report": Command("accuracy, examples, errors and curves of a run", _report),
     "check": Command("is an accumulation loop equal to the full batch, and if not, why", _check),
     "lint": Command("read training loops, and report what is wrong with their gradients", _lint),
     "info": Command("step, level and parameters of a run or checkpoint", _info),
-    "metrics": Command("what happened in a run as CSV, or for TensorBoard", _metrics),
-    "checkpoint": Command("verify, list, export and import checkpoints", _checkpoint),
+    "metrics": Command("what happened in a run as CSV, or for TensorBoard", _about_a_run("run_metrics")),
+    "checkpoint": Command("verify, list, export and import checkpoints", _about_a_run("run_checkpoint")),
     "export": Command("a DagNN as C, ONNX or a program of torch.export", _export),
     "ged": Command("edit distance of two graphs, in words and as a picture; ged search: the nearest of many", _ged),
     "visible": Command("fit, explain and draw a network of the shape of a graph", _visible),

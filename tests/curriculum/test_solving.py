@@ -202,7 +202,7 @@ def test_a_network_without_an_end_is_stopped(instead):
 
 def test_a_sub_expression_too_long_to_write_shows_its_neighbourhood():
     found = solved(f"(+ 3 {'7' * 1500})")
-    assert str(found.trace[0]) == "(+ (positive:3 ?) (positive ?)) -> (positive (add ? ?))"
+    assert str(found.trace[0]) == "(+:number (positive:3 ?) (positive:>3 ?)) -> (positive (add ? ?))"
 
 
 def test_solve_asks_the_network_of_a_run(learned):

@@ -289,3 +289,20 @@ def test_a_warm_start_refuses_another_size_and_other_labels():
         net.warm_start(known)
     with pytest.raises(ConfigError, match="the same labels"):
         GraphRewriter.from_neighbourhoods(disguised(1, reordered=False), neighbourhoods, width=16).warm_start(known)
+
+
+def test_leads_are_those_of_the_least_certain_node():
+    neighbourhoods = neighbourhoods_of_sums(0, 30)
+    net = GraphRewriter.from_neighbourhoods(SIGNATURE, neighbourhoods, width=16, blocks=1, num_slots=8)
+    given = net.rewrite(neighbourhoods)
+    leads = net.leads(neighbourhoods, given, batch_size=7)
+    others = [replacement_of(neighbourhood) for neighbourhood in neighbourhoods]
+    targets = net.features.encode_targets(neighbourhoods, others, net.num_slots)
+    logits = net(net.encode(neighbourhoods)).detach()
+    for number, lead in enumerate(net.leads(neighbourhoods, others)):
+        slots = [slot for slot in range(net.num_slots) if targets[number, slot] >= 0]
+        rows = [(logits[number, slot], int(targets[number, slot])) for slot in slots]
+        by_hand = min(float(row[i] - torch.cat([row[:i], row[i + 1 :]]).max()) for row, i in rows)
+        assert lead == pytest.approx(by_hand, rel=1e-4, abs=1e-5)
+        assert (lead > 0) <= (others[number] == given[number])
+    assert all(lead > 0 for lead, replacement in zip(leads, given, strict=True) if replacement != LEAVE)

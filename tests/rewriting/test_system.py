@@ -42,6 +42,19 @@ def test_the_node_being_rewritten_is_never_opaque():
     assert repr(read_neighbourhood(machine.neighbourhood(0), signature)) == "(number:big (d1 ?))"
 
 
+def test_a_tag_comes_from_the_child_that_is_named():
+    signature = Signature(
+        (Label("one", 0), Label("two", 0), Label("pair", 2), Label("look", 1, neighbourhood_depth=1)),
+        tags={("one", ""): "1", ("two", ""): "2", ("pair", "2"): "2"},
+        tagged=frozenset({"pair"}),
+        tag_child={"pair": 1},
+    )
+    machine = RewritingMachine(signature, RuleRewriter(lambda neighbourhood: LEAVE))
+    machine.run([[3, 2, 0, 1], [3, 2, 1, 0]])
+    shown = [repr(read_neighbourhood(machine.neighbourhood(number), signature)) for number in range(2)]
+    assert shown == ["(look (pair:2 ? ?))", "(look (pair ? ?))"]
+
+
 def test_one_node_is_one_node_wherever_it_is_reached():
     tokens = first_neighbourhood(sum_tokens([12, 12]))
     assert neighbourhood_names(tokens) == ["+", "number:big", "?", "=1"]
@@ -107,6 +120,8 @@ def test_every_neighbourhood_of_the_system_reads_back_to_distinct_nodes():
         ((Label("a:b", 0),), {}, "'a:b' cannot be shown"),
         ((Label("a", 0),), {"opaque": frozenset({"b"})}, "'b', which is not a label"),
         ((Label("a", 0),), {"tags": {("c", ""): "1"}}, "'c', which is not a label"),
+        ((Label("a", 0),), {"tag_child": {"c": 0}}, "'c', which is not a label"),
+        ((Label("a", 2),), {"tag_child": {"a": 2}}, r"tag_child\['a'\] = 2, but the label has 2 children"),
     ],
 )
 def test_a_wrong_signature_is_refused(labels, options, message):

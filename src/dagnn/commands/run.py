@@ -1,4 +1,4 @@
-"""`dagnn info`, `dagnn checkpoint` (verify, list, export, import) and `dagnn metrics`: what a run has on disk."""
+"""`dagnn info`, `dagnn checkpoint` (verify, list, export, import), `dagnn metrics` and `dagnn certify`: about a run."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import torch.fx.experimental._config as fx_config
 from torch.export import Dim
 from tyro.conf import Positional, arg
 
-from dagnn.commands import DEFAULT_RUN, Command, dispatch, parsed
-from dagnn.errors import CheckpointError, RunError
+from dagnn.commands import DEFAULT_RUN, Command, complain, dispatch, parsed
+from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.files import new_file, replace_file
 from dagnn.kernels.emit.native import host_target
 from dagnn.training.log import metrics_csv, printable, read_metrics, write_tensorboard
@@ -235,6 +235,47 @@ COMMANDS = {
         ("import", Import, _import),
     )
 }
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Asks the network of a run about every neighbourhood that inputs of a level can lead to, of any length and depth.
+
+    Prints what follows, or what shows that the network is wrong. Exit status: 0 right for every input, 1 not, 2 an
+    error. docs/explanation/certificate.md has the proof, and what it does not prove.
+    """
+
+    run: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
+    """run directory, or one of its checkpoints"""
+    levels: Annotated[tuple[str, ...], arg(metavar="LEVELS")] = ("1", "2", "3")
+    """such as 1,2,3; 5 can be had too"""
+    expressions: int = 20_000
+    """how many to draw, on each level, in search of some that lead to what is wrong"""
+    json: bool = False
+    """print JSON"""
+
+
+def run_certify(arguments: Sequence[str]) -> int:
+    """Runs `dagnn certify` with these arguments and returns the exit code."""
+    given = parsed(Certify, "certify", arguments)
+    from dagnn.curriculum.certificate import BOUNDS, certify_run
+
+    if given.expressions < 0:
+        raise ConfigError(f"expressions must be at least 0, got {given.expressions}.")
+    words = [word for part in given.levels for word in part.split(",") if word]
+    wrong = next((word for word in words if not word.isdecimal()), None)
+    if wrong is not None:
+        raise ConfigError(f"levels = {wrong}: expected numbers of levels, such as 1,2,3.")
+    levels = tuple(dict.fromkeys(map(int, words)))
+    found = certify_run(given.run, levels, expressions=given.expressions, note=complain)
+    holds = all(certificate.holds for certificate in found)
+    if given.json:
+        print(json.dumps({"holds": holds, "bounds": BOUNDS, "levels": [each.summary() for each in found]}))
+    else:
+        print(*(line for each in found for line in each.lines), sep="\n")
+        if any(each.holds for each in found):
+            print(f"bounds of the claim: {BOUNDS}")
+    return 0 if holds else 1
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,29 @@ class GraphRewriter(LearnableModule):
             proposals += [Proposal(*pair) for pair in zip(replacements, confidences, strict=True)]
         return proposals
 
+    def leads(
+        self,
+        neighbourhoods: Sequence[NeighbourhoodTokens],
+        replacements: Sequence[ReplacementTokens],
+        *,
+        batch_size: int = 1024,
+    ) -> list[float]:
+        """By how many logits each of these replacements beats what else the network could write.
+
+        The least over the nodes of a replacement. Where it is above 0, `rewrite` gives this replacement.
+        """
+        leads: list[float] = []
+        first = 0
+        for part, logits in self._logits_of(neighbourhoods, batch_size):
+            wanted = replacements[first : first + len(part)]
+            targets = self.features.encode_targets(part, wanted, self.num_slots).to(logits.device)
+            index = targets.clamp(min=0)[..., None]
+            others = logits.scatter(-1, index, -math.inf).amax(-1)
+            lead = (logits.gather(-1, index)[..., 0] - others).masked_fill(targets < 0, math.inf)
+            leads += lead.amin(1).tolist()
+            first += len(part)
+        return leads
+
     def solve(self, terms: Sequence[LabelTokens], *, budget: int = 20_000) -> list[Rewritten]:
         """Rewrites every term until the network leaves all of its neighbourhoods alone.
 

@@ -41,15 +41,16 @@ class Signature:
         labels: in a fixed order; a label's position is its id.
         opaque: labels whose children a neighbourhood hides (they stay copyable), unless the node is
             the one being rewritten. Numbers are opaque: a rule about sums need not see digits.
-        tags: a bottom-up tree automaton that summarises what an opaque node hides: maps
-            (label, tag of the first child) to a tag. ``"*"`` matches any other tag. A node without an
+        tags: a bottom-up tree automaton that summarises what is out of sight: maps
+            (label, tag of one child) to a tag. ``"*"`` matches any other tag. A node without an
             entry has the empty tag. With ``{("end", ""): "0", ("positive", "0"): "0"}``
             the number zero is shown as ``positive:0``.
         tagged: labels that are shown together with their tag, as ``label:tag``.
+        tag_child: label -> position of the child whose tag counts; the first one where there is no entry.
 
     Raises:
         GraphError: a name is used twice or cannot be shown, an arity or a neighbourhood depth is out of range, or a tag
-            names an unknown label.
+            or `tag_child` names an unknown label, or a child that its label does not have.
 
     >>> signature = Signature((Label("zero", 0), Label("next", 1), Label("plus", 2, neighbourhood_depth=1)))
     >>> signature.id_of
@@ -60,6 +61,7 @@ class Signature:
     opaque: frozenset[str] = frozenset()
     tags: Mapping[tuple[str, str], str] = field(default_factory=dict)
     tagged: frozenset[str] = frozenset()
+    tag_child: Mapping[str, int] = field(default_factory=dict)
 
     id_of: dict[str, int] = field(init=False, repr=False, compare=False)
     """Label name -> id."""
@@ -90,9 +92,16 @@ class Signature:
                     f"the label {label.name!r} cannot be shown: use a name without blanks, parentheses or colons, "
                     "other than '?'."
                 )
-        unknown = ({name for name, _ in self.tags} | self.opaque | self.tagged) - set(names)
+        unknown = ({name for name, _ in self.tags} | self.opaque | self.tagged | set(self.tag_child)) - set(names)
         if unknown:
             raise GraphError(f"tags or opaque labels name {min(unknown)!r}, which is not a label: declare it.")
+        for label in self.labels:
+            position = self.tag_child.get(label.name, 0)
+            if not 0 <= position < max(1, label.arity):
+                raise GraphError(
+                    f"tag_child[{label.name!r}] = {position}, but the label has {label.arity} children: "
+                    "name one of them by its position from 0."
+                )
         # Derived once; a frozen dataclass takes attributes only this way.
         object.__setattr__(self, "id_of", {name: i for i, name in enumerate(names)})
         object.__setattr__(self, "shown", _shown(self))
@@ -121,7 +130,8 @@ class SignatureTables(NamedTuple):
         arity: int64 ``[labels]``.
         neighbourhood_depth: int64 ``[labels]``; -1 for constructors.
         opaque: bool ``[labels]``.
-        next_tag: int64 ``[labels, tags]``, by the tag of the first child (0 where there is none).
+        next_tag: int64 ``[labels, tags]``, by the tag of the child at `tag_child` (0 where there is none).
+        tag_child: int64 ``[labels]``.
         shown_id: int64 ``[labels, tags]``, by the node's own tag.
         hidden: int64 ``[1]``, the id of ``?``.
     """
@@ -130,6 +140,7 @@ class SignatureTables(NamedTuple):
     neighbourhood_depth: np.ndarray
     opaque: np.ndarray
     next_tag: np.ndarray
+    tag_child: np.ndarray
     shown_id: np.ndarray
     hidden: np.ndarray
 
@@ -179,6 +190,7 @@ def _build_tables(signature: Signature) -> SignatureTables:
         ),
         opaque=np.array([label.name in signature.opaque for label in labels], np.bool_),
         next_tag=next_tag,
+        tag_child=np.array([signature.tag_child.get(label.name, 0) for label in labels], np.int64),
         shown_id=shown_id,
         hidden=np.array([signature.hidden], np.int64),
     )

@@ -116,7 +116,8 @@ def make_node(store, tables, label, a, b, c, d):  # type: ignore[no-untyped-def]
     child[t, 1] = b
     child[t, 2] = c
     child[t, 3] = d
-    store.tag[t] = tables.next_tag[label, store.tag[a] if a != NO_NODE else 0]
+    telling = child[t, tables.tag_child[label]]
+    store.tag[t] = tables.next_tag[label, store.tag[telling] if telling != NO_NODE else 0]
     store.normal_form[t] = NO_NODE
     return np.int32(t)
 

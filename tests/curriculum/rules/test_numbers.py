@@ -48,12 +48,12 @@ def test_small_integers_are_shown(value):
 @pytest.mark.parametrize(
     ("term", "label"),
     [
-        (integer(4), "positive"),
-        (integer(13), "positive"),
-        (integer(10), "positive"),
+        (integer(4), "positive:>3"),
+        (integer(13), "positive:>3"),
+        (integer(10), "positive:>3"),
         (integer(-4), "negative:<-3"),
         (integer(-11), "negative:<-3"),
-        (("fraction", integer(1), chain(3)), "fraction"),
+        (("fraction", integer(1), chain(3)), "fraction:>0"),
         (("fraction", integer(-1), chain(3)), "fraction:<0"),
         (("fraction", integer(-17), chain(3)), "fraction:<0"),
     ],

@@ -13,5 +13,6 @@ SIGNATURE = Signature(
     labels=tuple(LABELS[name] for name in sorted(LABELS)),
     opaque=frozenset(numbers.NUMBERS),
     tags=numbers.TAGS,
-    tagged=frozenset(numbers.NUMBERS),
+    tagged=frozenset((*numbers.NUMBERS, *numbers.TAG_CHILD)),
+    tag_child=numbers.TAG_CHILD,
 )

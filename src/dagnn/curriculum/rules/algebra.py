@@ -1,6 +1,17 @@
 """Rules of algebra and calculus: simplification, special values, equations, derivatives, integrals, substitution."""
 
-from dagnn.curriculum.rules.numbers import MINUS_ONE, ONE, TWO, ZERO, constructor, integer, is_negative, is_number, rule
+from dagnn.curriculum.rules.numbers import (
+    MINUS_ONE,
+    ONE,
+    TWO,
+    ZERO,
+    constructor,
+    has_number,
+    integer,
+    is_negative,
+    is_number,
+    rule,
+)
 from dagnn.curriculum.rules.rationals import arithmetic
 from dagnn.rewriting.system import Neighbourhood, Replacement
 
@@ -10,7 +21,7 @@ COMMUTATIVE = ("+", "*")
 constructor("e", "pi", *"abcdfghijklmnopqrstuvwxyz")
 
 
-@rule("+", depth=2)
+@rule("+", depth=1)
 def plus(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b):
         return arithmetic("+", a, b)
@@ -20,14 +31,14 @@ def plus(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
         return a
     if is_number(a):
         return ("+", b, a)
-    if is_number(b) and a.kind == "+" and is_number(a[1]):
+    if is_number(b) and has_number(a, "+"):
         return ("+", a[0], ("+", a[1], b))
     if a is b:
         return ("*", integer(2), a)
     return None
 
 
-@rule("-", depth=2)
+@rule("-", depth=1)
 def minus(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b):
         return arithmetic("-", a, b)
@@ -42,7 +53,7 @@ def minus(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     return None
 
 
-@rule("*", depth=2)
+@rule("*", depth=1)
 def times(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b):
         return arithmetic("*", a, b)
@@ -54,16 +65,16 @@ def times(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
         return a
     if is_number(b):
         return ("*", b, a)
-    if b.kind == "*" and is_number(b[0]):
+    if has_number(b, "*"):
         return ("*", ("*", a, b[0]), b[1]) if is_number(a) else ("*", b[0], ("*", a, b[1]))
-    if a.kind == "*" and is_number(a[0]):
+    if has_number(a, "*"):
         return ("*", a[0], ("*", a[1], b))
     if a is b:
         return ("^", a, integer(2))
     return None
 
 
-@rule("/", depth=2)
+@rule("/", depth=1)
 def over(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b):
         return arithmetic("/", a, b)
@@ -75,16 +86,16 @@ def over(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
         return ("*", ("/", integer(1), b), a)
     if a is b:
         return integer(1)
-    if a.kind == "*" and is_number(a[0]):
+    if has_number(a, "*"):
         return ("*", a[0], ("/", a[1], b))
-    if b.kind == "*" and is_number(b[0]):
+    if has_number(b, "*"):
         return ("*", ("/", integer(1), b[0]), ("/", a, b[1]))
     if is_number(a) and a.label != ONE:
         return ("*", a, ("/", integer(1), b))
     return None
 
 
-@rule("^", depth=2)
+@rule("^", depth=1)
 def power(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
     if is_number(a) and is_number(b) and b.kind != "fraction":
         return arithmetic("^", a, b)
@@ -94,7 +105,7 @@ def power(a: Neighbourhood, b: Neighbourhood) -> Replacement | None:
         return a
     if a.label == ZERO and is_number(b) and not is_negative(b):
         return integer(0)
-    if b.kind in ("positive", "negative") and a.kind == "^" and is_number(a[1]):
+    if b.kind in ("positive", "negative") and has_number(a, "^"):
         # Only for a whole b: (x^2)^(1/2) is not x where x is negative.
         return ("^", a[0], ("*", a[1], b))
     return None

@@ -53,15 +53,25 @@ ZERO, ONE, TWO = "positive:0", "positive:1", "positive:2"
 MINUS_ONE = "negative:-1"
 NEGATIVE_FRACTION = "fraction:<0"
 
+# Every number has a tag, and nothing else that may stand beside one in a sum.
 TAGS: dict[tuple[str, str], str] = {
     ("end", ""): "0",
     ("positive", "0"): "0",
+    ("positive", "*"): ">3",
     ("negative", "*"): "<-3",
+    ("fraction", "*"): ">0",
     ("fraction", "<-3"): "<0",
 }
 for _i in (1, 2, 3):
     TAGS |= {(f"d{_i}", "0"): f"{_i}", ("positive", f"{_i}"): f"{_i}", ("negative", f"{_i}"): f"-{_i}"}
     TAGS[("fraction", f"-{_i}")] = "<0"
+
+# A sum or a power whose second operand is a number, and a product whose first one is, show it. So the rules need not
+# look below the operands, and what they see is a finite set however deep an expression is.
+TAG_CHILD = {"+": 1, "*": 0, "^": 1}
+NUMBER = "number"
+_NUMBER_TAGS = sorted({tag for (label, _), tag in TAGS.items() if label in NUMBERS})
+TAGS |= {(operator, tag): NUMBER for operator in TAG_CHILD for tag in _NUMBER_TAGS}
 
 constructor("end")
 constructor(*(str(digit) for digit in range(10)))  # digits that count or multiply, outside a chain
@@ -82,6 +92,11 @@ def integer(value: int) -> Replacement:
 
 def is_number(node: Neighbourhood) -> bool:
     return node.kind in NUMBERS
+
+
+def has_number(node: Neighbourhood, operator: str) -> bool:
+    """Whether the node is this operator, of `TAG_CHILD`, with a number in the place named there."""
+    return node.kind == operator and node.tag == NUMBER
 
 
 def is_negative(node: Neighbourhood) -> bool:
