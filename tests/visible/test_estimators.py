@@ -157,6 +157,37 @@ def test_survival_orders_samples_by_risk():
     np.testing.assert_array_equal(DagSurvival(DAG, random_state=0).fit(X, as_frame).predict(X), model.predict(X))
 
 
+def test_survival_curves_are_those_of_breslow():
+    model = DagSurvival(DAG, random_state=0).fit(X, TIMES)
+
+    times = model.event_times_
+    curves = model.predict_survival_function(X)
+    assert times.tolist() == np.unique(TIMES["time"][TIMES["event"]]).tolist() and curves.shape == (120, len(times))
+    assert (np.diff(curves, axis=1) <= 0).all() and (curves > 0).all() and (curves <= 1).all()
+    # By the definition, in plain loops, for one sample and one time.
+    risk, at = model.predict(X).astype(float), times[7]
+    events = [t for event, t in TIMES.tolist() if event and t <= at]
+    hazard = sum(1 / np.exp(risk[TIMES["time"] >= t]).sum() for t in events)
+    assert curves[3, 7] == pytest.approx(np.exp(-hazard * np.exp(risk[3])), rel=1e-9)
+    # A step function: 1 before the first event, right-continuous, constant after the last.
+    few = model.predict_survival_function(X[:2], times=[0.0, times[0], times[-1], 1e9])
+    assert few[:, 0].tolist() == [1, 1] and (few[:, 1:] == curves[:2][:, [0, -1, -1]]).all()
+    # The highest risk has the lowest curve.
+    assert curves[risk.argmax()].tolist() == curves.min(0).tolist()
+    with pytest.raises(ConfigError, match="times must be a list of numbers of at least 0, got -1"):
+        model.predict_survival_function(X, times=-1)
+
+
+def test_survival_curves_equal_those_of_scikit_survival():
+    linear_model = pytest.importorskip("sksurv.linear_model.coxph", reason="needs scikit-survival")
+    model = DagSurvival(DAG, random_state=0).fit(X, TIMES)
+    theirs = linear_model.BreslowEstimator().fit(model.predict(X).astype(float), TIMES["event"], TIMES["time"])
+
+    curves = theirs.get_survival_function(model.predict(X).astype(float))
+
+    assert np.allclose([curve(model.event_times_) for curve in curves], model.predict_survival_function(X), atol=1e-12)
+
+
 def test_columns_of_a_frame_are_inputs_by_name():
     table = frame(X, ["a", "b", "c", "d"])
     model = DagClassifier(DAG, max_epochs=3, random_state=0).fit(table, Y)
@@ -184,6 +215,8 @@ def test_columns_of_a_frame_are_inputs_by_name():
 
 
 def test_what_cannot_be_fitted_is_refused():
+    with pytest.raises(GraphError, match=r"the Dag has no outputs for the heads to read: say which nodes are"):
+        DagClassifier(DAG.remove(nodes=[DAG.name_of(node) for node in DAG.outputs.tolist()])).fit(X, Y)
     with pytest.raises(ValueError, match="y holds one class only, 1: a classifier needs at least two"):
         DagClassifier(DAG).fit(X, np.ones(120, int))
     with pytest.raises(ValueError, match="y holds one class only, 0"):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dagnn.errors import ConfigError, DtypeError
 from dagnn.visible import concordance_index, cox_loss
+from dagnn.visible.survival import cumulative_hazard
 
 SAMPLES = st.lists(
     st.tuples(st.floats(-3, 3), st.booleans(), st.integers(0, 4), st.sampled_from([0.5, 1.0, 2.0])),
@@ -123,3 +124,18 @@ def test_the_optimum_and_the_score_are_those_of_scikit_survival(ties):
     assert weights.grad.abs().max() < 1e-6
     expected = concordance_index_censored(event, time, risk.detach().numpy())[0]
     assert concordance_index(risk.detach().numpy(), event, time) == pytest.approx(expected)
+
+
+@given(SAMPLES)
+def test_the_cumulative_hazard_is_that_of_its_definition(samples):
+    risk, event, time, weight = (np.array(column) for column in zip(*samples, strict=True))
+
+    times, found = cumulative_hazard(risk, event, time.astype(float), weight)
+
+    assert times.tolist() == sorted({t for _, event, t, _ in samples if event})
+    for at, value in zip(times, found, strict=True):
+        expected = 0.0
+        for moment in [t for t in times if t <= at]:
+            events = sum(w for _, event, t, w in samples if event and t == moment)
+            expected += events / sum(w * math.exp(r) for r, _, t, w in samples if t >= moment)
+        assert value == pytest.approx(expected, rel=1e-12)

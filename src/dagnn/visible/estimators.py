@@ -13,9 +13,10 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 from torch import Tensor
 from torch.nn import functional
 
+from dagnn.errors import ConfigError
 from dagnn.visible.fitting import GraphEstimator, moments
 from dagnn.visible.reading import checked_choice
-from dagnn.visible.survival import TIES, concordance_index, cox_loss, read_survival
+from dagnn.visible.survival import TIES, concordance_index, cox_loss, cumulative_hazard, read_survival
 
 
 @final
@@ -183,13 +184,19 @@ class DagSurvival(GraphEstimator):
     Args:
         ties: how events at one time count, ``"efron"`` or ``"breslow"``: see `cox_loss`.
 
+    Attributes:
+        event_times_: the distinct times of events in the training data, ascending; otherwise as of `DagRegressor`.
+
     Raises:
         ValueError: y without an event and a time, all samples censored; otherwise as of `DagRegressor`.
 
     >>> X = np.random.default_rng(0).normal(size=(60, 3))
     >>> y = np.array([(True, time) for time in np.exp(-X[:, 0])], dtype=[("event", bool), ("time", float)])
-    >>> DagSurvival(random_state=0).fit(X, y).score(X, y) > 0.9
+    >>> model = DagSurvival(random_state=0).fit(X, y)
+    >>> model.score(X, y) > 0.9
     True
+    >>> model.predict_survival_function(X, times=[0.5, 1.0, 2.0]).shape
+    (60, 3)
     """
 
     ties: str = "efron"
@@ -198,11 +205,46 @@ class DagSurvival(GraphEstimator):
         """Train on ``X [n, features]`` and y: a structured array or data frame with an event (bool) and a time."""
         checked_choice("ties", self.ties, TIES)
         self._fit(X, y, sample_weight)
+        event, time = read_survival(y)
+        risk = self.predict(X).astype(np.float64)
+        weight = np.ones(len(time)) if sample_weight is None else np.broadcast_to(sample_weight, len(time))
+        self._highest = float(risk.max())
+        found = cumulative_hazard(risk - self._highest, event, time, np.asarray(weight, np.float64))
+        self.event_times_, self._hazard = found
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The log hazard ratio ``[n]``: the higher, the earlier the event."""
         return self._output(X)[:, 0]
+
+    def predict_cumulative_hazard_function(self, X: Any, times: Any = None) -> NDArray[np.float64]:
+        """The cumulative hazard of each sample at each time, ``[n, times]``, by Breslow's estimate.
+
+        It steps at the times of events in the training data: 0 before the first, constant after the last.
+
+        Args:
+            X: ``[n, features]``.
+            times: ``[times]``, numbers of at least 0; ``event_times_`` when not given.
+
+        Raises:
+            ConfigError: times that are no list of such numbers.
+        """
+        risk = self.predict(X).astype(np.float64)
+        at = self.event_times_ if times is None else np.asarray(times, np.float64)
+        if at.ndim != 1 or not (at >= 0).all():
+            raise ConfigError(f"times must be a list of numbers of at least 0, got {times!r}.")
+        steps = np.concatenate([[0.0], self._hazard])[np.searchsorted(self.event_times_, at, side="right")]
+        hazard: NDArray[np.float64] = np.exp(risk - self._highest)[:, None] * steps
+        return hazard
+
+    def predict_survival_function(self, X: Any, times: Any = None) -> NDArray[np.float64]:
+        """The probability that the event of each sample comes after each time, ``[n, times]``.
+
+        ``exp(-cumulative hazard)``; arguments and errors as of `predict_cumulative_hazard_function`. What
+        scikit-survival returns with ``return_array=True``, so its ``integrated_brier_score`` takes it.
+        """
+        survival: NDArray[np.float64] = np.exp(-self.predict_cumulative_hazard_function(X, times))
+        return survival
 
     def score(self, X: Any, y: Any) -> float:
         """The concordance index of `predict`."""

@@ -283,6 +283,8 @@ def _with_heads(dag: Dag, heads: list[Hashable]) -> Dag:
     """The Dag with a linear node for each head, which every output feeds; these are its outputs."""
     if dag.names is not None and not {*dag.names}.isdisjoint(heads):
         raise GraphError(f"the Dag has a node {heads[0]!r}, which the estimator adds: rename it.")
+    if not len(dag.outputs):
+        raise GraphError("the Dag has no outputs for the heads to read: say which nodes are, in Dag(outputs=...).")
     outputs, new = dag.outputs.numpy(), dag.num_nodes + np.arange(len(heads))
     more = np.stack([np.tile(outputs, len(heads)), new.repeat(len(outputs))], axis=1)
     return Dag(

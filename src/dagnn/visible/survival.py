@@ -117,6 +117,35 @@ def concordance_index(risk: ArrayLike, event: ArrayLike, time: ArrayLike) -> flo
     return float(agreed / comparable)
 
 
+def cumulative_hazard(
+    risk: NDArray[np.float64], event: NDArray[np.bool_], time: NDArray[np.float64], weight: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Breslow's estimate for a sample of log hazard ratio 0; not public.
+
+    At every time of an event it grows by the weight of those events over the sum of ``weight * exp(risk)`` of all that
+    are still at risk. Samples of weight 0 do not count.
+
+    Args:
+        risk, event, time, weight: ``[n]``, with an event that has a weight. The sum is of ``exp(risk)`` as it is: give
+            risks less their maximum.
+
+    Returns:
+        The distinct times of events, and the cumulative hazard from each on, ``[times]``.
+
+    Source: Breslow, discussion of Cox, "Regression models and life-tables", JRSS B 34, 1972.
+
+    >>> ones = np.ones(3)
+    >>> cumulative_hazard(0 * ones, np.array([True, False, True]), np.array([1.0, 2.0, 3.0]), ones)
+    (array([1., 3.]), array([0.33333333, 1.33333333]))
+    """
+    counts = event & (weight > 0)
+    times, place = np.unique(time[counts], return_inverse=True)
+    events = np.bincount(place, weight[counts])
+    order = np.argsort(time, kind="stable")
+    at_risk = np.cumsum((weight * np.exp(risk))[order][::-1])[::-1]
+    return times, np.cumsum(events / at_risk[np.searchsorted(time[order], times)])
+
+
 def read_survival(y: Any) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """(event, time) from a structured array or a data frame with a bool and a number in each row; not public.
 

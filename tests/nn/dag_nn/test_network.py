@@ -14,7 +14,7 @@ from strategies import dags
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from dagnn.errors import CycleError, DtypeError, GraphError
+from dagnn.errors import ConfigError, CycleError, DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 
@@ -351,3 +351,9 @@ def test_an_edge_that_is_not_there():
         net.grad_of("a", "b")
     with pytest.raises(GraphError, match="'nobody'"):
         net.get_edge_grad("x", "nobody")
+
+
+def test_a_width_is_refused_with_the_class_that_has_one():
+    with pytest.raises(ConfigError, match=r"got width=6: for several take dagnn.WideDagNN\(dag, width=...\)"):
+        DagNN(Dag([("a", "b")]), width=6)
+    assert DagNN(Dag([("a", "b")]), width=1).edge_weight.shape == (1,)

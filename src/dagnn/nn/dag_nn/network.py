@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dagnn import kernels
-from dagnn.errors import DtypeError, GraphError, warn
+from dagnn.errors import ConfigError, DtypeError, GraphError, warn
 from dagnn.graph import Dag
 from dagnn.graph.cached import ordinary_tensors
 from dagnn.kernels.nodes import activation_text, check_aggregation
@@ -74,6 +74,7 @@ class DagNN(Exports, file.RecordsStructure):
         response: a finite number by which the aggregate of a node is multiplied; for all nodes, or a list, or a dict
             where nodes that it does not name have 1. It is no parameter.
         bias: give every node that is not an input a bias; or the nodes to give one, by name.
+        width: always 1: networks of several units a node are `dagnn.nn.WideDagNN`.
         dtype: ``torch.float32`` or ``torch.float64``; by default torch's default dtype.
         device: of the parameters; by default torch's default device. On "meta" the weights have no values until
             ``to_empty(device=...)`` and `reset_parameters`, or ``load_state_dict(..., assign=True)``.
@@ -89,7 +90,7 @@ class DagNN(Exports, file.RecordsStructure):
 
     Raises:
         ConfigError: an unknown activation or aggregation, a function that is no formula, a list of another length, a
-            dict of activations without a hidden node.
+            dict of activations without a hidden node; another width.
         GraphError: no outputs, an edge into an input, an edge twice, an unknown name in the dict.
         DtypeError: another dtype, or no `Dag`.
 
@@ -116,11 +117,16 @@ class DagNN(Exports, file.RecordsStructure):
         aggregation: str | Sequence[str] | Mapping[Hashable, str] = "sum",
         response: float | Sequence[float] | Mapping[Hashable, float] | Tensor = 1.0,
         bias: bool | Collection[Hashable] | Tensor = True,
+        width: int = 1,
         dtype: torch.dtype | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
         super().__init__()
         check_dag(dag)
+        if width != 1:
+            raise ConfigError(
+                f"a DagNN has one unit a node, got width={width!r}: for several take dagnn.WideDagNN(dag, width=...)."
+            )
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in (torch.float32, torch.float64):
             raise DtypeError(
