@@ -125,6 +125,10 @@ def markdown(verdicts: list[Any]) -> str:
         f"{causes.pop('none', 0)} the stock gradient is that of the full batch; the causes of the others: "
         f"{', '.join(f'{cause} {count}' for cause, count in causes.most_common())}.",
         "",
+        "What lies behind a factor of 0.86: the loss leaves out the first label of each sequence, and the Trainer",
+        "counts it. Whether a loss shifts its labels, the Trainer tells by the loss's name, which follows from the",
+        "class's. `GPT2LMHeadModel` has no `ForCausalLM` in its name: its loss shifts, and the count does not.",
+        "",
         "| class | factor | error | exact | cause |",
         "|---|---|---|---|---|",
     ]
