@@ -222,3 +222,43 @@ def test_every_processor_of_the_family_gives_the_same_numbers(name, many, monkey
     expected = values(sweep_of(name), x, many)
     monkeypatch.setattr(passes, "host_target", lambda: native.PLAIN)
     torch.testing.assert_close(values(sweep_of(name), x, many), expected, rtol=1e-9, atol=1e-10)
+
+
+CELLS_OF_64 = {
+    "tree_lstm": lambda: TreeLSTMCell(64, 64, max_children=4),
+    "child_sum": lambda: ChildSumTreeLSTMCell(64, 64),
+    "gru over a sum": lambda: GRUCell(64, 64),
+    "gru over a mean": lambda: GRUCell(64, 64, "mean"),
+    "gru over a maximum": lambda: GRUCell(64, 64, "max"),
+    "attention": lambda: AttentionCell(64, 64),
+}
+
+
+@pytest.mark.parametrize("name", CELLS_OF_64)
+def test_gradients_in_float32_are_as_near_as_pytorchs(monkeypatch, name):
+    """Root mean squares over thousands of numbers, so that no one rounding decides; sums over many nodes and chains."""
+    generator, parts = torch.Generator().manual_seed(0), []
+    for _ in range(64):
+        pairs = torch.randint(0, 20, (30, 2), generator=generator).sort(1).values
+        pairs = torch.unique(pairs[pairs[:, 0] != pairs[:, 1]].flip(1), dim=0).flip(1)  # by target
+        position = torch.arange(len(pairs)) - torch.searchsorted(pairs[:, 1].contiguous(), pairs[:, 1].contiguous())
+        few = position < 4
+        parts.append(Dag(pairs[few], 20, edge_attributes={"position": position[few]}))
+    graph = DagBatch.from_dags(parts)
+    torch.manual_seed(0)
+    sweep = DagSweep(CELLS_OF_64[name]())
+    x, grad_y = torch.randn(2, graph.num_nodes, 64).unbind(0)
+
+    def gradients(path: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        monkeypatch.setenv("DAGNN_KERNELS", path)
+        own, given = copy.deepcopy(sweep).to(dtype), x.to(dtype).clone().requires_grad_()
+        own(given, graph).backward(grad_y.to(dtype))
+        return {"x": given.grad, **{key: parameter.grad for key, parameter in own.named_parameters()}}
+
+    exact, ours, theirs = (
+        gradients(path, dtype)
+        for path, dtype in (("reference", torch.float64), ("compiled", torch.float32), ("reference", torch.float32))
+    )
+    for key, value in exact.items():
+        error, of_pytorch = ((each[key].double() - value).square().mean().sqrt() for each in (ours, theirs))
+        assert error <= 2 * of_pytorch, (key, error / of_pytorch)

@@ -57,6 +57,8 @@ ERFC = {
         -1.0590468236053294e-09, 1.2051783485649147e-09,
     ),
 }  # fmt: skip
+# 2 / ln 2 as a number of float32 and what is missing to it.
+_TWO_BY_LN2 = (2.885390043258667, 3.8519277e-08)
 # (2^f - 1) / f on |f| <= 1 / 2, off by 7.8e-9: interpolated at Chebyshev nodes with 30 digits.
 _EXP2M1 = (
     0.693147188026228781, 0.240226507605681269, 0.0555035711421907782, 0.00961808255727785149,
@@ -199,12 +201,14 @@ def tanh(code: CodeWriter, x: Value) -> Value:
     if double:
         em1 = _expm1(code, build.fadd(size, size))
     else:
-        # 2^u - 1 with u = n + f, |f| <= 1 / 2, so 2^n (2^f - 1) + 2^n - 1. What rounding u costs e^(2 |x|) where it is
-        # large, tanh does not show.
-        u = build.fmul(size, code.constant(2 / math.log(2)))
+        # 2^u - 1 with u = n + f, |f| <= 1 / 2, so 2^n (2^f - 1) + 2^n - 1. u is never rounded, and its factor is two
+        # numbers: one alone made every tanh too small by a tenth of its last digit, and so every slope too large,
+        # which sums over thousands of nodes showed.
+        high, low = (code.constant(part) for part in _TWO_BY_LN2)
         magic = code.constant(_ROUNDING[double] + _EXPONENT_BIAS[double])
-        shifted = build.fadd(u, magic)
-        f = build.fsub(u, build.fsub(shifted, magic))
+        shifted = code.multiply_add(size, high, magic)
+        n = build.fsub(shifted, magic)
+        f = code.multiply_add(size, low, code.multiply_add(size, high, build.fneg(n)))
         integer = ir.VectorType(I32, code.lanes)
         places = ir.Constant(integer, [23] * code.lanes)
         scale = build.bitcast(build.shl(build.bitcast(shifted, integer), places), code.vector)
