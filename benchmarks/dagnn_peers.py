@@ -209,6 +209,45 @@ def pyg(net: DagNN) -> Network:
     return run
 
 
+def sparseprop(net: DagNN) -> Network:
+    """The vectorised sparse products of SparseProp (ICML 2023), once per level, without the copies of its modules."""
+    from sparseprop import backend
+
+    levels = Levels(net)
+    runs, inputs = levels.runs(), len(levels.inputs)
+    indices = [
+        (torch.searchsorted(target, torch.arange(high - low + 1)).int(), source.int())
+        for _, _, low, high, source, target in runs
+    ]
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            values = x.new_zeros(levels.num_nodes, len(x))
+            values[:inputs] = x.t()
+            for (rows, columns), (a, b, low, high, _, _) in zip(indices, runs, strict=True):
+                z = values[low:high]
+                backend.sparse_linear_vectorized_forward(values[:low], rows, columns, weight[a:b], z)
+                z.add_(bias[low - inputs : high - inputs].unsqueeze(1)).tanh_()
+            ctx.save_for_backward(values, weight)
+            return values.index_select(0, levels.outputs).t()
+
+        @staticmethod
+        def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, ...]:
+            values, weight = ctx.saved_tensors
+            grad = torch.zeros_like(values)
+            grad[levels.outputs] = grad_y.t()
+            grad_weight = torch.zeros_like(weight)
+            for (rows, columns), (a, b, low, high, _, _) in reversed(list(zip(indices, runs, strict=True))):
+                delta = grad[low:high].mul_(1 - values[low:high].square())
+                backend.sparse_linear_vectorized_backward(
+                    values[:low], rows, columns, weight[a:b], delta, grad[:low], grad_weight[a:b]
+                )
+            return grad[:inputs].t(), grad_weight, grad[inputs:].sum(1)
+
+    return Function.apply
+
+
 def masked_dense(net: DagNN) -> tuple[Network, list[Tensor]]:
     """A masked linear layer per level over all earlier nodes; its weights are matrices, returned beside it."""
     levels = Levels(net)
@@ -253,4 +292,5 @@ PEERS: Mapping[str, Callable[[DagNN], Network]] = {
     "torch.sparse per level": sparse_autograd,
     "torch.sparse Function": sparse_function,
     "PyG per level": pyg,
+    "SparseProp per level": sparseprop,
 }
