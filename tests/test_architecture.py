@@ -38,6 +38,7 @@ ARROWS = {
     "curriculum": {"rewriting", "training", "data", "ged", "accumulation", "nn", "kernels", "graph"},
     "visible": {"training", "data", "accumulation", "nn", "kernels", "graph", "drawing"},
     "commands": {
+        "answers",
         "visible",
         "drawing",
         "integrations",
@@ -54,6 +55,7 @@ ARROWS = {
     },
     "__main__": {"cli"},
     "cli": {
+        "answers",
         "commands",
         "lint",
         "curriculum",

@@ -63,12 +63,6 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return stop.code if isinstance(stop.code, int) else 0
 
 
-def _train(arguments: Sequence[str]) -> int:
-    from dagnn.commands.train import run
-
-    return run(arguments)
-
-
 @dataclass(frozen=True)
 class Evaluate:
     """Tests the network of a run on fresh expressions of every level; the exact engine judges the answers."""
@@ -394,22 +388,20 @@ def _lint(arguments: Sequence[str]) -> int:
     return run_lint(given.paths, select=given.select, ignore=given.ignore, form=form)
 
 
-def _about_a_run(function: str) -> Callable[[Sequence[str]], int]:
-    """A command of `dagnn.commands.run`, which is imported when it runs."""
-    return lambda arguments: int(getattr(import_module("dagnn.commands.run"), function)(arguments))
+def _group(module: str, name: str) -> Callable[[Sequence[str]], int]:
+    """A function of `dagnn.commands`, whose module is loaded when it runs."""
 
+    def run(arguments: Sequence[str]) -> int:
+        return int(getattr(import_module(f"dagnn.commands.{module}"), name)(arguments))
 
-def _visible(arguments: Sequence[str]) -> int:
-    from dagnn.commands.visible import run_visible
-
-    return run_visible(arguments)
+    return run
 
 
 COMMANDS = {
-    "train": Command("train the curriculum, or go on with a run", _train),
+    "train": Command("train the curriculum, or go on with a run", _group("train", "run")),
     "evaluate": Command("accuracy of a run on fresh expressions, judged by the exact engine", _evaluate),
     "certify": Command(
-        "is the network right for every input of a level, or what shows that it is not", _about_a_run("run_certify")
+        "is the network right for every input of a level, or what shows that it is not", _group("run", "run_certify")
     ),
     "solve": Command("one answer of the network, with the engine's verdict", _solve),
     "generate": Command("verified samples of a level as JSON lines", _generate),
@@ -417,11 +409,15 @@ COMMANDS = {
     "check": Command("is an accumulation loop equal to the full batch, and if not, why", _check),
     "lint": Command("read training loops, and report what is wrong with their gradients", _lint),
     "info": Command("step, level and parameters of a run or checkpoint", _info),
-    "metrics": Command("what happened in a run as CSV, or for TensorBoard", _about_a_run("run_metrics")),
-    "checkpoint": Command("verify, list, export and import checkpoints", _about_a_run("run_checkpoint")),
+    "metrics": Command("what happened in a run as CSV, or for TensorBoard", _group("run", "run_metrics")),
+    "checkpoint": Command("verify, list, export and import checkpoints", _group("run", "run_checkpoint")),
     "export": Command("a DagNN as C, ONNX or a program of torch.export", _export),
     "ged": Command("edit distance of two graphs, in words and as a picture; ged search: the nearest of many", _ged),
-    "visible": Command("fit, explain and draw a network of the shape of a graph", _visible),
+    "answers": Command(
+        "learn an operation from questions and answers, certified for every length; ask it",
+        _group("answers", "run_answers"),
+    ),
+    "visible": Command("fit, explain and draw a network of the shape of a graph", _group("visible", "run_visible")),
 }
 
 

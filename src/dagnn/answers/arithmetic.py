@@ -22,11 +22,13 @@ class Arithmetic:
     Attributes:
         operation: data flow and cells.
         exact: the answer text to two numbers of some lengths, as the flow should give it, with padding.
+        given: operations whose cells it begins with.
         factors: random questions have common factors; of independent numbers 61 % have none.
     """
 
     operation: Operation
     exact: Callable[[str, str], str]
+    given: tuple[str, ...] = ()
     factors: bool = False
 
     def question(self, rng: random.Random, digits: tuple[int, int]) -> tuple[str, str]:
@@ -180,6 +182,7 @@ ARITHMETIC = {
             "0",
         ),
         lambda a, b: _decimal(math.gcd(int(a), int(b)), max(len(a), len(b))),
+        given=("/", "*"),
         factors=True,
     ),
 }

@@ -1,12 +1,16 @@
 """A learned operation: networks for its cells, the facts they were trained on, and the certificate."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf
+from pathlib import Path
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,10 +18,11 @@ from torch.nn import functional
 from dagnn.answers.facts import Facts, Pair, find_facts
 from dagnn.answers.operation import Operation, lengths_of
 from dagnn.answers.run import Run, Symbols
-from dagnn.errors import ConfigError
+from dagnn.errors import ConfigError, DataError
+from dagnn.files import replace_file
 
 CONTRADICTED = 0.1  # part of the answers above which there is no claim
-BATCH = 1024  # questions that run together
+BATCH = 512  # questions that run together
 LEAD = 4.0  # logits by which every fact must win before the training of a cell ends
 
 
@@ -210,6 +215,74 @@ class Learned:
             given=len(reached & self._given),
         )
 
+    def save(self, path: str | Path) -> None:
+        """Writes networks and facts, not the data flow, as a safetensors file.
+
+        Raises:
+            OSError: the disk is full, there is no such folder, ...
+        """
+        facts = self.facts
+        tensors = {f"networks.{name}": value.contiguous() for name, value in self.networks.state_dict().items()}
+        tensors["facts.table"] = torch.from_numpy(facts.table)
+        tensors["facts.support"] = torch.tensor(sorted(facts.support.items())).reshape(-1, 2)
+        tensors["facts.given"] = torch.tensor(sorted(self._given), dtype=torch.int64)
+        text = {
+            "operation": _description(self.operation),
+            **{name: getattr(facts, name) for name in ("answers", "explained", "contradicted", "examples", "disputed")},
+        }
+        replace_file(Path(path), safetensors.torch.save(tensors, {"dagnn.answers": json.dumps(text)}))
+
+    @classmethod
+    def load(cls, path: str | Path, operation: Operation) -> "Learned":
+        """What `save` wrote. The data flow is not in the file: it comes with the operation, and the certificate is
+        about that one.
+
+        Raises:
+            DataError: no such file, or one of another operation: other alphabets, cells, inputs or outputs.
+        """
+        try:
+            with safetensors.safe_open(str(path), "pt") as file:
+                text = json.loads((file.metadata() or {})["dagnn.answers"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts = Facts(operation, tensors["facts.table"].numpy(), dict(tensors["facts.support"].tolist()))
+            for name in ("answers", "explained", "contradicted", "disputed"):
+                setattr(facts, name, text[name])
+            facts.examples = [(tuple(question), answer, own) for question, answer, own in text["examples"]]
+            saved = text["operation"]
+        except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
+            raise DataError(f"{path} is no learned operation that Learned.save wrote: {error}.") from None
+        if saved != json.loads(json.dumps(_description(operation))):
+            raise DataError(
+                f"{path} holds {saved.get('name')!r} with cells {saved.get('cells')}, not the operation "
+                f"{operation.name!r} with {_description(operation)['cells']}: load it with its own."
+            )
+        networks = _networks(operation)
+        networks.load_state_dict({name[9:]: value for name, value in tensors.items() if name.startswith("networks.")})
+        return cls(operation, facts, networks, frozenset(tensors["facts.given"].tolist()))
+
+
+def _description(operation: Operation) -> dict[str, object]:
+    """All that is declared of an operation but its flow, for JSON."""
+    return {
+        "name": operation.name,
+        "alphabets": dict(operation.alphabets),
+        "cells": {name: [list(cell.inputs), list(cell.outputs)] for name, cell in operation.cells.items()},
+        "inputs": list(operation.inputs),
+        "output": operation.output,
+        "padding": operation.padding,
+        "separator": operation.separator,
+    }
+
+
+def _networks(operation: Operation) -> nn.ModuleDict:
+    sizes = {name: len(symbols) for name, symbols in operation.alphabets.items()}
+    return nn.ModuleDict(
+        {
+            name: CellNetwork([sizes[a] for a in cell.inputs], [sizes[a] for a in cell.outputs])
+            for name, cell in operation.cells.items()
+        }
+    )
+
 
 def learn(
     operation: Operation,
@@ -248,17 +321,15 @@ def learn(
         raise ConfigError(f"steps must be at least 1, got {steps}.")
     start = _given_facts(operation, given)
     facts = find_facts(operation, pairs, start, seed)
-    networks = nn.ModuleDict()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for name, cell in operation.cells.items():
-            sizes = [[len(operation.alphabets[a]) for a in side] for side in (cell.inputs, cell.outputs)]
-            networks[name] = CellNetwork(sizes[0], sizes[1])
-            rows = [row for row in facts.support if operation.layout.cell_of[row] == name]
-            if rows:
-                inputs = torch.tensor([operation.layout.inputs(row) for row in rows])
-                targets = torch.from_numpy(facts.table[rows, : len(cell.outputs)]).long()
-                _train(networks[name], inputs, targets, steps)
+        networks = _networks(operation)
+    for name, cell in operation.cells.items():
+        rows = [row for row in facts.support if operation.layout.cell_of[row] == name]
+        if rows:
+            inputs = torch.tensor([operation.layout.inputs(row) for row in rows])
+            targets = torch.from_numpy(facts.table[rows, : len(cell.outputs)]).long()
+            _train(networks[name], inputs, targets, steps)
     return Learned(operation, facts, networks, frozenset(start))
 
 

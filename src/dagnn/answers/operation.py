@@ -181,3 +181,7 @@ class Operation:
         if self.padding is not None:
             parts = [part[:-1].lstrip(self.padding) + part[-1:] for part in parts]
         return (self.separator or "").join(parts)
+
+    def canonical(self, answer: str) -> str:
+        """An answer as `Learned.answers` writes it, without padding."""
+        return self.text(answer.split(self.separator) if self.separator is not None else [answer])
