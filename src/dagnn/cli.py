@@ -199,12 +199,14 @@ def _generate(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Report:
-    """Shows a run: accuracy by level, examples, errors by operator, and the curves as a PNG."""
+    """Shows a run: accuracy by level, examples, errors by operator; the curves as a PNG, and all of it as a page."""
 
     run: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
     """run directory"""
     picture: str | None = None
     """file of the PNG; report.png in the run directory when not given"""
+    html: str | None = None
+    """file of the page, one HTML file; report.html in the run directory when not given"""
     json: bool = False
     """print JSON"""
 
@@ -213,10 +215,10 @@ def _report(arguments: Sequence[str]) -> int:
     given = parsed(Report, "report", arguments)
     from dagnn.curriculum.report import report
 
-    found = report(given.run, picture=given.picture)
+    found = report(given.run, picture=given.picture, html=given.html)
     print(json.dumps(found.evaluation.summary()) if given.json else found.text)
     if given.json and found.problem:
-        complain(f"no picture: {found.problem}")
+        complain(f"no {'page' if found.picture else 'picture'}: {found.problem}")
     return 0
 
 

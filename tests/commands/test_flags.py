@@ -1,8 +1,14 @@
 """Flags for tyro: only what was typed comes back, whatever the order."""
 
+import contextlib
+import os
+import subprocess
+import sys
+
 import pytest
 import tyro
 
+from dagnn.cli import main
 from dagnn.commands.train import given_flags, training_flags
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.training.settings import settings_of
@@ -38,3 +44,33 @@ def test_help_tells_meaning_range_and_default(capsys):
     for setting in settings_of(CurriculumConfig).values():
         assert setting.help in told
     assert "base learning rate, before the schedule (a number above 0.0; default 0.001)" in told
+
+
+@pytest.mark.fault("docs_and_packaging", 18)
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("setting", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_help_on_a_terminal_has_colours_unless_somebody_minds(setting):
+    import pty
+
+    outer, inner = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment |= {"TERM": "xterm", "COLUMNS": "80", **setting}
+    command = [sys.executable, "-m", "dagnn", "report", "--help"]
+    with subprocess.Popen(command, stdout=inner, stderr=inner, env=environment, close_fds=True) as process:
+        os.close(inner)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a pseudo-terminal
+            while part := os.read(outer, 65536):
+                shown += part
+    os.close(outer)
+    assert process.returncode == 0 and b"--picture" in shown
+    assert (b"\x1b[" in shown) == (not setting)
+
+
+@pytest.mark.fault("docs_and_packaging", 18)
+@pytest.mark.parametrize("command", ["train", "report", "evaluate", "ged", "solve"])
+def test_help_has_no_raw_words_of_types(command, capsys):
+    with contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert "usage: dagnn" in shown and "{None}" not in shown and "default )" not in shown and "default: None" not in " ".join(shown.split())

@@ -65,6 +65,7 @@ def test_report_shows_levels_examples_and_errors(evaluated):
         "derive ^                             1",
         "",
         f"curves: {evaluated / 'report.png'}",
+        f"page:   {evaluated / 'report.html'}",
     ]
 
 
@@ -111,8 +112,9 @@ def test_picture_is_a_png_of_a_readable_size(evaluated):
 
 
 def test_picture_goes_where_the_user_says(run, tmp_path):
-    found = report(run, picture=tmp_path / "here.png")
+    found = report(run, picture=tmp_path / "here.png", html=tmp_path / "here.html")
 
+    assert found.page == tmp_path / "here.html" and found.page.read_bytes().startswith(b"<!DOCTYPE html>")
     assert found.picture == tmp_path / "here.png"
     assert found.picture.read_bytes().startswith(PNG)
     assert not (run / "report.png").exists()
@@ -156,7 +158,7 @@ def test_time_of_an_unfinished_run_is_that_of_its_clock(tmp_path):
 @pytest.mark.fault("docs_and_packaging", 1)
 def test_picture_of_a_run_that_is_not_evaluated_says_so(run, evaluated, monkeypatch):
     drawn = []
-    monkeypatch.setattr(module, "draw_curves", lambda title, steps, accuracy, errors: drawn.append(errors) or PNG)
+    monkeypatch.setattr(module, "draw_curves", lambda curves, kind: drawn.append(curves.errors) or PNG)
     report(run)
     (run / "evaluation.json").unlink()
     report(run)
@@ -194,7 +196,7 @@ def test_picture_that_cannot_be_drawn_is_told_and_is_no_error(evaluated, monkeyp
     found = report(evaluated)
 
     assert found.picture is None
-    assert found.text.splitlines()[-1] == "no picture: no fonts"
+    assert found.text.splitlines()[-2] == "no picture: no fonts"
     assert found.evaluation.levels[1].accuracy == 0.9975
 
 

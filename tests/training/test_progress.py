@@ -7,7 +7,7 @@ import pytest
 from plain_training import Cycle, config, data, linear, mse
 
 from dagnn.training import RunDirectory, Trainer
-from dagnn.training.log import Progress
+from dagnn.training.log import Progress, evaluation_lines
 
 
 class Terminal(io.StringIO):
@@ -48,6 +48,32 @@ def test_terminal_bar_starts_at_the_step_resumed_from():
     told = stream.getvalue()
     assert "40/100" in told and "a note" in told and "loss 0.5" in told
     assert " 0/100" not in told
+
+
+@pytest.mark.fault("docs_and_packaging", 18)
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_bar_leaves_room_for_itself_and_what_matters_most(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    progress = Progress(3000, stream=stream)
+    progress._started -= 0.5  # else a rate of millions
+    for step in (1, 3000):
+        progress.step(step, {"level": 7, "loss": 0.012345, "lr": 0.00123456}, items=256)
+    progress.close()
+    last = stream.getvalue().split("\r")[-1].rstrip("\n")
+    assert len(last) <= columns
+    assert len(last.split("|")[1]) >= 5
+    assert "loss 0.01235" in last and "3000/3000" in last and ("samples/s" in last) == (columns >= 80)
+    assert ("lr" in last) == (columns >= 120)
+
+
+@pytest.mark.fault("docs_and_packaging", 18)
+def test_an_evaluation_of_many_levels_is_two_lines_that_fit():
+    by_level = {f"accuracy/{level}": 0.9502 for level in range(1, 8)}
+    lines = evaluation_lines(3000, {"accuracy": 0.9751, **by_level, "note": "text"})
+    assert lines[0] == "evaluation at step 3000: accuracy 0.9751"
+    assert lines[1].startswith("  accuracy  1: 0.95  2: 0.95") and len(lines) == 2
+    assert max(map(len, lines)) <= 80
 
 
 def test_hidden_progress_writes_nothing():

@@ -36,6 +36,8 @@ Arguments = TypeVar("Arguments")
 _STREAMS = ("stdin", "stdout", "stderr")
 # What tyro prints about a value that may be left out; how it tried each type follows.
 _OPTIONAL = re.compile(r"no type matching \{None\}\|(\w+) could be instantiated from \[(.*?)\]\. Got errors: .*")
+_NONE_OR = re.compile(r"\{None\}\|(\w+)")
+_DEFAULT_NONE = re.compile(r"\(default:((?:\s|│|\x1b\[[\d;]*m)*)None\)")  # maybe over the end of a line in a frame
 _NARROWEST, _WIDEST = 60, 200  # columns
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
@@ -94,14 +96,40 @@ def parsed_with_rest(kind: type[Arguments], name: str, arguments: Sequence[str])
 @contextlib.contextmanager
 def _one_error(name: str) -> Iterator[None]:
     """Turns what tyro prints about wrong arguments into a ConfigError."""
-    printed = io.StringIO()
+    printed, helped = io.StringIO(), _Help()
     try:
-        with contextlib.redirect_stderr(printed), _fit_width():
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(helped), _fit_width():
             yield
     except SystemExit as stop:
         if not stop.code:
+            print(_readable_help(helped.getvalue()), end="")
             raise
         raise ConfigError(f"{_in_one_line(printed.getvalue())}; see dagnn {name} --help.") from None
+
+
+class _Help(io.StringIO):
+    """What `--help` prints; it has colours where stdout is a terminal and nobody has said NO_COLOR."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(sys.__stdout__, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        terminal = sys.__stdout__ is not None and not sys.__stdout__.closed and sys.__stdout__.isatty()
+        return terminal and not os.environ.get("NO_COLOR")
+
+
+def _readable_help(text: str) -> str:
+    """Help without the raw words of types, each line as long as it was.
+
+    >>> _readable_help("usage: dagnn x [--seed {None}|INT]\\n│ --seed {None}|INT  a number (default: None) │")
+    'usage: dagnn x [--seed INT]\\n│ --seed INT         a number                 │'
+    """
+    lines = []
+    for line in text.splitlines(keepends=True):
+        room = " " * len("{None}|") if line.startswith(("│", "\x1b", "|", " ")) else ""  # in a table, not in the usage
+        lines.append(_NONE_OR.sub(rf"\1{room}", line))
+    return _DEFAULT_NONE.sub(lambda m: " " * len("(default:") + m[1] + " " * len("None)"), "".join(lines))
 
 
 @contextlib.contextmanager

@@ -276,7 +276,7 @@ def _flag(setting: Setting) -> Any:
     is_list = typing.get_origin(setting.type) is tuple
     default = " ".join(map(str, setting.default)) if is_list else setting.default
     options = arg(
-        help=f"{setting.help} ({setting.allowed}; default {default})",
+        help=f"{setting.help} ({setting.allowed}; {f'default {default}' if str(default) else 'none by default'})",
         metavar="LIST" if is_list else setting.type.__name__.upper(),
         help_behavior_hint="",
     )

@@ -1,6 +1,5 @@
-"""The report of a run: a table, examples and errors for the terminal, curves as a picture."""
+"""The report of a run: a table, examples and errors for the terminal; `report_page` has its picture and its page."""
 
-import io
 import math
 import re
 from collections import Counter
@@ -11,100 +10,12 @@ from typing import Any
 
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation_file import Evaluation, LevelResult, NeighbourhoodCounts
-from dagnn.errors import check_installed
+from dagnn.curriculum.report_page import Curves, draw_curves, errors_with_steps, page
 from dagnn.files import replace_file
 from dagnn.training.log import read_metrics
 from dagnn.training.run.directory import RunDirectory
 
-_SHOWN_OPERATORS = 12
-_SMOOTHED = 50  # steps: one point of the smoothed loss is the mean of this many
-
-
-def draw_curves(
-    title: str,
-    steps: Sequence[Mapping[str, Any]],
-    accuracy_of_level: Mapping[int, Sequence[tuple[int, float]]],
-    errors: Mapping[str, Mapping[str, int]] | None,
-) -> bytes:
-    """The four plots as a PNG.
-
-    Matplotlib's objects with the Agg canvas, never pyplot: that looks for a display, and on a server finds none.
-
-    Args:
-        title: of the whole picture.
-        steps: rows of metrics.jsonl, with ``step``, ``loss`` and ``lr``.
-        accuracy_of_level: level -> (step, accuracy 0 .. 1), in the order of the steps.
-        errors: operator of the expression -> reason -> wrong answers; None before they were evaluated.
-    """
-    check_installed("a picture", "dagnn[plot]", "matplotlib")
-    # Imported here: it takes half a second, and only a report needs it.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 8), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, parse_math=False)  # a directory may be called $x
-    plots = figure.subplots(2, 2)
-    _draw_loss(plots[0, 0], steps)
-    _draw_accuracy(plots[0, 1], accuracy_of_level)
-    _draw_lr(plots[1, 0], steps)
-    _draw_errors(plots[1, 1], errors)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
-
-
-def _draw_loss(axes: Any, steps: Sequence[Mapping[str, Any]]) -> None:
-    axes.set(title="loss", xlabel="step")
-    numbers = [row["step"] for row in steps]
-    losses = [float(row["loss"]) for row in steps]
-    axes.plot(numbers, losses, color="0.75", linewidth=0.6, label="each step")
-    blocks = [range(i, min(i + _SMOOTHED, len(losses))) for i in range(0, len(losses), _SMOOTHED)]
-    means = [sum(losses[i] for i in block) / len(block) for block in blocks]
-    axes.plot(
-        [(numbers[block[0]] + numbers[block[-1]]) / 2 for block in blocks],
-        means,
-        color="C0",
-        label=f"mean of {_SMOOTHED}",
-    )
-    # A logarithm only where there is something to take it of: one positive loss.
-    if any(loss > 0 for loss in losses):
-        axes.set_yscale("log", nonpositive="mask")
-        axes.legend()
-
-
-def _draw_accuracy(axes: Any, accuracy_of_level: Mapping[int, Sequence[tuple[int, float]]]) -> None:
-    axes.set(title="accuracy, judged by the engine", xlabel="step", ylim=(-0.02, 1.02))
-    for level, points in sorted(accuracy_of_level.items()):
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=f"C{level}", label=f"level {level}")
-    if accuracy_of_level:
-        axes.legend()
-
-
-def _draw_lr(axes: Any, steps: Sequence[Mapping[str, Any]]) -> None:
-    axes.set(title="learning rate", xlabel="step")
-    axes.plot([row["step"] for row in steps], [float(row["lr"]) for row in steps], color="C0")
-
-
-def _draw_errors(axes: Any, errors: Mapping[str, Mapping[str, int]] | None) -> None:
-    axes.set(title="wrong answers by operator and reason")
-    if not errors:
-        text = "not evaluated yet" if errors is None else "none"
-        axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
-        axes.set_axis_off()
-        return
-    axes.set(xlabel="wrong answers")
-    totals = Counter({operator: sum(reasons.values()) for operator, reasons in errors.items()})
-    operators = [operator for operator, _ in totals.most_common(_SHOWN_OPERATORS)][::-1]  # the largest on top
-    left = [0] * len(operators)
-    for number, reason in enumerate(sorted({reason for reasons in errors.values() for reason in reasons})):
-        counts = [errors[operator].get(reason, 0) for operator in operators]
-        axes.barh(operators, counts, left=left, color=f"C{number}", label=reason)
-        left = [start + count for start, count in zip(left, counts, strict=True)]
-    axes.legend()
-
-
-PICTURE_NAME = "report.png"
+PICTURE_NAME, PAGE_NAME = "report.png", "report.html"
 _WIDTH = 60  # of an expression in the list of examples
 _NOT_YET = "not evaluated yet"
 _ACCURACY = re.compile(r"accuracy/(\d+)")
@@ -118,24 +29,28 @@ class Report:
         text: for a terminal, lines without control characters.
         evaluation: the results by level; its ``summary()`` is what ``--json`` prints.
         picture: the PNG with the curves; None when it could not be made.
-        problem: why there is no picture; empty otherwise.
+        page: one HTML file with all of it, and the steps of wrong answers; None when it could not be made.
+        problem: why there is no picture or no page; empty otherwise.
     """
 
     text: str
     evaluation: Evaluation
     picture: Path | None
+    page: Path | None
     problem: str
 
 
-def report(run: str | Path, *, picture: str | Path | None = None) -> Report:
+def report(run: str | Path, *, picture: str | Path | None = None, html: str | Path | None = None) -> Report:
     """The report of a run directory, from metrics.jsonl and evaluation.json; the run may still be training.
 
     Without an evaluation.json of its last step, it says "not evaluated yet" and shows the accuracies of the evaluations
-    in metrics.jsonl, made while training. A picture that cannot be made is named in the report and raises no error.
+    in metrics.jsonl, made while training. A picture or page that cannot be made is named in the report and raises no
+    error.
 
     Args:
         run: the run directory.
         picture: where the PNG goes; None is ``report.png`` in the run directory.
+        html: where the page goes; None is ``report.html`` in the run directory.
 
     Raises:
         RunError: there is no run, or its evaluation is damaged.
@@ -148,12 +63,26 @@ def report(run: str | Path, *, picture: str | Path | None = None) -> Report:
         # None yet, or one from before the run went on.
         evaluation = _from_metrics(rows, directory.config(CurriculumConfig).eval_samples)
     target = directory.path / PICTURE_NAME if picture is None else Path(picture)
-    problem = _draw(target, directory.path.name, rows, evaluation)
+    page_target = directory.path / PAGE_NAME if html is None else Path(html)
+    curves = _curves(directory.path.name, rows, evaluation)
     errors = errors_table(evaluation)
-    lines = [*results_table(evaluation), "", *_examples(evaluation), *([*errors, ""] if errors else [])]
-    lines.append(f"no picture: {problem}" if problem else f"curves: {target}")
-    text = "\n".join(_printable(line) for line in lines)
-    return Report(text, evaluation, None if problem else target, problem)
+    results = results_table(evaluation)
+
+    def whole_page() -> bytes:
+        steps = errors_with_steps(run, evaluation)
+        return page(
+            curves, _printable_lines(results), _printable_lines(errors), evaluation, steps, _settings(directory)
+        )
+
+    no_picture = _written(target, lambda: draw_curves(curves, "png"))
+    no_page = _written(page_target, whole_page)
+    lines = [*results, "", *_examples(evaluation), *([*errors, ""] if errors else [])]
+    lines.append(f"no picture: {no_picture}" if no_picture else f"curves: {target}")
+    lines.append(f"no page: {no_page}" if no_page else f"page:   {page_target}")
+    text = "\n".join(_printable_lines(lines))
+    return Report(
+        text, evaluation, None if no_picture else target, None if no_page else page_target, no_picture or no_page
+    )
 
 
 def report_after_training(run: str | Path, note: Callable[[str], object]) -> Report | None:
@@ -266,24 +195,33 @@ def _from_metrics(rows: Sequence[Mapping[str, Any]], expressions: int) -> Evalua
     return Evaluation(levels, None, seconds, None, step, evaluated=False)
 
 
-def _draw(target: Path, title: str, rows: Sequence[Mapping[str, Any]], evaluation: Evaluation) -> str:
-    """Draws the picture and returns what went wrong: matplotlib may be broken or missing, the disk full."""
+def _curves(title: str, rows: Sequence[Mapping[str, Any]], evaluation: Evaluation) -> Curves:
+    """What the plots show."""
+    accuracy_of_level: dict[int, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row.get("kind") == "evaluation":
+            for level, accuracy in accuracies(row).items():
+                accuracy_of_level.setdefault(level, []).append((row["step"], accuracy))
+    for level, result in evaluation.levels.items():
+        points = accuracy_of_level.setdefault(level, [])
+        if not points or points[-1][0] < evaluation.step:
+            points.append((evaluation.step, result.accuracy))
+    steps = [row for row in rows if row.get("kind") == "step"]
+    return Curves(title, steps, accuracy_of_level, _all_errors(evaluation) if evaluation.evaluated else None)
+
+
+def _written(target: Path, content: Callable[[], bytes]) -> str:
+    """Writes the file and returns what went wrong: matplotlib may be broken or missing, the disk full."""
     try:
-        accuracy_of_level: dict[int, list[tuple[int, float]]] = {}
-        for row in rows:
-            if row.get("kind") == "evaluation":
-                for level, accuracy in accuracies(row).items():
-                    accuracy_of_level.setdefault(level, []).append((row["step"], accuracy))
-        for level, result in evaluation.levels.items():
-            points = accuracy_of_level.setdefault(level, [])
-            if not points or points[-1][0] < evaluation.step:
-                points.append((evaluation.step, result.accuracy))
-        steps = [row for row in rows if row.get("kind") == "step"]
-        errors = _all_errors(evaluation) if evaluation.evaluated else None
-        replace_file(target, draw_curves(title, steps, accuracy_of_level, errors))
+        replace_file(target, content())
     except Exception as error:
         return _printable(str(error)) or type(error).__name__
     return ""
+
+
+def _settings(directory: RunDirectory) -> str:
+    path = directory.path / "config.toml"
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def _all_errors(evaluation: Evaluation) -> dict[str, Counter[str]]:
@@ -324,6 +262,10 @@ def _aligned(lines: Iterable[tuple[str, ...]]) -> list[str]:
 
 def _short(text: str) -> str:
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+
+
+def _printable_lines(lines: Iterable[str]) -> list[str]:
+    return [_printable(line) for line in lines]
 
 
 def _printable(text: str) -> str:

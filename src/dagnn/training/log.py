@@ -210,8 +210,11 @@ def _number(value: Any) -> float | None:
 
 PROFILE_FILE = "profile.json"
 _LINES_PER_RUN = 50
-# Without the rate in steps: the values hold samples a second, and at 80 columns both leave no room for a bar.
+# Without the rate in steps: the values hold samples a second.
 _BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} left {remaining}{postfix}"
+_RATE_SHOWN = "samples/s"
+_IMPORTANCE = ("loss", _RATE_SHOWN, "level", "lr")
+_LEAST_BAR = 10  # columns; where there are not so many, the values that matter less are left out
 
 
 def printable(text: str) -> str:
@@ -276,11 +279,12 @@ class Progress:
         if self._bar is None and not (self._shown and due):
             return
         if self._items:
-            values = {**values, "samples/s": f"{self._items / max(time.monotonic() - self._started, 1e-9):,.0f}"}
-        text = " ".join(f"{key} {_short(value)}" for key, value in values.items() if value is not None)
+            values = {**values, _RATE_SHOWN: f"{self._items / max(time.monotonic() - self._started, 1e-9):,.0f}"}
+        words = {key: f"{key} {_short(value)}" for key, value in values.items() if value is not None}
+        text = " ".join(words.values())
         if self._bar is not None:
             with self._while_read():
-                self._bar.set_postfix_str(text, refresh=False)
+                self._bar.set_postfix_str(" ".join(self._fitting(words)), refresh=False)
                 self._bar.update(step - self._bar.n)
         else:
             self._line(f"step {step}/{self._max_steps} {text} {self._time_left(step)}")
@@ -309,12 +313,47 @@ class Progress:
                 self._bar.disable = True  # else tqdm writes once more when it is thrown away
             self._bar, self._shown = None, False
 
+    def _fitting(self, words: Mapping[str, str]) -> list[str]:
+        """The values that leave room for a bar, in their order."""
+        steps = len(f"100% || {self._max_steps}/{self._max_steps} left 00:00, ")
+        columns = _columns(self._stream) - steps - _LEAST_BAR
+        kept: list[str] = []
+        for key in sorted(words, key=lambda key: _IMPORTANCE.index(key) if key in _IMPORTANCE else len(_IMPORTANCE)):
+            if len(" ".join([*(words[each] for each in kept), words[key]])) <= columns:
+                kept.append(key)
+        return [text for key, text in words.items() if key in kept]
+
     def _line(self, text: str) -> None:
         self._shown = write_line(text, self._stream)
 
     def _time_left(self, step: int) -> str:
         seconds = (time.monotonic() - self._started) / max(1, step - self._first_step) * (self._max_steps - step)
         return f"left {int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def evaluation_lines(step: int, metrics: Mapping[str, Any]) -> list[str]:
+    """An evaluation for people: one line, and one more for each metric that has parts, ``name/part``.
+
+    >>> evaluation_lines(40, {"accuracy": 0.9751, "accuracy/1": 1.0, "accuracy/2": 0.9502, "loss": 0.25})
+    ['evaluation at step 40: accuracy 0.9751, loss 0.25', '  accuracy  1: 1  2: 0.95']
+    """
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
+    parts: dict[str, list[str]] = {}
+    for name, value in numbers.items():
+        whole, slash, part = name.partition("/")
+        if slash:
+            parts.setdefault(whole, []).append(f"{part}: {value:.3g}")
+    totals = [f"{name} {_short(value)}" for name, value in numbers.items() if "/" not in name]
+    head = f"evaluation at step {step}" + (f": {', '.join(totals)}" if totals else "")
+    return [head, *(f"  {whole}  {'  '.join(shown)}" for whole, shown in parts.items())]
+
+
+def _columns(stream: TextIO | None) -> int:
+    """Columns of a terminal; 80 where it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80 if stream is not None else 80
+    except (OSError, ValueError):
+        return int(os.environ.get("COLUMNS", "80")) if os.environ.get("COLUMNS", "80").isdecimal() else 80
 
 
 def _short(value: Any) -> str:

@@ -17,7 +17,7 @@ from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import Clock, Counters, StagePromotion, TrainingResult
 from dagnn.training.evaluation import checked_metrics, evaluated, score_of
 from dagnn.training.loader import BatchLoader, as_loader
-from dagnn.training.log import PROFILE_FILE, MetricsLog, Progress, StepProfiler
+from dagnn.training.log import PROFILE_FILE, MetricsLog, Progress, StepProfiler, evaluation_lines
 from dagnn.training.optimizers import WeightAverage, make_optimizer
 from dagnn.training.processes import Processes, StopRequest, TrainingInterrupted, torch_threads
 from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
@@ -381,9 +381,8 @@ class Trainer:
         counters.evaluation_due = False
         counters.evaluation, counters.evaluated_step = metrics, self.step
         self._write("evaluation", {**metrics, "seconds": round(self._clock.seconds, 3)})
-        shown = " ".join(f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, float))
-        self._progress.note(f"evaluation at step {self.step}: {shown}")
-
+        for line in evaluation_lines(self.step, metrics):
+            self._progress.note(line)
         for line in counters.take(score_of(metrics, self.config), self.config):
             self._progress.note(line)
         if self.promotion is not None:
