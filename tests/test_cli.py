@@ -351,7 +351,7 @@ def test_check_says_whether_a_loop_is_right(capsys, tmp_path):
 
 def test_report_prints_text_or_json(capsys, run, tmp_path):
     assert main(["report", run, "--picture", str(tmp_path / "p.png")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"curves: {tmp_path / 'p.png'}"
+    assert capsys.readouterr().out.splitlines()[-2] == f"curves: {tmp_path / 'p.png'}"
 
     assert main(["report", run, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == EVALUATION.summary()
