@@ -129,7 +129,7 @@ def _draw_accuracy(axes: Any, accuracy_of_level: Mapping[int, Sequence[tuple[int
     last = [f"level {level}: {100 * accuracy_of_level[level][-1][1]:.1f} %" for level in levels]
     axes.set_yticks([place + 0.4 for place in range(len(levels))], last)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(-0.1, max(1, len(levels)))
+    axes.set(xlim=(0, None), ylim=(-0.1, max(1, len(levels))))
 
 
 def _draw_lr(axes: Any, steps: Sequence[Mapping[str, Any]]) -> None:
@@ -241,7 +241,7 @@ def page(
 _STYLE = (
     ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:68rem;margin:1.5rem auto;"
     "padding:0 1rem;background:#fff;color:#1b1f24}pre{overflow-x:auto;font-size:13px;background:#f3f4f6;padding:.6rem}"
-    "figure{margin:0}svg{max-width:100%;height:auto}table{border-collapse:collapse}td{padding:.2rem .8rem .2rem 0;"
+    "figure{margin:0;overflow-x:auto}svg{width:100%;min-width:44rem;height:auto}table{border-collapse:collapse}td{padding:.2rem .8rem .2rem 0;"
     "vertical-align:top;overflow-wrap:anywhere}summary{cursor:pointer;overflow-wrap:anywhere}details{margin:.3rem 0}"
     ".wrong{color:#b3261e}@media(prefers-color-scheme:dark){body{background:#14181d;color:#e6e9ed}"
     "pre{background:#1f252c}.wrong{color:#ff8a80}}"
