@@ -241,10 +241,10 @@ def page(
 _STYLE = (
     ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:68rem;margin:1.5rem auto;"
     "padding:0 1rem;background:#fff;color:#1b1f24}pre{overflow-x:auto;font-size:13px;background:#f3f4f6;padding:.6rem}"
-    "figure{margin:0;overflow-x:auto}svg{width:100%;min-width:44rem;height:auto}table{border-collapse:collapse}td{padding:.2rem .8rem .2rem 0;"
-    "vertical-align:top;overflow-wrap:anywhere}summary{cursor:pointer;overflow-wrap:anywhere}details{margin:.3rem 0}"
-    ".wrong{color:#b3261e}@media(prefers-color-scheme:dark){body{background:#14181d;color:#e6e9ed}"
-    "pre{background:#1f252c}.wrong{color:#ff8a80}}"
+    "figure{margin:0;overflow-x:auto}svg{width:100%;min-width:44rem;height:auto}table{border-collapse:collapse}"
+    "td{padding:.2rem .8rem .2rem 0;vertical-align:top;overflow-wrap:anywhere}summary{cursor:pointer;"
+    "overflow-wrap:anywhere}details{margin:.3rem 0}.wrong{color:#b3261e}@media(prefers-color-scheme:dark){"
+    "body{background:#14181d;color:#e6e9ed}pre{background:#1f252c}.wrong{color:#ff8a80}}"
 )
 
 
