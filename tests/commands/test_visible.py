@@ -111,10 +111,55 @@ def test_explain_finds_what_the_target_depends_on_and_warns_of_one_network(files
     sizes = [abs(float(row["mean conductance"])) for row in edges]
     assert sizes == sorted(sizes, reverse=True) and len(edges) == 7
     assert len(output.out.splitlines()) == 4 + 2 and "completeness error" in output.out
-    assert "One trained network says little" in output.err
-    assert "One trained network says little" in (files / "run" / "explained.html").read_text()
+    assert "A single run says nothing about ranks" in output.err
+    assert "A single run says nothing about ranks" in (files / "run" / "explained.html").read_text()
     assert (files / "run" / "explanation.svg").read_text().startswith("<?xml")
     assert '"importance"' in (files / "run" / "explanation.html").read_text()
+
+
+ANEW = ["--epochs", "15", "--learning-rate", "0.02", "--weight-decay", "0.1"]
+
+
+def test_explain_trains_replicates_and_says_what_they_show(files, capsys):
+    visible(capsys, *FIT, "--target", "state", "--out", "run")
+    output = visible(capsys, "explain", "run", "--data", "data.csv", "--replicates", "3", *ANEW)
+
+    table = rows(files / "run" / "replicates.csv")
+    p_value = {row["node"]: row["p"] for row in table}
+    assert p_value["repair"] == "0.05" and float(p_value["cycle"]) > 0.05
+    assert p_value["TP53"] == p_value["class well"] == ""  # neither inputs nor the output are tested
+    assert [row["node"] for row in table if row["p"]] == ["repair", "cycle"]
+    assert all(float(row["low"]) <= float(row["share"]) for row in table)
+    assert "3 replicates for ('class', 'well'), held-out score" in output.out and "replicates.csv" in output.out
+    assert "60 of 60 networks trained" in output.err and "A single run" not in output.err + output.out
+    assert "3 replicates for" in (files / "run" / "explained.html").read_text()
+
+
+def test_one_replicate_says_that_it_says_nothing(files, capsys):
+    visible(capsys, *FIT, "--target", "level", "--out", "run")
+    output = visible(capsys, "explain", "run", "--data", "data.csv", "--replicates", "1", "--shuffles", "2", *ANEW)
+
+    assert "A single run says nothing: seeds move importances more than labels do." in output.out
+    assert "2 shuffles give no p-value below 0.33: take 19 or more for 0.05." in output.out
+    assert rows(files / "run" / "replicates.csv")[0]["low"] == ""
+
+
+def test_replicates_are_refused_where_they_mean_nothing(files, capsys):
+    visible(capsys, *FIT, "--target", "time", "--event", "died", "--out", "survival")
+    visible(capsys, *FIT, "--target", "state", "--out", "run")
+    data = (files / "data.csv").read_text()
+    (files / "other.csv").write_text(data.replace(",ill,", ",healthy,", 1))
+    (files / "none.csv").write_text(data.replace(",state,", ",was,", 1))
+    for run, table, more, text in (
+        ("survival", "data.csv", [], "--replicates is for classes and numbers, and this network is a survival model"),
+        ("run", "data.csv", ["--output", "repair"], "'repair' is no output: leave --output out."),
+        ("run", "other.csv", [], "has 'healthy' as 'state', and the network was fitted on ill, well"),
+        ("run", "none.csv", [], "none.csv has no column 'state'"),
+        ("run", "data.csv", ["--shuffles", "0"], "shuffles must be a whole number, at least 1, got 0."),
+        ("run", "data.csv", ["--replicates", "-1"], "replicates must be a whole number, at least 1, got -1."),
+    ):
+        assert main(["visible", "explain", run, "--data", table, "--replicates", "2", *more]) == 2
+        assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("out", ["p.svg", "p.png", "p.pdf", "p.html"])

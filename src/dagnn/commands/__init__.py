@@ -28,6 +28,7 @@ __all__ = [
     "parsed",
     "parsed_with_rest",
     "say",
+    "say_aside",
 ]
 
 DEFAULT_RUN = "runs/curriculum"
@@ -203,3 +204,9 @@ def flushed(stream: TextIO) -> bool:
 def complain(message: str) -> None:
     """Print one line on stderr, without control characters: the message may quote a stranger's file."""
     write_line(f"dagnn: {printable(' '.join(message.split()))}", sys.stderr)
+
+
+def say_aside(text: str) -> None:
+    """Progress, on stderr, line by line."""
+    for line in text.splitlines():
+        write_line(printable(line), sys.stderr)

@@ -1,7 +1,5 @@
 """`dagnn visible`: a graph and a table become a fitted network, an explanation and pictures, without Python."""
 
-import html
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from tyro.conf import Positional, arg
 
-from dagnn.commands import Command, dispatch, parsed
-from dagnn.drawing.picture import picture_bytes, picture_kind
+from dagnn.commands import Command, dispatch, parsed, say_aside
+from dagnn.commands.explaining import run_explain
+from dagnn.drawing.picture import picture_kind
 from dagnn.errors import ConfigError, RunError, library
 from dagnn.nn import DagNN
-from dagnn.training.log import printable, write_line
 from dagnn.visible.columns import align
-from dagnn.visible.explaining import explain
 from dagnn.visible.on_disk import (
     Model,
     Samples,
-    edges_table,
     html_table,
     joined_rows,
     link,
     picture,
-    plain_name,
     preformatted,
     read_any,
     read_samples,
@@ -36,10 +31,6 @@ from dagnn.visible.on_disk import (
 )
 from dagnn.visible.reading import Reading
 
-_ONE_NETWORK = (
-    "One trained network says little: importances follow its seed and the shape of the graph. Fit again with other "
-    "seeds, and on shuffled targets, before you believe a rank."
-)
 _FEW_VALUES = 10  # a target of more different numbers is a regression
 _TABLE_ENDINGS = (".csv", ".tsv", ".tab", ".txt", ".parquet")
 _GRAPH_ENDINGS = (*_TABLE_ENDINGS, ".sif", ".gmt", ".obo", ".graphml", ".gml", ".dot", ".json")
@@ -48,12 +39,6 @@ _GRAPH_ENDINGS = (*_TABLE_ENDINGS, ".sif", ".gmt", ".obo", ".graphml", ".gml", "
 def run_visible(arguments: Sequence[str]) -> int:
     """`dagnn visible` with these arguments; returns the exit code."""
     return dispatch("dagnn visible", COMMANDS, arguments)
-
-
-def _say(text: str) -> None:
-    """Progress, on stderr."""
-    for line in text.splitlines():
-        write_line(printable(line), sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -121,11 +106,11 @@ def _fit(arguments: Sequence[str]) -> int:
         root=given.root,
         reverse=given.reverse,
     )
-    _say(str(reading.report))
+    say_aside(str(reading.report))
     samples = read_samples(given.data)
     task = _task(given, samples)
     x, dag = _inputs(given, samples, reading)
-    _say(f"{len(x):,} samples, {x.shape[1]:,} inputs, target {given.target}: {task}")
+    say_aside(f"{len(x):,} samples, {x.shape[1]:,} inputs, target {given.target}: {task}")
     try:
         model, scores, predictions = _fitted(given, samples, task, x, dag, reading)
     except ValueError as error:  # scikit-learn's, and of the estimators: one class only, all censored ...
@@ -198,7 +183,7 @@ def _inputs(given: Fit, samples: Samples, reading: Reading) -> tuple[NDArray[np.
     aligned = align(table, dag, missing=given.missing, extra=given.extra)
     if aligned.ignored or (aligned.dag is not None and aligned.dag.num_nodes < dag.num_nodes):
         lost = dag.num_nodes - (dag if aligned.dag is None else aligned.dag).num_nodes
-        _say(f"{len(aligned.ignored):,} columns are ignored, {lost:,} nodes dropped that no column feeds")
+        say_aside(f"{len(aligned.ignored):,} columns are ignored, {lost:,} nodes dropped that no column feeds")
     return aligned.x.double().numpy(), aligned.dag
 
 
@@ -224,7 +209,7 @@ def _fitted(
     inputs = ((x - mean) / scale).astype(np.float32)
     kind = {"classification": DagClassifier, "regression": DagRegressor, "survival": DagSurvival}[task]
     model = kind(dag, **options).fit(inputs[train], y[train])
-    _say(f"fitted in {model.n_iter_:,} epochs, loss {model.loss_curve_[-1]:.4g}")
+    say_aside(f"fitted in {model.n_iter_:,} epochs, loss {model.loss_curve_[-1]:.4g}")
 
     parts = {"training": train, **({"held out": test} if len(test) else {})}
     scores = {name: _scores(task, model, inputs[rows], y[rows]) for name, rows in parts.items()}
@@ -296,92 +281,6 @@ def _scores(task: str, model: Any, x: NDArray[Any], y: NDArray[Any]) -> dict[str
     return {name: float(value) for name, value in found.items()}
 
 
-# ---- dagnn visible explain ----
-
-
-@dataclass(frozen=True)
-class Explain:
-    """Explains a fitted network on samples: how much of its output flows through every node and edge.
-
-    Conductance from the mean training sample to each sample. Writes explained_nodes.csv, explained_edges.csv,
-    explanation.svg, explanation.html and explained.html into the folder of the network.
-    """
-
-    run: Positional[Annotated[str, arg(metavar="DIR")]] = "visible"
-    """folder that dagnn visible fit wrote"""
-    data: str = ""
-    """samples to explain, with the columns of the fit"""
-    output: str | None = None
-    """the class or node to explain; needed if the network has several outputs"""
-    rule: Literal["path", "secant"] = "path"
-    """path: integrated gradients; secant: exact where activations have kinks"""
-    steps: int = 32
-    """points of the path"""
-    top: int = 30
-    """nodes in the picture and in the printed list"""
-
-
-def _explain(arguments: Sequence[str]) -> int:
-    given = parsed(Explain, "visible explain", arguments)
-    if not given.data:
-        raise ConfigError("give the samples to explain with --data FILE; see dagnn visible explain --help.")
-    folder = Path(given.run)
-    model = Model.load(folder)
-    samples = read_samples(given.data)
-    _say(f"{len(samples.names):,} samples, {model.net.dag.num_nodes:,} nodes")
-    found = explain(
-        model.net, model.inputs(samples), output=_output(model.net, given.output), rule=given.rule, steps=given.steps
-    )
-    order = np.argsort(-np.abs(found.node_means.numpy()), kind="stable")
-    names = [found.node_names[place] for place in order.tolist()]
-    level, height = model.net.dag.levels.numpy(), model.net.dag.heights.numpy()
-    nodes: dict[str, list[Any]] = {
-        "node": names,
-        "label": [model.labels.get(str(name)) for name in names],
-        "level": level[order].tolist(),
-        "height": height[order].tolist(),
-        "mean conductance": found.node_means.numpy()[order].tolist(),
-        "share": found.node_shares.numpy()[order].tolist(),
-    }
-    write(folder / "explained_nodes.csv", table_text(nodes))
-    write(folder / "explained_edges.csv", table_text(edges_table(found)))
-    title = f"What decides {plain_name(found.output)}"
-    figure = model.net.draw(importance=found, top=given.top, title=title, labels=model.labels)
-    write(folder / "explanation.svg", picture_bytes(figure, "svg"))
-    model.net.write_page(folder / "explanation.html", importance=found, title=title, labels=model.labels)
-    error = f"completeness error {found.error:.3g}, of a mean change of {float(found.change.abs().mean()):.3g}"
-    first = {name: column[: given.top] for name, column in nodes.items()}
-    write_report(
-        folder / "explained.html",
-        title,
-        ["Most important nodes", f"<p>{html.escape(_ONE_NETWORK)}</p>", html_table(first), f"<p>{error}</p>"],
-        ["Picture", picture(model, found, given.top), link("explanation.html", "Explore the explanation")],
-    )
-    width = max(len(printable(str(plain_name(name)))) for name in first["node"])
-    for name, value, label in zip(first["node"], first["mean conductance"], first["label"], strict=True):
-        print(f"{printable(str(plain_name(name))).ljust(width)}  {value:>10.4g}  {printable(label or '')}".rstrip())
-    print(error)
-    print(f"written to {folder}: explained.html, explanation.html, explanation.svg, explained_nodes.csv")
-    _say(_ONE_NETWORK)
-    return 0
-
-
-def _output(net: DagNN, wanted: str | None) -> Any:
-    """The output that is called so, in full or by its class; the only one where none is."""
-    known = {str(plain_name(name)): name for name in net.output_names}
-    short = {str(name[-1]) if isinstance(name, tuple) else str(name): name for name in net.output_names}
-    if wanted is None:
-        if len(known) > 1:
-            raise ConfigError(f"the network has several outputs: choose one with --output, of {', '.join(short)}.")
-        return next(iter(known.values()))
-    if wanted in known or wanted in short:
-        return known.get(wanted, short.get(wanted))
-    names = {str(net.dag.name_of(node)): net.dag.name_of(node) for node in range(net.dag.num_nodes)}
-    if wanted not in names:
-        raise ConfigError(f"the network has no node {wanted!r}; its outputs are {', '.join(short)}.")
-    return names[wanted]
-
-
 # ---- dagnn visible draw ----
 
 
@@ -420,7 +319,7 @@ def _draw(arguments: Sequence[str]) -> int:
         drawn, labels = model.net, model.labels
     elif given.members or source.name.removesuffix(".gz").lower().endswith(_GRAPH_ENDINGS):
         reading = read_any(source, members=given.members, columns=given.columns, root=given.root)
-        _say(str(reading.report))
+        say_aside(str(reading.report))
         drawn, labels = reading.dag, reading.labels
     else:
         drawn = DagNN.load(source)
@@ -434,6 +333,6 @@ def _draw(arguments: Sequence[str]) -> int:
 
 COMMANDS = {
     "fit": Command("fit a network of the shape of a graph to a table", _fit),
-    "explain": Command("what the output of a fitted network flows through", _explain),
+    "explain": Command("what the output of a fitted network flows through", run_explain),
     "draw": Command("a graph or network as a picture, or as a page to explore", _draw),
 }
