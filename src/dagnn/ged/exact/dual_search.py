@@ -33,6 +33,7 @@ from dagnn.ged.exact.bounds import (
     DEPTH,
     ENTERING,
     HERE,
+    JUDGED,
     LIMIT,
     NEXT_CHILD,
     NODES,
@@ -48,11 +49,13 @@ from dagnn.graph.cached import jitted
 FINEST, MOST_PARTS = 1 << 10, 1 << 34
 
 # Most nodes of a graph, and most shares at all depths together (int64, 8 bytes each).
-MOST_NODES, MOST_SHARES = 500, 1 << 23
+MOST_NODES, MOST_SHARES = 500, 1 << 24
 
 # Ascent at the root: sweeps, then steps; and sweeps at every other node. Measured on unrelated DAGs of 16 nodes: 2
 # sweeps and 200 steps take 12 ms a pair in all, 20 and none 30 ms, 2 and 500 16 ms.
+# Dense graphs get fewer steps, as each takes longer: the root must not keep Ctrl-C waiting.
 ROOT_SWEEPS, ROOT_STEPS, SWEEPS = 3, 200, 2
+ROOT_WORK = 1 << 24
 
 # A search node counts as so many of the search by branch match, which take as long.
 WEIGHT = 8
@@ -172,7 +175,7 @@ def prepare(problem: Problem, search: DualSearch, best: Ints, upper: int, limit:
 
 @jitted
 def advance_dual(problem: Problem, search: DualSearch, budget: int) -> bool:
-    """As `search.advance`, without judged maps."""
+    """As `search.advance`."""
     numbers, depths, child, child_bound = search.numbers, search.depths, search.child, search.child_bound
     while True:
         depth = numbers[DEPTH]
@@ -183,6 +186,8 @@ def advance_dual(problem: Problem, search: DualSearch, budget: int) -> bool:
                 return False
             numbers[NODES] += WEIGHT
             numbers[ENTERING] = 0
+            if numbers[JUDGED] == 1 and depth == len(problem.delete):
+                return False
         place = depths[NEXT_CHILD, depth]
         if place < depths[NUM_CHILDREN, depth] and child_bound[depth, place] <= _cut(search):
             depths[NEXT_CHILD, depth] += 1
@@ -261,7 +266,9 @@ def _enter(problem: Problem, search: DualSearch) -> bool:
     stars.open[0] = list_open(stars.arcs, stars.first, stars.left)
     stars.open[1] = list_open(stars.other_arcs, stars.other_first, stars.right)
     all_stars(stars, base, share)
-    sweeps, steps = (ROOT_SWEEPS, ROOT_STEPS) if depth == 0 else (SWEEPS, 0)
+    sweeps, steps = SWEEPS, 0
+    if depth == 0:
+        sweeps, steps = ROOT_SWEEPS, min(ROOT_STEPS, ROOT_WORK // max(1, share.size))
     rounds = 0
     while True:
         bound = cost + assign_stars(stars, highest)
@@ -344,6 +351,8 @@ def _least_image(problem: Problem, image: Ints, u: int) -> int:
 @jitted
 def _try(problem: Problem, search: DualSearch) -> None:
     """Complete the current map by the last assignment, and keep it if it is the best so far."""
+    if search.numbers[JUDGED] == 1:
+        return
     stars, image, best = search.stars, search.best[TRIED], search.best[BEST]
     left, room = stars.left, stars.room
     for u in range(len(image)):

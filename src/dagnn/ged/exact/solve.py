@@ -6,15 +6,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import INFINITE
-from dagnn.ged.exact.bounds import BEST, DEPTH, ENTERING, IMAGE, JUDGED, LIMIT, NODES, UPPER, Search, new_search
-from dagnn.ged.exact.problem import NO_PRICES, Prices, Problem, new_problem
+from dagnn.ged.exact.bounds import BEST, DEPTH, ENTERING, IMAGE, JUDGED, NODES, UPPER, Search, new_search
+from dagnn.ged.exact.dual_search import DualSearch, advance_dual, allocate, dual_lower, fits, prepare
+from dagnn.ged.exact.problem import NO_PRICES, Problem, new_problem
 from dagnn.ged.exact.relaxations import linear_prices
-from dagnn.ged.exact.search import advance, proved_lower
+from dagnn.ged.exact.search import advance, begin, proved_lower
 from dagnn.ged.exact.tables import CostTables
 from dagnn.ged.exact.watch import Watch
 
@@ -23,8 +26,8 @@ from dagnn.ged.exact.watch import Watch
 STARTS, BOUND_STARTS = 8, 16
 SMALL = 8
 
-# Search nodes to bound by branch match before the linear program is worth its time (30 ms at 16 nodes).
-PATIENCE = 2_000
+# Search nodes to bound by branch match before dual ascent is worth its time (6 ms at 16 nodes).
+PATIENCE = 300
 
 # Seconds of one jitted call, after which Python looks at the clock and handles Ctrl-C; and how many steps of
 # assignments the first call may take.
@@ -162,7 +165,7 @@ class _Best:
 def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | None = None) -> Solution:
     """The distance from graph i to graph j in units of ``tables``; runs without the GIL most of the time.
 
-    The linear program takes over after `PATIENCE` search nodes, or at once if ``options.linear``.
+    Search by branch match, and by dual ascent after `PATIENCE` nodes; or a linear program if ``options.linear``.
 
     Args:
         judge: compares whole maps by their true cost, in place of the search, which compares them in units.
@@ -171,12 +174,11 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
     swapped = len(a.kind) > len(b.kind)
     problem = new_problem(tables.reversed, b, a) if swapped else new_problem(tables.tables, a, b)
     watch, budget, starts = options.watch, options.budget, options.starts
-    prices = NO_PRICES
     limit = INFINITE >> 2
     if options.bound is not None:
         # A little more than the bound: three times 0.1 must be within a bound of 0.3.
         limit = min(limit, int(Fraction(options.bound) * (1 + Fraction(1, 10**12)) / Fraction(tables.unit)))
-    search = new_search(problem, prices, limit, watch.stop)
+    search = new_search(problem, NO_PRICES, limit, watch.stop)
 
     def whole(images: Sequence[int]) -> list[int | None]:
         if not swapped:
@@ -184,67 +186,79 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
         owner = {v: u for u, v in enumerate(images) if v >= 0}
         return [owner.get(u) for u in range(len(a.kind))]
 
-    judged: Callable[[Search], None] | None = None
+    offer: Callable[[Search | DualSearch, Ints], None] | None = None
     if judge is not None:
 
-        def judged(search: Search) -> None:
-            judge.offer(whole(search.left[IMAGE].tolist()))
+        def offer(search: Search | DualSearch, image: Ints) -> None:
+            judge.offer(whole(image.tolist()))
             search.numbers[UPPER] = math.ceil(judge.cost / tables.unit)
 
         search.numbers[JUDGED], search.numbers[UPPER] = 1, math.ceil(judge.cost / tables.unit)
 
-    done = _advance(problem, prices, search, starts, 0 if options.linear else min(budget, PATIENCE), watch, judged)
-    lower = proved_lower(search, done)
-    if not done and (options.linear or budget > PATIENCE) and not watch.over():
-        better = linear_prices(problem, watch)
-        if better is not None:
-            prices = better
-            search = _search_again(problem, prices, search)
-        done = _advance(problem, prices, search, starts, budget, watch, judged)
-        lower = max(lower, proved_lower(search, done))
-    return Solution(lower, int(search.numbers[UPPER]), whole(search.left[BEST].tolist()), int(search.numbers[NODES]))
+    def run(until: int) -> bool:
+        return bool(advance(problem, NO_PRICES, search, starts, until))
+
+    judged = None if offer is None else partial(offer, search, search.left[IMAGE])
+    dual_follows = not options.linear and fits(problem)
+    first = 0 if options.linear else min(budget, PATIENCE) if dual_follows else budget
+    done = _advance(problem, search.numbers, run, first, watch, judged)
+    lower, numbers, best = proved_lower(search, done), search.numbers, search.left[BEST]
+    if options.linear and not done and not watch.over():
+        prices = linear_prices(problem, watch)
+        if prices is not None:
+            again = new_search(problem, prices, limit, watch.stop)
+            again.left[BEST], again.numbers[UPPER] = best, numbers[UPPER]
+            begin(problem, prices, again, 0)
+            lower = max(lower, proved_lower(again, False))
+            if judge is None:
+                numbers, best = again.numbers, again.left[BEST]
+    elif dual_follows and not done and budget > PATIENCE and not watch.over():
+        dual = getattr(allocate, "py_func", allocate)(problem, watch.stop)
+        prepare(problem, dual, best, numbers[UPPER], limit, numbers[NODES])
+        numbers, best = dual.numbers, dual.best[0]
+        numbers[JUDGED] = search.numbers[JUDGED]
+
+        def run_dual(until: int) -> bool:
+            return bool(advance_dual(problem, dual, until))
+
+        judged = None if offer is None else partial(offer, dual, dual.stars.left[0])
+        done = _advance(problem, numbers, run_dual, budget, watch, judged)
+        lower = max(lower, dual_lower(dual, done))
+    return Solution(lower, int(numbers[UPPER]), whole(best.tolist()), int(numbers[NODES]))
 
 
 def _advance(
     problem: Problem,
-    prices: Prices,
-    search: Search,
-    starts: int,
+    numbers: Ints,
+    run: Callable[[int], bool],
     budget: int,
     watch: Watch,
-    judged: Callable[[Search], None] | None,
+    judged: Callable[[], None] | None,
 ) -> bool:
-    """Call `advance` in short slices until it is done, the budget used up or the watch over; returns whether done."""
+    """Call ``run`` in short slices until it is done, the budget used up or the watch over; returns whether done.
+
+    Args:
+        numbers: those of the search that ``run`` goes on with, until so many nodes.
+        judged: called at every whole map.
+    """
     n1, n2 = problem.node.shape
     heavy, slice_ = (n1 * n2) ** 2 > HEAVY, 1 + SLICE_STEPS // (1 + n1 * n1 * n2)
     if heavy:  # count more closely: few edges make light work of many nodes
         heavy = n1 * n1 * n2 + np.count_nonzero(problem.left) * np.count_nonzero(problem.right) > HEAVY
     while True:
         begin = time.perf_counter()
-        until = budget if heavy else min(budget, int(search.numbers[NODES]) + slice_)
-        if heavy:
-            done = watch.run(lambda until=until: advance(problem, prices, search, starts, until))  # type: ignore[misc]
-        else:
-            done = advance(problem, prices, search, starts, until)
-        if judged is not None and not done and search.numbers[DEPTH] == n1 and search.numbers[ENTERING] == 0:
-            judged(search)
-        elif done or search.numbers[NODES] >= budget:
-            return bool(done)
+        until = budget if heavy else min(budget, int(numbers[NODES]) + slice_)
+        done = watch.run(partial(run, until)) if heavy else run(until)
+        if judged is not None and not done and numbers[DEPTH] == n1 and numbers[ENTERING] == 0:
+            judged()
+        elif done or numbers[NODES] >= budget:
+            return done
         elif (spent := time.perf_counter() - begin) < SLICE_SECONDS / 4:
             slice_ *= 2
         elif spent > SLICE_SECONDS:
             slice_ = 1 + slice_ // 4
         if watch.over():
             return False
-
-
-def _search_again(problem: Problem, prices: Prices, search: Search) -> Search:
-    """A search from the root by ``prices``, with the best map and the count of nodes of ``search``."""
-    again = new_search(problem, prices, int(search.numbers[LIMIT]), search.stop)
-    again.left[BEST] = search.left[BEST]
-    for index in (UPPER, NODES, JUDGED):
-        again.numbers[index] = search.numbers[index]
-    return again
 
 
 def as_float(cost: Fraction | int) -> float:
