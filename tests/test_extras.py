@@ -190,3 +190,14 @@ def test_a_missing_package_is_an_import_error_too():
     with pytest.raises(MissingPackageError) as caught:
         library("teapot.spout", "a tea", "teapot")
     assert caught.value.name == "teapot"
+
+
+def test_the_page_lists_every_extra_and_the_floors():
+    page = (ROOT / "docs" / "how_to" / "install.md").read_text()
+    table = page.partition("## What is in which extra")[2].partition("##")[0]
+    listed = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    floors = dict(re.findall(r"(torch|numpy)>=([\d.]+)", " ".join(PROJECT["dependencies"])))
+
+    assert listed == EXTRAS.keys()
+    assert f"Python {PROJECT['requires-python'].removeprefix('>=')} or newer" in page
+    assert f"PyTorch {floors['torch']} or newer, NumPy {floors['numpy']} or newer" in page
