@@ -128,7 +128,7 @@ def find_facts(operation: Operation, pairs: Sequence[Pair], given: Mapping[int, 
         facts.table[row, : len(outputs)] = outputs
     search = _Search(facts, groups, frozenset(given), np.random.default_rng(seed))
     search.settle()
-    while search.split():
+    while search.repair():
         pass
     return search.facts
 
@@ -154,24 +154,40 @@ class _Search:
         self.confirm(takes_back=False)  # support is that of the table as it is now
         self.compare()
 
-    def split(self) -> bool:
-        """Gives a hidden symbol of a disputed fact a name of its own; True if more answers are explained then.
+    def repair(self) -> bool:
+        """Changes facts at which contradicted answers gather, together; True if more answers are explained then."""
+        doubted = [row for row in self.facts.disputed if row not in self.facts.support]
+        disputed = [row for row in self.facts.disputed if row not in self.given]
+        return any(self.explains_more(rows, -1) for rows in (doubted, disputed)) or any(
+            self.split(row) for row in self.facts.disputed[:DISPUTED]
+        )
+
+    def split(self, row: int) -> bool:
+        """Gives a hidden symbol of a fact a name of its own, for good if more answers are explained then.
 
         Two symbols for which short answers need only one, as states of a machine that differ later, look like one.
         """
-        for row in self.facts.disputed[:DISPUTED]:
-            for port in np.flatnonzero(self.values.hidden[row] >= 0).tolist():
-                kept = self.facts
-                self.values.note(kept.table)
-                fresh = self.values.highest[self.values.hidden[row, port]] + 1
-                if row in self.given or fresh >= self.values.sizes[row, port]:
-                    continue
-                self.facts = replace(kept, table=kept.table.copy())
-                self.facts.table[row, port] = fresh
-                self.settle()
-                if self.facts.explained > kept.explained:
-                    return True
-                self.facts = kept
+        self.values.note(self.facts.table)
+        for port in np.flatnonzero(self.values.hidden[row] >= 0).tolist():
+            fresh = self.values.highest[self.values.hidden[row, port]] + 1
+            room = row not in self.given and fresh < self.values.sizes[row, port]
+            if room and self.explains_more([row], int(fresh), port):
+                return True
+        return False
+
+    def explains_more(self, rows: Sequence[int], value: int, port: int | None = None) -> bool:
+        """Puts a value (-1: unknown) into rows of the table and settles again; as before if that explains no more."""
+        if not rows:
+            return False
+        kept = self.facts
+        self.facts = replace(kept, table=kept.table.copy())
+        ports = [port] if port is not None else range(self.facts.table.shape[1])
+        for each in ports:
+            self.facts.table[rows, each] = np.where(self.values.sizes[rows, each] > 0, value, 0)
+        self.settle()
+        if self.facts.explained > kept.explained:
+            return True
+        self.facts = kept
         return False
 
     def compare(self) -> None:
@@ -215,6 +231,8 @@ class _Search:
         and what it does not confirm has no support.
         """
         stages = [(VOTES, True), (VOTES, False)]
+        while self.facts.explained and any(self.add(group, VOTES, True) for group in self.groups):
+            pass  # most is known, and long questions are as clear as short ones
         for last in range(1, len(self.groups) + 1):
             while any(self.add(group, *stage) for stage in stages for group in self.groups[:last]):
                 pass
