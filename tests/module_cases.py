@@ -68,6 +68,7 @@ CELLS = {
     "GRUCell max": (lambda: dnn.GRUCell(D, 3, "max"), 1),
     "AttentionCell": (lambda: dnn.AttentionCell(D, 3), 1),
     "FormulaCell": (lambda: Gated(D, 3), 1),
+    "DiscreteCell": (lambda: dnn.DiscreteCell(D, 3), 1),
 }
 # (+ 12 3), (+ 5 5) with one shared number, and a sum of digits.
 NEIGHBOURHOODS = [(14, 17, 20, 17, 20), (14, 17, 20, 22), (12, 3, 20, 5, 23)]
@@ -122,7 +123,7 @@ CASES = [
             lambda sweep, x: sweep(x, OPERATORS),
             (features(5, D),),
         )
-        for make in (dnn.TreeLSTMCell, dnn.ChildSumTreeLSTMCell, dnn.GRUCell, dnn.AttentionCell)
+        for make in (dnn.TreeLSTMCell, dnn.ChildSumTreeLSTMCell, dnn.GRUCell, dnn.AttentionCell, dnn.DiscreteCell)
     ),
     Case(
         "DagSweep over a table",

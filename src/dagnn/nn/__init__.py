@@ -5,7 +5,15 @@ One DAG as a network: `DagNN`, or `WideDagNN` with several units a node. Many DA
 `GraphTransformNet`, which combines them.
 """
 
-from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, FormulaCell, GRUCell, TreeLSTMCell
+from dagnn.nn.cells import (
+    AttentionCell,
+    Cell,
+    ChildSumTreeLSTMCell,
+    DiscreteCell,
+    FormulaCell,
+    GRUCell,
+    TreeLSTMCell,
+)
 from dagnn.nn.dag_nn.edit import StructureChange
 from dagnn.nn.dag_nn.export import Exports, Predictor
 from dagnn.nn.dag_nn.network import DagNN, from_sequential
@@ -34,6 +42,7 @@ __all__ = [
     "ChildSumTreeLSTMCell",
     "DagNN",
     "DagSweep",
+    "DiscreteCell",
     "EdgeHead",
     "Embedding",
     "Exports",

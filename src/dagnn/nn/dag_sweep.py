@@ -31,7 +31,8 @@ class DagSweep(LearnableModule):
     ``"both"`` does each with weights of its own and concatenates the results.
 
     Cells: `TreeLSTMCell` (ordered operands), `ChildSumTreeLSTMCell`, `GRUCell`, `AttentionCell`, a
-    `FormulaCell` of yours, which is compiled as they are, or any module that fits `dagnn.kernels.Cell`::
+    `FormulaCell` of yours, which is compiled as they are, `DiscreteCell` (each node one of k symbols), or any
+    module that fits `dagnn.kernels.Cell`::
 
         class Sum(nn.Module):
             state_sizes = (8,)                      # one state tensor, 8 wide
