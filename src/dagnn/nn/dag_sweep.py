@@ -17,7 +17,7 @@ from dagnn.kernels.graph_plans import (
     position_bounds,
 )
 from dagnn.nn.cells import FormulaCell
-from dagnn.nn.cells.gru import GatedCell
+from dagnn.nn.cells.gated import GatedCell
 from dagnn.nn.learnable import LearnableModule, check_operators, check_rows, check_tensor
 
 _OURS = (FormulaCell, GatedCell)

@@ -8,7 +8,6 @@ to ``__all__`` here and in `dagnn.nn`, a case to ``tests/module_cases.py`` and a
 from dagnn.kernels import Cell
 from dagnn.nn.cells.discrete import DiscreteCell
 from dagnn.nn.cells.formula import FormulaCell
-from dagnn.nn.cells.gru import AttentionCell, GRUCell
-from dagnn.nn.cells.tree_lstm import ChildSumTreeLSTMCell, TreeLSTMCell
+from dagnn.nn.cells.gated import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 
 __all__ = ["AttentionCell", "Cell", "ChildSumTreeLSTMCell", "DiscreteCell", "FormulaCell", "GRUCell", "TreeLSTMCell"]
