@@ -15,7 +15,7 @@ class ReadableDocstrings(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = _with_code(_with_single_entries(obj.docstring.value))
+            obj.docstring.value = _with_code(_with_trees(_with_single_entries(obj.docstring.value)))
 
 
 def _with_code(text: str) -> str:
@@ -33,6 +33,18 @@ def _with_code(text: str) -> str:
             inside = False
         lines.append(line)
     return "\n".join([*lines, "```"] if inside else lines)
+
+
+def _with_trees(text: str) -> str:
+    """A tree between fences, with its root; and what ``::`` announces is known by its indentation."""
+    lines: list[str] = []
+    for paragraph in text.split("\n\n"):
+        if re.search(r"^\s*[├└]", paragraph, re.MULTILINE):
+            paragraph = f"```text\n{paragraph}\n```"
+        elif paragraph.strip() == "::":
+            continue
+        lines.append(re.sub(r"::$", ":", paragraph))
+    return "\n\n".join(lines)
 
 
 def _with_single_entries(text: str) -> str:

@@ -10,7 +10,6 @@ from latex2mathml.converter import convert
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _TABLE = re.compile(r"<table>\n<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
 _PLOT = re.compile(r'<p><img alt="[^"]*" src="([\w/.]+\.svg)" ?/?></p>')
-_MOST_COLUMNS = 2  # of a table that stays one on a phone
 
 
 def on_page_content(page_html: str, page: Any, **_: object) -> str:
@@ -36,8 +35,6 @@ def _mathml(match: re.Match[str]) -> str:
 def _with_heads(match: re.Match[str]) -> str:
     """A table whose rows ``site.css`` can show as cards."""
     heads = [re.sub("<.*?>", "", head).strip() for head in re.findall(r"<th[^>]*>(.*?)</th>", match[1], re.DOTALL)]
-    if len(heads) <= _MOST_COLUMNS:
-        return match[0]
     body = re.sub(r"<tr>(.*?)</tr>", lambda row: f"<tr>{_row(row[1], heads)}</tr>", match[2], flags=re.DOTALL)
     return f'<table class="cards">\n<thead>{match[1]}</thead>{body}</table>'
 
