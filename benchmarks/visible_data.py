@@ -10,7 +10,9 @@ generalization error", Machine Learning 52, 2003.
 """
 
 import argparse
+import datetime
 import importlib.util
+import json
 import sys
 import time
 import warnings
@@ -70,7 +72,7 @@ def scored(
     return Scores(data, model, score, values, (time.process_time() - started) / len(values))
 
 
-def cells(seeds: tuple[int, ...]) -> list[Scores]:
+def cells(seeds: tuple[int, ...], only: str = "") -> list[Scores]:
     """Balanced accuracy of cell types."""
     import scanpy
     from sklearn.linear_model import LogisticRegression
@@ -119,9 +121,13 @@ def cells(seeds: tuple[int, ...]) -> list[Scores]:
         return tuned(PeerClassifier(make, random_state=seed), weight_decay=[0.1, 0.3, 1.0], **settings)
 
     models: list[tuple[str, Callable[[int], Any], Any]] = [
-        ("DagClassifier, Reactome", lambda seed: network(part.dag, random_state=seed), frame[genes]),
-        ("DagClassifier, genes shuffled", lambda seed: network(shuffled, random_state=seed), frame[genes]),
-        ("DagClassifier, default graph", lambda seed: network(random_state=seed), frame[genes]),
+        ("`DagClassifier`, Reactome", lambda seed: network(part.dag, random_state=seed), frame[genes]),
+        (
+            "`DagClassifier`, the same graph with its genes shuffled",
+            lambda seed: network(shuffled, random_state=seed),
+            frame[genes],
+        ),
+        ("`DagClassifier`, default graph", lambda seed: network(random_state=seed), frame[genes]),
         (f"logistic regression, these {len(genes)} genes", line, frame[genes]),
         (f"logistic regression, all {frame.shape[1]} genes", line, frame),
     ]
@@ -130,11 +136,13 @@ def cells(seeds: tuple[int, ...]) -> list[Scores]:
     if _has("binn"):
         models.append(("binn, Reactome", partial(peer, Binn(part.dag), learning_rate=[1e-3, 1e-2]), frame[genes]))
     return [
-        scored("cell types", name, "balanced accuracy", make, x, types, types, seeds, judge) for name, make, x in models
+        scored("cell types", name, "balanced accuracy", make, x, types, types, seeds, judge)
+        for name, make, x in models
+        if only in name
     ]
 
 
-def patients(seeds: tuple[int, ...]) -> list[Scores]:
+def patients(seeds: tuple[int, ...], only: str = "") -> list[Scores]:
     """Concordance of survival times."""
     from sklearn.model_selection import GridSearchCV
     from sklearn.pipeline import make_pipeline
@@ -165,33 +173,61 @@ def patients(seeds: tuple[int, ...]) -> list[Scores]:
         model = PeerSurvival(Kpnn2(layered_dag), random_state=seed)
         return GridSearchCV(model, {"weight_decay": [0.3, 1.0, 3.0]}, cv=3)
 
-    models: list[tuple[str, Callable[[int], Any]]] = [("DagSurvival, default graph", network), ("Cox, ridge", ridge)]
+    models: list[tuple[str, Callable[[int], Any]]] = [("`DagSurvival`, default graph", network), ("Cox's ridge", ridge)]
     if _has("kpnn2"):
         models.append(("kpnn2, the same graph", packed))
-    return [scored("survival", name, "C-index", make, x, y, y["e.tdm"], seeds, judge) for name, make in models]
+    return [
+        scored("survival", name, "C-index", make, x, y, y["e.tdm"], seeds, judge)
+        for name, make in models
+        if only in name
+    ]
 
 
 def _has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+COLUMNS = ["data", "model", "score", "mean", "95 % interval"]
+
+
+def cells_of(row: Scores) -> list[str]:
+    """A row as it is shown."""
+    mean, half = interval(row.values)
+    return [row.data, row.model, row.score, f"{mean:.3f}", f"{mean - half:.3f} .. {mean + half:.3f}"]
+
+
 def table(rows: list[Scores]) -> str:
     """The scores as a table in Markdown."""
-    lines = ["| data | model | score | mean | 95 % interval | CPU s a fit |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        mean, half = interval(row.values)
-        lines.append(
-            f"| {row.data} | {row.model} | {row.score} | {mean:.3f} | {mean - half:.3f} .. {mean + half:.3f} "
-            f"| {row.seconds:.2f} |"
-        )
-    return "\n".join(lines)
+    lines = [f"| {' | '.join(COLUMNS)} | CPU s a fit |", f"|{'---|' * (len(COLUMNS) + 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(cells_of(row))} | {row.seconds:.2f} |" for row in rows)])
+
+
+def join(path: Path, rows: list[Scores]) -> None:
+    """Put rows into a file of ``docs/benchmarks/rows``: in the place of those of the same model, or behind its data."""
+    found = json.loads(path.read_text()) if path.exists() else {"kind": "table", "columns": COLUMNS, "rows": []}
+    new = {tuple(row[:2]): row for row in map(cells_of, rows)}
+    kept = [new.pop((row[0], row[1]), row) for row in found["rows"]] + list(new.values())
+    places = {data: place for place, data in reversed([*enumerate(row[0] for row in kept)])}
+    headed = {
+        "kind": "table",
+        "claim": "pathway networks on real data",
+        "command": "python -m benchmarks.visible_data",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": "scores do not depend on the machine's speed",
+        "columns": COLUMNS,
+        "rows": sorted(kept, key=lambda row: places[row[0]]),
+    }
+    path.write_text(json.dumps(headed, indent=1, ensure_ascii=False) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; ``--quick`` deals the folds out once."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed")
-    seeds = SEEDS[:1] if parser.parse_args(arguments).quick else SEEDS
+    parser.add_argument("--only", default="", metavar="WORD", help="models with this in their name")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also put the rows into this file, beside others")
+    given = parser.parse_args(arguments)
+    seeds = SEEDS[:1] if given.quick else SEEDS
     absent = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if absent:
         print(f"this benchmark needs pip install {' '.join(absent)}")
@@ -200,7 +236,10 @@ def main(arguments: list[str] | None = None) -> int:
         if not _has(module):
             print(f"without rows of {module}: pip install {package}")
     warnings.simplefilter("ignore", FutureWarning)  # those of scanpy about itself
-    print(table([*cells(seeds), *patients(seeds)]))
+    rows = [*cells(seeds, given.only), *patients(seeds, given.only)]
+    print(table(rows))
+    if given.json is not None:
+        join(given.json, rows)
     return 0
 
 
