@@ -104,19 +104,23 @@ def test_page_is_one_file_that_loads_nothing_and_escapes_what_it_is_given():
 def test_wrong_answers_are_worked_out_again_the_first_ten(monkeypatch):
     asked = []
 
-    def solve(run, text, *, seconds, trace):
-        asked.append((run, text, trace))
+    def solve(model, expression, *, trained, seconds, trace):
+        asked.append((model, expression, trained, trace))
         return SimpleNamespace(lines=[f"{number}  1.0  a -> b" for number in range(300)])
 
-    monkeypatch.setattr("dagnn.curriculum.solving.solve", solve)
+    monkeypatch.setattr("dagnn.curriculum.solving.network_of", lambda run: (f"network of {run}", {1}))
+    monkeypatch.setattr("dagnn.curriculum.solving.solve_with", solve)
     levels = {
         level: LevelResult(0.0, 5, examples=(Example(f"(+ {level} 1)", "9", "2", False),) * 5) for level in (1, 2, 3)
     }
-    found = errors_with_steps("run", Evaluation(levels, None, None, None, step=1))
+    evaluation = Evaluation(levels, None, None, None, step=1)
+    found = errors_with_steps("run", evaluation)
 
-    assert len(found) == 15 and len(asked) == 10 and all(trace for *_, trace in asked)
+    assert len(found) == 15 and len(asked) == 10 and asked[9] == ("network of run", ("+", 2, 1), {1}, True)
     assert [each.level for each in found] == [1] * 5 + [2] * 5 + [3] * 5 and found[10].lines == ()
     assert len(found[0].lines) == 201 and "... 100 more ..." in found[0].lines and found[0].lines[-1][:3] == "299"
+    monkeypatch.setattr(module, "_SECONDS", 0.0)
+    assert all(each.lines == () for each in errors_with_steps("run", evaluation)) and len(asked) == 10
 
 
 def test_run_without_a_checkpoint_says_why_there_are_no_steps(tmp_path):

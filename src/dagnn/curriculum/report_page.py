@@ -5,6 +5,7 @@ import io
 import os
 import platform
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from dagnn.errors import DagnnError, check_installed
 
 _SHOWN_OPERATORS = 12
 _SMOOTHED = 50  # steps: one point of the smoothed loss is the mean of this many
-_EXPLAINED, _SECONDS_EACH = 10, 5.0  # wrong answers that are worked out again, step by step
+_EXPLAINED, _SECONDS = 10, 10.0  # wrong answers that are worked out again, step by step, and the time for all
 _STEPS_SHOWN = 200
 _VERSIONS_OF = ("dagnn", "torch", "numpy", "numba", "scipy")
 # By the place of a level: told apart by every kind of eye, on white and on black.
@@ -158,7 +159,7 @@ def _draw_errors(axes: Any, errors: Mapping[str, Mapping[str, int]] | None) -> N
 
 
 def errors_with_steps(run: str | Path, evaluation: Evaluation) -> list[Explained]:
-    """The wrong answers that an evaluation kept, the first ten worked out again by the run's newest checkpoint.
+    """The wrong answers that an evaluation kept, worked out again by the run's newest checkpoint, for some seconds.
 
     Args:
         run: a run directory.
@@ -170,22 +171,34 @@ def errors_with_steps(run: str | Path, evaluation: Evaluation) -> list[Explained
         for example in result.examples
         if not example.right
     ]
-    return [
-        Explained(level, example, _steps(run, example.input) if number < _EXPLAINED else ())
-        for number, (level, example) in enumerate(wrong)
-    ]
+    if not wrong:
+        return []
+    # Here: it loads torch and the engine, and most runs are right.
+    from dagnn.curriculum.parsing import parse
+    from dagnn.curriculum.solving import network_of, solve_with
 
-
-def _steps(run: str | Path, expression: str) -> tuple[str, ...]:
-    """Every rewrite of a network, where it left the engine's path, and its confidence."""
-    from dagnn.curriculum.solving import solve  # here: it loads torch and the engine, and most runs are right
-
+    found: list[Explained] = []
     try:
-        lines = solve(run, expression, seconds=_SECONDS_EACH, trace=True).lines
+        model, trained = network_of(run)
     except DagnnError as error:
-        return (f"not worked out: {error}",)
-    skipped = len(lines) - _STEPS_SHOWN
-    return tuple(lines if skipped <= 0 else [*lines[: _STEPS_SHOWN - 12], f"... {skipped:,} more ...", *lines[-12:]])
+        return [Explained(level, example, (f"not worked out: {error}",)) for level, example in wrong]
+    start = time.monotonic()
+    for number, (level, example) in enumerate(wrong):
+        left = _SECONDS - (time.monotonic() - start)
+        lines: list[str] = []
+        if number < _EXPLAINED and left > 0:
+            try:
+                lines = solve_with(model, parse(example.input), trained=trained, seconds=left, trace=True).lines
+            except DagnnError as error:
+                lines = [f"not worked out: {error}"]
+        found.append(Explained(level, example, tuple(_shortened(lines))))
+    return found
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    """The first steps, and the verdict, which comes last."""
+    more = len(lines) - _STEPS_SHOWN
+    return lines if more <= 0 else [*lines[: _STEPS_SHOWN - 12], f"... {more:,} more ...", *lines[-12:]]
 
 
 def machine() -> dict[str, str]:

@@ -185,17 +185,20 @@ def solve(
     if not seconds > 0:
         raise ConfigError(f"seconds must be above 0, got {seconds}.")
     expression = _read(text)
+    model, trained = network_of(run)
+    return solve_with(model, expression, trained=trained, budget=budget, seconds=seconds, trace=trace)
+
+
+def network_of(run: str | Path) -> tuple["Proposer", Container[NeighbourhoodTokens] | None]:
+    """What `solve_with` needs of a run: its network, and the neighbourhoods of its training where they are known.
+
+    Raises:
+        RunError, CheckpointError: as of `solve`.
+    """
     directory, config, checkpoint = opened_run(run)
     traced = read_neighbourhoods(directory.path, SIGNATURE)
     held_out = config.curriculum.held_out_windows
-    return solve_with(
-        model_of(checkpoint),
-        expression,
-        trained=None if traced is None else trained_neighbourhoods(traced[0], held_out, checkpoint),
-        budget=budget,
-        seconds=seconds,
-        trace=trace,
-    )
+    return model_of(checkpoint), None if traced is None else trained_neighbourhoods(traced[0], held_out, checkpoint)
 
 
 def _read(text: str) -> Expr:
