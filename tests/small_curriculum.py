@@ -13,6 +13,7 @@ SMALL = {
     "test_samples": 3,
     "curriculum.preset": "small",
     "curriculum.samples": [30, 20, 20, 2, 20, 20, 20],
+    "curriculum.certify": "false",
     "model.width": 32,
     "optimizer.lr": 1e-2,
     "schedule.warmup_steps": 5,

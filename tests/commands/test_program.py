@@ -35,6 +35,7 @@ def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("program") / "run"
     flags = {"run_directory": str(path), "max_steps": 3, "batch_size": 16, "threads": 1, "eval_every": 0}
     flags |= {"curriculum.levels": [1], "curriculum.preset": "small", "curriculum.samples": [40], "test_samples": 1}
+    flags |= {"curriculum.certify": False}
     flags |= {"model.width": 16, "schedule.name": "constant", "checkpoint.keep_best": 0}
     train(CurriculumConfig.resolve(environment={}, flags=flags), note=lambda line: None)
     return path

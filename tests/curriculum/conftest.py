@@ -23,6 +23,7 @@ def learned(tmp_path_factory):
             "curriculum.levels": [1],
             "curriculum.preset": "small",
             "curriculum.samples": [2000],
+            "curriculum.certify": False,
             "model.width": 128,
             "optimizer.lr": 4e-3,
             "schedule.warmup_steps": 20,

@@ -27,6 +27,7 @@ SMALL = [
     *("--max-steps", "24", "--batch-size", "32", "--micro-batches", "2", "--threads", "1", "--model.width", "32"),
     *("--eval-every", "10", "--eval-samples", "2", "--test-samples", "3", "--optimizer.lr", "0.01"),
     *("--curriculum.preset", "small", "--curriculum.samples", "30 20 20 2 20 20 20"),
+    *("--curriculum.certify", "false"),
     *("--schedule.warmup-steps", "5", "--checkpoint.save-every", "5"),
 ]
 LONG = 60.0

@@ -84,6 +84,7 @@ def test_process_environment_is_read_by_default(monkeypatch):
         ("curriculum.minimum_steps", -1, "a whole number of at least 0"),
         ("curriculum.patience", 0, "a whole number of at least 1"),
         ("curriculum.own_runs", -1, "a whole number of at least 0"),
+        ("curriculum.certify", "maybe", "true or false"),
         ("curriculum.held_out_windows", 1.0, "a number from 0 to below 1"),
         ("model.backbone", "lstm", "one of features, graph"),
         ("model.graph_dim", 0, "a whole number of at least 1"),

@@ -48,6 +48,13 @@ class LevelsConfig:
         "those that it gets wrong are drawn more often; 0: none",
         **at_least(0),
     )
+    certify: bool = setting(
+        True,
+        "train on every neighbourhood that inputs of levels 1, 2, 3 and 5 can lead to, and end with the certificate of "
+        "those of them that are trained",
+        allowed="true or false",
+        accepts=lambda value: True,
+    )
     held_out_windows: float = setting(
         0.0, "share of all distinct neighbourhoods that is kept from training, to be asked at the end", **below_one()
     )

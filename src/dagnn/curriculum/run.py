@@ -20,9 +20,11 @@ from dagnn.curriculum.accuracy import (
     opened_run,
     samples_of,
 )
+from dagnn.curriculum.certificate import LEVELS as CERTIFIED
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation_file import Evaluation
 from dagnn.curriculum.levels import LEVELS
+from dagnn.curriculum.mending import certify_and_mend, with_closures
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.algebra import COMMUTATIVE
 from dagnn.curriculum.traces import collect_neighbourhoods
@@ -94,6 +96,10 @@ def train(
             judged = processes.by_first(lambda: _judged_before(run, config, before))
             if judged is not None:
                 return judged
+        if certified := _certified_levels(config):
+            loader = trainer.loader
+            assert isinstance(loader, NeighbourhoodLoader)
+            processes.by_first(lambda: certify_and_mend(run, config, loader, certified, note))
         note(f"asking {config.test_samples} test expressions of each level")
         return processes.by_first(lambda: _judged(run, config))
 
@@ -208,6 +214,18 @@ def _first_network(config: CurriculumConfig) -> GraphRewriter:
     return network
 
 
+def _certified_levels(config: CurriculumConfig) -> list[int]:
+    """The levels whose certificate the run ends with.
+
+    None where neighbourhoods are kept from training, or where a network may exchange operands: it is then not expected
+    to write what the engine writes.
+    """
+    curriculum = config.curriculum
+    if not curriculum.certify or curriculum.held_out_windows or config.loss.alignment == "searched":
+        return []
+    return [level for level in curriculum.levels if level in CERTIFIED]
+
+
 def _judged(run: RunDirectory, config: CurriculumConfig) -> Evaluation:
     found = evaluate(run.path, expressions=config.test_samples)
     found.write(run.path)
@@ -248,6 +266,8 @@ def _traced(run: RunDirectory, config: CurriculumConfig, note: Callable[[str], o
     note(f"tracing {sum(samples.values()):,} expressions of the levels {', '.join(map(str, samples))}")
     start, cpu_start = time.perf_counter(), _cpu_seconds()
     collected = collect_neighbourhoods(samples, seed=config.seed, preset=config.curriculum.preset, processes=processes)
+    if _certified_levels(config):
+        collected = with_closures(collected, _certified_levels(config))
     cost = Cost(time.perf_counter() - start, _cpu_seconds() - cpu_start)
     write_neighbourhoods(run.path, collected, cost, SIGNATURE)
     note(f"{len(collected):,} distinct neighbourhoods in {cost.seconds:.0f} s")

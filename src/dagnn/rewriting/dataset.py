@@ -182,6 +182,10 @@ class NeighbourhoodLoader:
         """Items to be trained on that come first at one of these stages: int64 ``[n]``."""
         return torch.from_numpy(np.flatnonzero(np.isin(self._stage_of_item, stages) & self._is_trained))
 
+    def items_of(self, mistakes: Iterable[Mistake]) -> Tensor:
+        """The items of these neighbourhoods: int64 ``[n]``."""
+        return torch.tensor([self._item_of[each.neighbourhood] for each in mistakes], dtype=torch.int64)
+
     def wrong_neighbourhoods(self, model: GraphRewriter, stages: Sequence[int]) -> list[Mistake]:
         """The traced neighbourhoods of `neighbourhoods_of` whose replacement is not exactly right; call it in eval
         mode."""
