@@ -104,7 +104,7 @@ def test_page_is_one_file_that_loads_nothing_and_escapes_what_it_is_given():
 def test_wrong_answers_are_worked_out_again_the_first_ten(monkeypatch):
     asked = []
 
-    def solve(model, expression, *, trained, seconds, trace):
+    def solve(model, expression, *, trained, budget, seconds, trace):
         asked.append((model, expression, trained, trace))
         return SimpleNamespace(lines=[f"{number}  1.0  a -> b" for number in range(300)])
 

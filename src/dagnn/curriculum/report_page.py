@@ -19,6 +19,7 @@ from dagnn.errors import DagnnError, check_installed
 _SHOWN_OPERATORS = 12
 _SMOOTHED = 50  # steps: one point of the smoothed loss is the mean of this many
 _EXPLAINED, _SECONDS = 10, 10.0  # wrong answers that are worked out again, step by step, and the time for all
+_BUDGET = 500  # rewrite steps of each: to write out those of one that comes to no end takes longer than to find them
 _STEPS_SHOWN = 200
 _VERSIONS_OF = ("dagnn", "torch", "numpy", "numba", "scipy")
 # By the place of a level: told apart by every kind of eye, on white and on black.
@@ -188,7 +189,9 @@ def errors_with_steps(run: str | Path, evaluation: Evaluation) -> list[Explained
         lines: list[str] = []
         if number < _EXPLAINED and left > 0:
             try:
-                lines = solve_with(model, parse(example.input), trained=trained, seconds=left, trace=True).lines
+                expression = parse(example.input)
+                solved = solve_with(model, expression, trained=trained, budget=_BUDGET, seconds=left, trace=True)
+                lines = solved.lines
             except DagnnError as error:
                 lines = [f"not worked out: {error}"]
         found.append(Explained(level, example, tuple(_shortened(lines))))
