@@ -161,3 +161,20 @@ def test_an_exception_that_the_flow_cannot_express_ends_the_claim():
     assert 0 < certificate.contradicted < 100
     assert "add(5, 5, 0)" in certificate.disputed
     assert not certificate.holds
+
+
+@pytest.mark.slow
+def test_division_is_learned_from_nothing_with_wrong_answers_and_gcd_over_its_cells():
+    """Seed 0: five digits that have each other as witnesses are forgotten together, and come back right."""
+    learned = {"/": learn(ARITHMETIC["/"].operation, ARITHMETIC["/"].pairs(12000, wrong=0.05))}
+    learned["*"] = learn(ARITHMETIC["*"].operation, ARITHMETIC["*"].pairs(12000))
+    gcd = ARITHMETIC["gcd"]
+    learned["gcd"] = learn(gcd.operation, gcd.pairs(2000), given=[learned[name] for name in gcd.given])
+    rng = random.Random(4)
+    for name, (inputs, given) in {"/": (200, 0), "*": (300, 0), "gcd": (500, 500)}.items():
+        certificate = learned[name].certificate()
+        assert certificate.holds, str(certificate)
+        assert (certificate.reachable, certificate.given) == (inputs, given)
+        questions = [ARITHMETIC[name].question(rng, (60, 40)) for _ in range(50)]
+        canonical = ARITHMETIC[name].operation.canonical
+        assert learned[name].answers(questions) == [canonical(ARITHMETIC[name].exact(*q)) for q in questions]
