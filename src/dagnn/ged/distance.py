@@ -283,7 +283,9 @@ def graph_edit_distance(
         integers are compared exactly too, in more time. The first call of a process loads machine code; the first on a
         machine compiles it, which takes some 10 s.
     Source: depth-first branch and bound after Abu-Aisheh et al., "An exact graph edit distance algorithm for solving
-        pattern recognition problems", ICPRAM 2015; bounds: see `ged_bounds`.
+        pattern recognition problems", ICPRAM 2015; bounds: see `ged_bounds`, and dual ascent after Hahn and Grant,
+        "Lower bounds for the quadratic assignment problem based upon a dual formulation", Operations Research 46(6),
+        1998.
 
     >>> from dagnn.graph import Dag
     >>> result = graph_edit_distance(Dag([("a", "b"), ("b", "c")]), Dag([("a", "b"), ("a", "c")]))

@@ -16,7 +16,6 @@ from torch import Tensor
 from dagnn.errors import ConfigError, warn
 from dagnn.ged.costs import EditCosts, checked_costs
 from dagnn.ged.distance import DEFAULT_BUDGET, checked_limits, whole_number
-from dagnn.ged.exact.problem import NO_PRICES
 from dagnn.ged.exact.screen import NO_LIMIT, branch_bounds, count_bounds, least_costs, new_collection
 from dagnn.ged.exact.solve import as_float, find
 from dagnn.ged.exact.tables import build_tables
@@ -295,7 +294,6 @@ class _Run:
                     branch_bounds,
                     tables.tables,
                     tables.reversed,
-                    NO_PRICES,
                     query.kind,
                     query.pairs,
                     self._collection,

@@ -11,7 +11,7 @@ import pytest
 
 from dagnn.ged import EditCosts, ged_bounds, ged_matrix, graph_edit_distance, tree_edit_distance
 from dagnn.ged.exact.bounds import new_search
-from dagnn.ged.exact.problem import NO_PRICES, new_problem
+from dagnn.ged.exact.problem import new_problem
 from dagnn.ged.exact.tables import build_tables
 from dagnn.ged.exact.watch import Watch
 from dagnn.ged.labelled import read_pair
@@ -77,7 +77,7 @@ def test_ctrl_c_while_a_search_is_set_up_raises():
 
     def set_up_endlessly():
         while True:
-            new_search(new_problem(tables.tables, *tables.graphs), NO_PRICES, 1 << 40, Watch().stop)
+            new_search(new_problem(tables.tables, *tables.graphs), 1 << 40, Watch().stop)
 
     for _ in range(3):
         assert interrupted(set_up_endlessly)

@@ -348,11 +348,11 @@ def _forbid(stars: Stars, base: Ints, share: Ints, u: int, v: int) -> None:
 
 
 @jitted
-def step(stars: Stars, base: Ints, share: Ints, missing: int) -> bool:
+def step(stars: Stars, base: Ints, share: Ints, rise: int) -> bool:
     """Move shares so that the stars of the last assignment agree; False if they agree already.
 
     Where one of two chosen stars matches an edge and the other does not, the first one's share rises, by so much that
-    the bound would rise by ``missing`` if no other stars were chosen then.
+    the bound would rise by ``rise`` if no other stars were chosen then.
     """
     left, right, arcs, other_arcs = stars.left[NODE], stars.right[NODE], stars.arcs, stars.other_arcs
     moved, room, count = stars.moved, stars.room, 0
@@ -381,7 +381,7 @@ def step(stars: Stars, base: Ints, share: Ints, missing: int) -> bool:
         image[left[i]] = OPEN
     if count == 0:
         return False
-    size = missing * 7 // (10 * count) + 1
+    size = rise // count + 1
     for i in range(count):
         a, b = moved[0, i], moved[1, i]
         share[a, b] += size

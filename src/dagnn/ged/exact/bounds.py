@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dagnn.ged.costs import Ints
-from dagnn.ged.exact.assignment import INFINITE, assign, new_room
-from dagnn.ged.exact.problem import DELETED, DELETIONS_PAY, UNIFORM, Prices, Problem
+from dagnn.ged.exact.assignment import assign, new_room
+from dagnn.ged.exact.problem import DELETED, UNIFORM, Problem
 from dagnn.graph.cached import jitted
 
 # Indices into `Search.numbers`: the depth; 1 if the node at that depth is still to be bounded; the cost of the best map
@@ -29,7 +29,7 @@ class Search(NamedTuple):
     Attributes:
         numbers, left, right, depths: int64; the constants above name their entries and rows.
         child, child_bound: int64 ``[n1 + 1, n2 + 1]``: images to try at every depth, most promising first; n2 deletes.
-        anchored: int64 ``[n1, n2]``: what u -> v costs on anchored edges, in units, or in parts with prices.
+        anchored: int64 ``[n1, n2]``: what u -> v costs on anchored edges, in units.
         left_count, right_count: int64 ``[n, 2, labels]``: open edges by direction and label, if costs are uniform.
         full, capped: int64 ``[n1, n2]``: the assignment problem, and the same with deletion plus insertion as a cap.
         room: int64 ``[6, n2 + 1]``, of the assignment.
@@ -53,14 +53,14 @@ class Search(NamedTuple):
 
 # Allocates in Python: numba makes the arrays that a jitted function returns by calls of Python, and crashes the process
 # if Ctrl-C comes during such a call.
-def new_search(problem: Problem, prices: Prices, limit: int, stop: Ints) -> Search:
+def new_search(problem: Problem, limit: int, stop: Ints) -> Search:
     """A search that has not begun; it need not find distances above ``limit``."""
     n1, n2 = problem.node.shape
     labels = int(problem.directions.max()) + 1 if problem.constants[UNIFORM] == 1 else 1
     left, right = np.zeros((6, n1), np.int64), np.zeros((3, n2), np.int64)
     open_all(problem, left, right)
     return Search(
-        numbers=np.array([0, 1, -1, limit, 0, -1, 0, prices.constants[0], 0]),
+        numbers=np.array([0, 1, -1, limit, 0, -1, 0, 2, 0]),
         left=left,
         right=right,
         depths=np.zeros((3, n1 + 1), np.int64),
@@ -91,26 +91,21 @@ def open_all(problem: Problem, left: Ints, right: Ints) -> None:
 
 
 @jitted
-def move(problem: Problem, prices: Prices, search: Search, u: int, v: int, sign: np.int64) -> None:
+def move(problem: Problem, search: Search, u: int, v: int, sign: np.int64) -> None:
     """Map u to v (n2 deletes u) and go one level down, with sign 1; undo just that with sign -1."""
     numbers, image, free, cost = search.numbers, search.left[IMAGE], search.right[FREE], search.depths[COST]
-    linear = len(prices.node) > 0
     n2 = len(free)
     if sign > 0:
         depth = numbers[DEPTH]
         cost[depth + 1] = cost[depth]
         if v < n2:
-            step = prices.node[u, v] if linear else 2 * problem.node[u, v]
-            cost[depth + 1] += step + (1 if linear else 2) * search.anchored[u, v]
+            cost[depth + 1] += 2 * (problem.node[u, v] + search.anchored[u, v])
             image[u] = v
             free[v] = 0
-        elif not linear:
+        else:
             cost[depth + 1] += 2 * (problem.delete[u] + search.left[ANCHORED_DELETE, u])
         numbers[DEPTH] += 1
-    if linear:
-        _anchor_prices(problem, prices, search, u, v, sign)
-    else:
-        _anchor(problem, search, u, v, sign)
+    _anchor(problem, search, u, v, sign)
     if sign < 0:
         numbers[DEPTH] -= 1
         image[u] = DELETED
@@ -149,33 +144,11 @@ def _anchor(problem: Problem, search: Search, u: int, v: int, sign: np.int64) ->
 
 
 @jitted
-def _anchor_prices(problem: Problem, prices: Prices, search: Search, u: int, v: int, sign: np.int64) -> None:
-    """Charge what the prices leave on the edges to u and v (sign 1), or take that back (sign -1)."""
-    left, right, pair, left_price, right_price = problem.left, problem.right, problem.pair, prices.left, prices.right
-    order, free, anchored, parts = search.left[ORDER], search.right[FREE], search.anchored, prices.constants[0]
-    n1, n2 = anchored.shape
-    for i in range(search.numbers[DEPTH], n1):
-        w = order[i]
-        p = left[w, u]
-        for x in range(n2):
-            if free[x] == 0:
-                continue
-            rest = left_price[w, u, x]
-            if v < n2:
-                q = right[x, v]
-                saving = pair[p, q] - pair[p, 0] - pair[0, q]
-                rest += parts * saving + left_price[u, w, v] + right_price[v, x, u] + right_price[x, v, w]
-            anchored[w, x] += sign * rest
-
-
-@jitted
-def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
+def bound_completions(problem: Problem, search: Search) -> int:
     """Lower bound of all completions of the current map; leaves the assignment in ``search``.
 
     Once ``search.stop`` is set it returns a weaker bound, quickly.
     """
-    if len(prices.node) > 0:
-        return _linear_bound(problem, prices, search)
     node, delete, insert, left, right, pair = problem[:6]
     order, anchored_delete, open_delete = search.left[ORDER], search.left[ANCHORED_DELETE], search.left[OPEN_DELETE]
     free, anchored_insert, open_insert = search.right[FREE], search.right[ANCHORED_INSERT], search.right[OPEN_INSERT]
@@ -218,25 +191,6 @@ def bound_completions(problem: Problem, prices: Prices, search: Search) -> int:
             capped[i - depth, column] = min(mapped, 2 * (delete[u] + anchored_delete[u]) + open_delete[u])
         column += 1
     total: int = search.depths[COST, depth] + inserted + assign(capped, n1 - depth, column, search.room, search.stop)
-    return total
-
-
-@jitted
-def _linear_bound(problem: Problem, prices: Prices, search: Search) -> int:
-    """`bound_completions` by prices. Deleting a node costs 0 here: the constant part has it already."""
-    node, order, free, anchored = prices.node, search.left[ORDER], search.right[FREE], search.anchored
-    full, capped = search.full, search.capped
-    highest = 0 if problem.constants[DELETIONS_PAY] == 1 else INFINITE
-    n1, n2 = node.shape
-    depth = search.numbers[DEPTH]
-    column = 0
-    for v in range(n2):
-        if free[v] == 1:
-            for i in range(depth, n1):
-                full[i - depth, column] = node[order[i], v] + anchored[order[i], v]
-                capped[i - depth, column] = min(full[i - depth, column], highest)
-            column += 1
-    total: int = search.depths[COST, depth] + assign(capped, n1 - depth, column, search.room, search.stop)
     return total
 
 

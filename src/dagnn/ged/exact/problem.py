@@ -48,7 +48,7 @@ class Problem(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """Edge costs moved to the nodes, in parts of a unit, by `relaxations`. Without prices, node is ``[0, 0]``.
+    """Edge costs moved to the nodes, in parts of a unit, by `relaxations`.
 
     If u is mapped to v and w to x, their pair is left with the cost ``scale * saving(pair types) + left[u, w, v] +
     left[w, u, x] + right[v, x, u] + right[x, v, w]``, which is never negative.
@@ -64,11 +64,6 @@ class Prices(NamedTuple):
     left: Ints
     right: Ints
     constants: Ints
-
-
-_CUBE = np.zeros((0, 0, 0), dtype=np.int64)
-NO_PRICES = Prices(np.zeros((0, 0), dtype=np.int64), _CUBE, _CUBE, np.array([2, 0]))
-"""For the search by branch match, whose bounds are in halves of a unit."""
 
 
 # Allocates in Python: numba makes the arrays that a jitted function returns by calls of Python, and crashes the process

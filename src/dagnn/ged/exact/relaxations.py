@@ -11,7 +11,7 @@ from scipy.sparse import coo_array, vstack
 
 from dagnn.ged.costs import Floats, Ints
 from dagnn.ged.exact import highs
-from dagnn.ged.exact.assignment import ROW_OF, assign
+from dagnn.ged.exact.assignment import ROW_OF, assign, new_room
 from dagnn.ged.exact.problem import ALL_EDGES, DELETIONS_PAY, Prices, Problem, improve
 from dagnn.ged.exact.watch import Watch
 from dagnn.graph.cached import jitted
@@ -31,6 +31,18 @@ LIGHT = 4_000
 # chooses a direction.
 STEPS = 30
 RESOLUTION = 1 << 24
+
+
+def linear_lower(problem: Problem, watch: Watch) -> int:
+    """A lower bound of the distance, in units, by a linear program; 0 where `linear_prices` gives none."""
+    prices = linear_prices(problem, watch)
+    if prices is None:
+        return 0
+    n1, n2 = problem.node.shape
+    # Deleting a node costs 0 here: the constant part has it already.
+    cost = np.minimum(prices.node, 0) if problem.constants[DELETIONS_PAY] == 1 else prices.node
+    total = int(prices.constants[1]) + int(assign(cost, n1, n2, new_room(n2), watch.stop))
+    return -(-total // int(prices.constants[0]))
 
 
 def linear_prices(problem: Problem, watch: Watch) -> Prices | None:

@@ -12,7 +12,7 @@ from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import INFINITE
 from dagnn.ged.exact.bounds import UPPER, Search, open_all
 from dagnn.ged.exact.dual_search import advance_dual, allocate, dual_lower, fits, prepare
-from dagnn.ged.exact.problem import DELETED, UNIFORM, Prices, Problem, fill, map_cost
+from dagnn.ged.exact.problem import DELETED, UNIFORM, Problem, fill, map_cost
 from dagnn.ged.exact.search import advance, proved_lower
 from dagnn.ged.exact.tables import CostTables, Tables
 from dagnn.graph.cached import jitted
@@ -155,7 +155,6 @@ def _degrees(pairs: Ints) -> Ints:
 def branch_bounds(
     tables: Tables,
     reverse: Tables,
-    no_prices: Prices,
     kind: Ints,
     pairs: Ints,
     graphs: Collection,
@@ -187,7 +186,7 @@ def branch_bounds(
             found, least = dual.numbers[UPPER], dual_lower(dual, done)
         else:
             search = _search(problem, limit, stop)
-            done = advance(problem, no_prices, search, 0, nodes)
+            done = advance(problem, search, 0, nodes)
             found, least = search.numbers[UPPER], proved_lower(search, done)
         if stop[0] != 0:
             return

@@ -1,8 +1,8 @@
 """Depth-first branch and bound over node maps.
 
 A search node is a map of the first ``depth`` nodes of the left graph. Its bound is an assignment of the remaining
-nodes (see `bounds`), and the dual prices of that assignment bound all children at once. Bounds are integers, in parts
-of a unit: halves for branch match.
+nodes (see `bounds`), and the dual prices of that assignment bound all children at once. Bounds are integers, in halves
+of a unit.
 
 Legend as in `problem`.
 """
@@ -15,7 +15,6 @@ from dagnn.ged.exact.bounds import (
     ANCHORED_DELETE,
     BEFORE,
     BEST,
-    COST,
     DEPTH,
     ENTERING,
     FREE,
@@ -35,13 +34,13 @@ from dagnn.ged.exact.bounds import (
     bound_completions,
     move,
 )
-from dagnn.ged.exact.problem import DELETIONS_PAY, UNIFORM, Prices, Problem, improve, map_cost
+from dagnn.ged.exact.problem import DELETIONS_PAY, UNIFORM, Problem, improve, map_cost
 from dagnn.ged.exact.relaxations import search_upper
 from dagnn.graph.cached import jitted
 
 
 @jitted
-def advance(problem: Problem, prices: Prices, search: Search, starts: int, budget: int) -> bool:
+def advance(problem: Problem, search: Search, starts: int, budget: int) -> bool:
     """Search until done, or until ``budget`` nodes were bounded in all calls together; returns whether it is done.
 
     It also returns when ``search.stop`` is set and, if the caller judges maps, at every whole map.
@@ -54,7 +53,7 @@ def advance(problem: Problem, prices: Prices, search: Search, starts: int, budge
     # For plain literals numba would compile `move` once each.
     down, up = np.int64(1), np.int64(-1)
     if numbers[HERE] < 0:  # nothing is bounded yet
-        begin(problem, prices, search, starts)
+        begin(problem, search, starts)
     if numbers[ROOT] > _cut(numbers):
         return True
     while True:
@@ -63,7 +62,7 @@ def advance(problem: Problem, prices: Prices, search: Search, starts: int, budge
             if numbers[NODES] >= budget or search.stop[0] != 0:
                 return False
             numbers[NODES] += 1
-            _enter(problem, prices, search)
+            _enter(problem, search)
             numbers[ENTERING] = 0
             if numbers[JUDGED] == 1 and depth == len(order):
                 return False
@@ -71,13 +70,13 @@ def advance(problem: Problem, prices: Prices, search: Search, starts: int, budge
         if place < depths[NUM_CHILDREN, depth] and child_bound[depth, place] <= _cut(numbers):
             depths[NEXT_CHILD, depth] += 1
             numbers[HERE] = child_bound[depth, place]
-            move(problem, prices, search, order[depth], child[depth, place], down)
+            move(problem, search, order[depth], child[depth, place], down)
             numbers[ENTERING] = 1
         else:
             if depth == 0:
                 return True
             u = order[depth - 1]
-            move(problem, prices, search, u, image[u] if image[u] >= 0 else len(search.right[FREE]), up)
+            move(problem, search, u, image[u] if image[u] >= 0 else len(search.right[FREE]), up)
 
 
 @jitted
@@ -106,7 +105,7 @@ def _cut(numbers: Ints) -> int:
 
 
 @jitted
-def begin(problem: Problem, prices: Prices, search: Search, starts: int) -> None:
+def begin(problem: Problem, search: Search, starts: int) -> None:
     """Bound the distance from both sides at the root; keeps a map that ``search`` already has, with its cost."""
     numbers, best = search.numbers, search.left[BEST]
     _map_order(problem.left, search.left[ORDER])
@@ -114,11 +113,10 @@ def begin(problem: Problem, prices: Prices, search: Search, starts: int) -> None
     if problem.constants[UNIFORM] == 1:
         _count(problem.left, problem.directions, search.left_count)
         _count(problem.right, problem.directions, search.right_count)
-    search.depths[COST, 0] = prices.constants[1]
     fresh = numbers[UPPER] < 0
     if fresh:
         numbers[UPPER] = map_cost(problem, best)
-    numbers[ROOT] = numbers[HERE] = max(0, bound_completions(problem, prices, search))
+    numbers[ROOT] = numbers[HERE] = max(0, bound_completions(problem, search))
     _offer(problem, search)
     # One start, then the others: pairs a few edits apart are done after the first.
     for first, last in ((-1, 0), (0, 1), (1, starts)):
@@ -171,7 +169,7 @@ def _count(pairs: Ints, directions: Ints, count: Ints) -> None:
 
 
 @jitted
-def _enter(problem: Problem, prices: Prices, search: Search) -> None:
+def _enter(problem: Problem, search: Search) -> None:
     """Bound the current node, offer the map that its assignment suggests, and list its children."""
     numbers, left, free, twin, full = search.numbers, search.left, search.right[FREE], problem.twin, search.full
     depth = numbers[DEPTH]
@@ -179,7 +177,7 @@ def _enter(problem: Problem, prices: Prices, search: Search) -> None:
     search.depths[NEXT_CHILD, depth] = 0
     search.depths[NUM_CHILDREN, depth] = 0
     # The bound that this node had as a child still holds: with it, bounds never fall on the way down.
-    bound, known = bound_completions(problem, prices, search), numbers[HERE]
+    bound, known = bound_completions(problem, search), numbers[HERE]
     _offer(problem, search)
     cut = _cut(numbers)
     if depth == n1 or bound > cut:
@@ -200,9 +198,7 @@ def _enter(problem: Problem, prices: Prices, search: Search) -> None:
         if v >= least and (twin[v] < 0 or free[twin[v]] == 0):
             count = _insert_child(child, bounds, count, v, max(known, bound + reduced), cut)
     if problem.constants[DELETIONS_PAY] == 1:
-        deletion = 0
-        if len(prices.node) == 0:
-            deletion = 2 * (problem.delete[u] + left[ANCHORED_DELETE, u]) + left[OPEN_DELETE, u]
+        deletion = 2 * (problem.delete[u] + left[ANCHORED_DELETE, u]) + left[OPEN_DELETE, u]
         count = _insert_child(child, bounds, count, n2, max(known, bound + deletion - price), cut)
     search.depths[NUM_CHILDREN, depth] = count
 

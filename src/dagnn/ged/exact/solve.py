@@ -15,9 +15,9 @@ from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import INFINITE
 from dagnn.ged.exact.bounds import BEST, DEPTH, ENTERING, IMAGE, JUDGED, NODES, UPPER, Search, new_search
 from dagnn.ged.exact.dual_search import DualSearch, advance_dual, allocate, dual_lower, fits, prepare
-from dagnn.ged.exact.problem import NO_PRICES, Problem, new_problem
-from dagnn.ged.exact.relaxations import linear_prices
-from dagnn.ged.exact.search import advance, begin, proved_lower
+from dagnn.ged.exact.problem import Problem, new_problem
+from dagnn.ged.exact.relaxations import linear_lower
+from dagnn.ged.exact.search import advance, proved_lower
 from dagnn.ged.exact.tables import CostTables
 from dagnn.ged.exact.watch import Watch
 
@@ -178,7 +178,7 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
     if options.bound is not None:
         # A little more than the bound: three times 0.1 must be within a bound of 0.3.
         limit = min(limit, int(Fraction(options.bound) * (1 + Fraction(1, 10**12)) / Fraction(tables.unit)))
-    search = new_search(problem, NO_PRICES, limit, watch.stop)
+    search = new_search(problem, limit, watch.stop)
 
     def whole(images: Sequence[int]) -> list[int | None]:
         if not swapped:
@@ -196,7 +196,7 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
         search.numbers[JUDGED], search.numbers[UPPER] = 1, math.ceil(judge.cost / tables.unit)
 
     def run(until: int) -> bool:
-        return bool(advance(problem, NO_PRICES, search, starts, until))
+        return bool(advance(problem, search, starts, until))
 
     judged = None if offer is None else partial(offer, search, search.left[IMAGE])
     dual_follows = not options.linear and fits(problem)
@@ -204,14 +204,7 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
     done = _advance(problem, search.numbers, run, first, watch, judged)
     lower, numbers, best = proved_lower(search, done), search.numbers, search.left[BEST]
     if options.linear and not done and not watch.over():
-        prices = linear_prices(problem, watch)
-        if prices is not None:
-            again = new_search(problem, prices, limit, watch.stop)
-            again.left[BEST], again.numbers[UPPER] = best, numbers[UPPER]
-            begin(problem, prices, again, 0)
-            lower = max(lower, proved_lower(again, False))
-            if judge is None:
-                numbers, best = again.numbers, again.left[BEST]
+        lower = max(lower, min(linear_lower(problem, watch), int(numbers[UPPER])))
     elif dual_follows and not done and budget > PATIENCE and not watch.over():
         dual = getattr(allocate, "py_func", allocate)(problem, watch.stop)
         prepare(problem, dual, best, numbers[UPPER], limit, numbers[NODES])
