@@ -68,6 +68,27 @@ def test_a_cast_inside_the_loss_hides_nothing(cast):
     assert kinds(check_loop(loop(loss=casting), network(), classes(), loss_fn=loss_fn)) in ([], ["low precision"])
 
 
+@pytest.mark.parametrize("ignored", [range(2), range(4), [0, 1, 10, 11], range(20, 24), range(22, 24)])
+def test_a_micro_batch_of_ignored_targets_is_not_missed(ignored):
+    x, y = classes()
+    y[list(ignored)] = -100
+    counted = loop(share=lambda sizes, n: 1.0)
+
+    def right(model, optimizer, micro_batches):
+        for start in range(0, len(micro_batches), K):
+            window = micro_batches[start : start + K]
+            tokens = sum(int((targets >= 0).sum()) for _, targets in window)
+            for inputs, targets in window:
+                (cross_entropy(model(inputs), targets, reduction="sum") / max(tokens, 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert kinds(check_loop(right, network(dtype=torch.float64), (x, y), loss_fn=loss_fn)) == []
+    found = kinds(check_loop(counted, network(dtype=torch.float64), (x, y), loss_fn=loss_fn))
+    assert "missing backward" not in found and "lost remainder" not in found, found
+    assert found
+
+
 @pytest.mark.fault("checker", 1)
 def test_tensors_of_float32_in_the_loop():
     def train_step(model, optimizer, micro_batches):

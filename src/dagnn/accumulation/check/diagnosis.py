@@ -19,7 +19,9 @@ class Weights(NamedTuple):
     """Weights ``c_j`` of the micro-batches j of one epoch in gradients ``sum_j c_j g_j``.
 
     Attributes:
-        sizes, windows: of the layout.
+        sizes: of the layout.
+        windows: of the layout, without the micro-batches that have no gradient: of items that all are ignored.
+        lengths: how many micro-batches each window has in all.
         shares: right weights of each window's micro-batches; their shares of the items if ``coupled``.
         coupled: no weights make the gradient of a window from those of its micro-batches.
         steps: weights in each step.
@@ -31,6 +33,7 @@ class Weights(NamedTuple):
 
     sizes: list[int]
     windows: list[list[int]]
+    lengths: list[int]
     shares: list[list[float]]
     coupled: bool
     steps: list[list[float]]
@@ -72,8 +75,10 @@ def weights_of(
     columns = [only(part) for part in parts]
     sizes, windows = examined.layout
     slack = max(1e-5, 4 * tolerance)
+    # No step can show whether such a micro-batch was in it, and no loop is wrong for that.
+    telling = [[j for j in window if 0 < _norm(columns[j], used) < inf] for window in windows]
     shares, coupled = [], False
-    for window, gradient in zip(windows, examined.expected, strict=True):
+    for window, gradient in zip(telling, examined.expected, strict=True):
         inside = [columns[j] for j in window]
         found, rest = fit_finite(inside, only(gradient), used)
         if rest > slack or leaves_out(found, inside, used) or fall_short(found):
@@ -83,7 +88,8 @@ def weights_of(
     steps = [fit_finite(columns, only(step), used) for step in examined.steps]
     return Weights(
         sizes,
-        windows,
+        telling,
+        [len(window) for window in windows],
         shares,
         coupled,
         [found for found, _ in steps],
@@ -217,7 +223,7 @@ def diagnose_ragged(found: Weights, k: int) -> list[Cause]:
         counted = [step[j] for j in window]
         if close(counted, shares, found.tolerance):
             continue
-        if k > 1 and close(counted, [1 / k] * k, found.tolerance):
+        if k > 1 and close(counted, [1 / k] * len(counted), found.tolerance):
             sizes = _numbers([found.sizes[j] for j in window])
             text = f"micro-batches of {sizes} items count {_list(counted)}; right are {_list(shares)}."
             return [cause(Kind.MEAN_OF_MEANS, text)]
@@ -227,9 +233,11 @@ def diagnose_ragged(found: Weights, k: int) -> list[Cause]:
 
 def diagnose_tail(found: Weights, k: int) -> list[Cause]:
     """Causes that show in a short last window, in a loop that is right without one."""
-    slack, tail = found.tolerance, found.windows[-1]
+    slack, tail, length = found.tolerance, found.windows[-1], found.lengths[-1]
+    if not tail:
+        return []
     supports = [_support(step, slack) for step in found.steps]
-    whose = f"the last {len(tail)} of {len(found.sizes)} micro-batches"
+    whose = f"the last {length} of {len(found.sizes)} micro-batches"
     if supports != found.windows:
         lost = [j for j in tail if not any(j in support for support in supports)]
         if lost == tail:
@@ -246,15 +254,15 @@ def diagnose_tail(found: Weights, k: int) -> list[Cause]:
             return []
         text = f"before {whose}, a full window counts {_list(before)} times what is right: only the tail is short."
         return [cause(Kind.WRONG_SCALE, text)]
-    if close(step, [s * len(tail) / k for s in shares], slack):
-        times = f"{k / len(tail):.3g} times too small"
+    if close(step, [s * length / k for s in shares], slack):
+        times = f"{k / length:.3g} times too small"
         return [cause(Kind.SHORT_WINDOW, f"{whose} make a window, but were divided by {k}: its gradient is {times}.")]
     ratios = [c / s for c, s in zip(step, shares, strict=True)]
     if close(ratios, ratios[:1] * len(ratios), slack):
         text = f"{whose} make a window whose gradient is {ratios[0]:.4g} times what it should be."
-        if close(ratios[:1], [float(len(tail))], slack) and len(tail) > 1:
+        if close(ratios[:1], [float(length)], slack) and length > 1:
             return [cause(Kind.NOT_SCALED, text)]
-        if _are_counts(ratios[:1], len(tail)):
+        if _are_counts(ratios[:1], length):
             return [cause(Kind.SUM_LOSS, text)]
         return [cause(Kind.WRONG_DENOMINATOR, text)]
     return [cause(Kind.WRONG_DENOMINATOR, f"{whose} count {_list(step)}; right are {_list(shares)}.")]
