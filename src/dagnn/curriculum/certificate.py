@@ -330,7 +330,7 @@ def expressions_for(
     for first in range(0, expressions, _CHUNK):
         if not missing:
             break
-        hints = [_digits_of(each) for each in missing]
+        hints = [_names_in(each) for each in missing]
         drawn = (drawn_expression(level, i, hints[i % len(hints)]) for i in range(first, first + _CHUNK))
         chunk = [expression for expression in drawn if _has_value(expression, level)]
         known = machine.num_neighbourhoods
@@ -349,25 +349,27 @@ def expressions_for(
     return found
 
 
-def _digits_of(neighbourhood: NeighbourhoodTokens) -> str:
-    """The digits that a neighbourhood shows, in a chain or alone."""
-    names = (SIGNATURE.shown[token].name for token in neighbourhood if token < SIGNATURE.hidden)
-    return "".join(name[-1] for name in names if name.removeprefix("d").isdecimal())
+def _names_in(neighbourhood: NeighbourhoodTokens) -> tuple[str, ...]:
+    """The labels that a neighbourhood shows; digits without the mark of a chain."""
+    kinds = (SIGNATURE.shown[token].kind for token in neighbourhood if token < SIGNATURE.hidden)
+    return tuple(kind[1:] if kind[0] == "d" and kind[1:].isdecimal() else kind for kind in kinds)
 
 
-def drawn_expression(level: int, index: int, digits: str = "") -> Expr:
+def drawn_expression(level: int, index: int, names: Sequence[str] = ()) -> Expr:
     """A small expression of a level whose numbers, and operands, share parts: what random ones hardly ever do.
 
     Args:
         level: one of `LEVELS`.
         index: another one for each.
-        digits: those that its numbers should have.
+        names: digits, operators and symbols that it should have.
     """
     language = _language(level)
     draws = Draws(f"certificate {level} {index}")
-    digits = digits if digits and draws.chance(0.7) else "0123456789"
+    wanted = names if names and draws.chance(0.7) else ()
+    digits = [name for name in wanted if name.isdecimal()] or "0123456789"
     pieces = ["".join(draws.choice(digits) for _ in range(draws.choice((1, 1, 2)))) for _ in range(2)]
     symbols = [value for value in language.leaves if isinstance(value, str)]
+    symbols += [name for name in wanted if name in symbols]
 
     def leaf() -> Expr:
         return draws.choice(symbols) if symbols and draws.chance(0.5) else _number(draws, pieces)
@@ -375,6 +377,7 @@ def drawn_expression(level: int, index: int, digits: str = "") -> Expr:
     operators = (*OPERATORS, "^") if symbols else OPERATORS
     if "e" in symbols:
         operators = (*operators, *FUNCTIONS)
+    operators = (*operators, *(name for name in 2 * tuple(wanted) if name in operators))
     depth = draws.choice((1, 1, 2, 2, 3)) if language.nested else 1
     expression = with_depth(draws, depth, operators, leaf)
     if level == 5:
