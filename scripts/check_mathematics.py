@@ -179,7 +179,11 @@ def checked_problem(seed, index):
     except Undefined as error:
         return expr, ours, f"has no real value: {error}"
     with mp.workdps(DIGITS):
-        return expr, ours, None if near(value, real(ours, {}), 10) else f"should be {mp.nstr(value, 15)}"
+        if near(value, real(ours, {}), 10):
+            return expr, ours, None
+    # tan(pi) is 0 with any digits, and in 40 of them more than 0.001 ^ 94.
+    value = settled(expr)
+    return expr, ours, None if near(value, settled(ours), 10) else f"should be {mp.nstr(value, 15)}"
 
 
 def check_approximation(expr, given):
