@@ -113,7 +113,7 @@ class PlainMachine:
         # Lists: NumPy's arrays are slower to index one by one.
         self._arity, self._opaque = tables.arity.tolist(), tables.opaque.tolist()
         self._depth, self._next_tag = tables.neighbourhood_depth.tolist(), tables.next_tag.tolist()
-        self._shown_id = tables.shown_id.tolist()
+        self._shown_id, self._tag_child = tables.shown_id.tolist(), tables.tag_child.tolist()
         self._rules = RuleEngine()
         self._nodes: dict[tuple[int, tuple[Node, ...]], Node] = {}
         self._replacement_of: dict[NeighbourhoodTokens, ReplacementTokens] = {}
@@ -155,7 +155,7 @@ class PlainMachine:
     def _node(self, label: int, children: tuple[Node, ...]) -> Node:
         node = self._nodes.get((label, children))
         if node is None:
-            tag = self._next_tag[label][children[0].tag if children else 0]
+            tag = self._next_tag[label][children[self._tag_child[label]].tag if children else 0]
             node = self._nodes[label, children] = Node(label, children, tag, self._shown_id[label][tag])
         return node
 

@@ -316,6 +316,11 @@ def _called(function):
     return function.id if isinstance(function, ast.Name) else ""
 
 
+# Triton compiles functions whose source it can read: it is made of the operations of a formula that were checked, of
+# numbers and of names of our own. Nothing of a file gets into it as text.
+_WRITES_SOURCE = SOURCE / "kernels" / "gpu" / "mathematics.py"
+
+
 def test_nothing_but_the_import_of_foreign_files_can_unpickle():
     for path in SOURCE.rglob("*.py"):
         imported, calls = set(), set()
@@ -327,7 +332,8 @@ def test_nothing_but_the_import_of_foreign_files_can_unpickle():
             elif isinstance(node, ast.Call):
                 calls.add(_called(node.func))
         assert not imported & _FORBIDDEN, path
-        assert not calls & {"eval", "exec", "__import__", "np.load", "numpy.load"}, path
+        run = calls & {"eval", "exec", "__import__", "np.load", "numpy.load"}
+        assert run == ({"exec"} if path == _WRITES_SOURCE else set()), path
         assert "torch.load" not in calls or path == SOURCE / "training" / "run" / "tools.py", path
 
 

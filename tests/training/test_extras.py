@@ -157,10 +157,12 @@ def test_profile_is_a_trace_and_changes_no_byte(tmp_path):
 
 
 def test_profile_says_where_it_is_and_a_plain_flag_is_enough(tmp_path):
-    from dagnn.commands.train import _parsed, _plan
+    from dagnn.commands.train import _job, _parsed, _plan
 
     def steps(*arguments):
-        return _plan(*_parsed(["--run-directory", str(tmp_path), *arguments]))[0].profile_steps
+        given = ["--run-directory", str(tmp_path), *arguments]
+        job = _job(given)
+        return _plan(*_parsed(given, job), job)[0].profile_steps
 
     assert (steps(), steps("--profile"), steps("--profile", "--profile-steps", "3")) == (0, 20, 3)
     notes = []

@@ -1,5 +1,10 @@
 """Operations learned from questions and answers alone, with a certificate that covers every length."""
 
+# ruff: noqa: E402 - what is missing is named before the first import fails
+from dagnn.errors import check_installed
+
+check_installed("dagnn.answers", "dagnn[answers]", "numba")
+
 from dagnn.answers.arithmetic import ARITHMETIC, Arithmetic
 from dagnn.answers.learned import Certificate, Learned, learn
 from dagnn.answers.operation import Operation
