@@ -38,7 +38,7 @@ def kernels() -> dict[str, tuple[Any, dict[str, Any]]]:
     """Each kernel with its constants, for a network with every built-in activation and every aggregation."""
     activated, pulled = activations(tuple(ACTIVATIONS))
     sizes = {"tile": network.TILE, "edges": network.EDGES}
-    sums = {"tile": network.TILE, "rows": network.EDGES}
+    sums = {"tile": network.TILE, "rows": network.SUMS}
     return {
         "forward": (network.forward, {"activated": activated, "aggregates": True, **sizes}),
         "backward": (network.backward, {"pulled": pulled, "aggregates": True, **sizes}),
