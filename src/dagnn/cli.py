@@ -120,7 +120,7 @@ class Solve:
     run: str = DEFAULT_RUN
     """run directory, or one of its checkpoints"""
     steps: bool = False
-    """print every step: its number, the network's confidence in it, before -> after"""
+    """print every step that changes something: its number, the network's confidence in it, before -> after"""
     budget: int = 200_000
     """steps, after which the network is stopped"""
     seconds: float = 60.0

@@ -134,7 +134,7 @@ def _learn(arguments: Sequence[str]) -> int:
         pairs = _read_pairs(given.pairs, subject.operation)
     else:
         pairs = _generated(subject, given.count, given.longest, given.wrong, given.seed)
-    known = [_load_given(path) for path in given.given]
+    known = [_load_given(path, "--given") for path in given.given]
     start = time.process_time()
     if not known:
         for name in subject.given:
@@ -152,14 +152,16 @@ def _learn(arguments: Sequence[str]) -> int:
     return 0 if certificate.holds and right else 1
 
 
-def _load_given(path: str) -> Learned:
+def _load_given(path: str, argument: str) -> Learned:
     errors = []
     for arithmetic in ARITHMETIC.values():
         try:
             return Learned.load(path, arithmetic.operation)
         except DataError as error:
             errors.append(str(error))
-    raise DataError(f"--given takes learned operations of arithmetic: {errors[0]}")
+    raise DataError(
+        f"{argument} takes learned operations of arithmetic, as `dagnn answers learn` writes them: {errors[0]}"
+    )
 
 
 def _judge(learned: Learned, subject: _Subject, lengths: Sequence[int], count: int, seed: int) -> bool:
@@ -198,7 +200,7 @@ def _ask(arguments: Sequence[str]) -> int:
     if given.operation is not None:
         learned = Learned.load(given.file, _subject(given.operation).operation)
     else:
-        learned = _load_given(given.file)
+        learned = _load_given(given.file, "ask")
     print(printable(learned.answer(*given.question)))
     return 0
 

@@ -1,5 +1,6 @@
 """One expression answered by a network: its steps, its confidence in each, and where it left the engine's path."""
 
+import math
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
@@ -146,20 +147,25 @@ class Solution:
     def lines(self) -> list[str]:
         """What ``dagnn solve`` prints."""
         width = len(str(self.trace[-1].number)) if self.trace else 0
-        shown = [f"{step.number:{width}d}  {step.confidence:.4f}  {step}" for step in self.trace]
+        shown = [f"{step.number:{width}d}  {_rounded_down(step.confidence)}  {step}" for step in self.trace]
         shown += [f"answer      {self._shown_answer}", f"verdict     {self.verdict}"]
         if self.departure is not None:
             shown.append(f"departs     {self.departure}")
         if self.least_certain is not None:
             least = self.least_certain
-            steps = f"{least.confidence:.4f} or more, least at step {least.number}: {least}"
+            steps = f"{_rounded_down(least.confidence)} or more, least at step {least.number}: {least}"
             same = self.confidence == least.confidence
-            shown.append(f"confidence  {steps if same else f'{self.confidence:.4f}; in its steps {steps}'}")
+            shown.append(f"confidence  {steps if same else f'{_rounded_down(self.confidence)}; in its steps {steps}'}")
         if self.unseen:
             shown.append(f"unseen      {self.unseen:,} of its neighbourhoods, never shown in training")
         if self.doubt:
             shown.append(f"doubt       ten decimals may not give three digits: {self.doubt}")
         return [*shown, f"seconds     {self.seconds:.3f} for {self.steps:,} step{'' if self.steps == 1 else 's'}"]
+
+
+def _rounded_down(confidence: float) -> str:
+    """With four digits: rounded up, "1.0000 or more" would be no statement about a probability."""
+    return f"{math.floor(confidence * 10_000) / 10_000:.4f}"
 
 
 def solve(
