@@ -125,6 +125,15 @@ ROWS: dict[str, dict[str, str]] = {
         "10": "snippets run alone",
         "11": "the reference",
         "12": "tables fit",
+        "13": "the distribution, and README's links on PyPI",
+        "14": "extras, and the core without them",
+        "15": "pictures of one graph or network",
+        "16": "tutorials and their notebooks",
+        "17": "a task and graphs of one's own",
+        "18": "bars, colours, and how often a line is written",
+        "19": "the report's charts",
+        "20": "infix input",
+        "21": "guides, records and guarantees",
     },
 }
 

@@ -74,6 +74,7 @@ print("steps", update.step)
 """
 
 
+@pytest.mark.fault("docs_and_packaging", 14)
 def test_accumulation_needs_torch_and_numpy_alone():
     others = (BASE | set().union(*EXTRAS.values())) - {"torch", "numpy"}
 
@@ -137,6 +138,7 @@ for extra, module, code in {NEEDS!r}:
     return {(extra, module): text for extra, module, text in map(json.loads, run_without(set(), code).splitlines())}
 
 
+@pytest.mark.fault("docs_and_packaging", 14)
 @pytest.mark.parametrize(("extra", "module"), [need[:2] for need in NEEDS])
 def test_a_missing_package_is_named_with_its_extra(told, extra, module):
     text = told[extra, module]

@@ -242,6 +242,7 @@ def test_bad_input_is_refused_in_words(learned):
 
 
 @pytest.mark.fault("curriculum", 10)
+@pytest.mark.fault("docs_and_packaging", 20)
 @pytest.mark.parametrize(
     ("infix", "polish"),
     [

@@ -220,6 +220,7 @@ def test_infinite_numbers_have_the_strongest_colour():
     assert words(figure) == ["infinite nodes (1) have the colour of the largest number"]
 
 
+@pytest.mark.fault("docs_and_packaging", 15)
 def test_a_network_is_drawn_by_weight():
     net = DagNN(Dag([("a", "c"), ("b", "c")]))
     net.set_weights({("a", "c"): 4.0, ("b", "c"): -1.0})

@@ -4,6 +4,7 @@ import io
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -204,12 +205,24 @@ def test_a_down_cell_is_drawn_anew_and_as_sharp():
     assert down.sharpness == 5.0 and not torch.equal(down.next, cell.next)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, True, "hard"])
-def test_sharpness_must_be_a_number_above_0(value):
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-4, 1e7, -math.inf, math.nan, True, "hard", 2j])
+def test_sharpness_must_be_one_that_float32_can_train(value):
     cell = made()
-    with pytest.raises(ConfigError, match=r"sharpness must be a number above 0, or math.inf, got"):
+    with pytest.raises(ConfigError, match=r"sharpness must be a number from 0.001 to 1,000,000, or math.inf, got"):
         cell.sharpness = value
     assert cell.sharpness == 2.0
+
+
+@pytest.mark.parametrize("value", [1e-3, 1, np.float32(2.5), np.int64(3), 1e6, math.inf])
+def test_sharpness_in_range_has_finite_gradients(value):
+    cell = made()
+    cell.sharpness = value
+    assert type(cell.sharpness) is float and cell.sharpness == value
+    y = DagSweep(cell)(torch.randn(4, 3, dtype=torch.float64), Dag([(0, 2), (1, 2), (2, 3)]))
+    assert y.isfinite().all()
+    if value < math.inf:
+        y[3, 0].backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in cell.parameters())
 
 
 @pytest.mark.parametrize("name", ["in_features", "symbols", "operators", "picks", "quantiles"])

@@ -20,7 +20,7 @@ from dagnn.training.run.directory import RunDirectory, open_checkpoints
 from dagnn.training.run.tensors import model_tensors
 
 CERTIFICATE_FILE = "certificate.json"
-# What is still wrong after thousands of steps takes about fifty. More would take more than a minute on two cores.
+# What is still wrong after thousands of steps takes about fifty.
 _STEPS, _STEPS_BETWEEN_CHECKS, _RATE = 150, 50, 2e-4
 _OF_ALL, _OF_WRONG = 448, 64  # neighbourhoods of a batch
 _EXPRESSIONS = 2_000  # drawn in search of some that show what is still wrong: `dagnn certify` draws more

@@ -142,6 +142,22 @@ def test_an_activation_is_that_of_pytorch_far_out_and_near_zero_too(name):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-14, equal_nan=True)
 
 
+def test_gelu_keeps_the_digits_of_its_tail():
+    ends = torch.tensor([0]), torch.tensor([1])
+    no_bias = torch.tensor([False, False])
+    plan = plan_network(torch.tensor([[0, 1]]), torch.tensor([0, 1]), *ends, no_bias, ["identity", "gelu"])
+    z = torch.linspace(-35, -1, 200).double().unsqueeze(1)
+    parts = [z, torch.ones(1).double(), torch.zeros(0).double(), torch.ones(len(z), 1).double()]
+    expected = 0.5 * z * torch.special.erfc(-z * 0.5**0.5)
+    torch.testing.assert_close(results(plan, parts, at_once=True)[0], expected, rtol=2e-12, atol=0)
+
+
+def test_a_grid_is_one_that_cuda_takes():
+    plan = gpu.GpuPlan(DagNN(Dag([(0, node) for node in range(1, 70_000)]))._plan_on[CPU], CPU)
+    grids = [grid for grid, *_ in plan.launches(100_000, backward=False, at_once=False)]
+    assert grids == [(100_000, 1), (100_000, 65_535)]
+
+
 def test_nan_stays_and_equal_winners_share_as_on_the_reference():
     edges = torch.tensor([[0, 2], [1, 2], [0, 3], [1, 3], [0, 4], [1, 4]])
     levels, ends = torch.tensor([0, 0, 1, 1, 1]), (torch.tensor([0, 1]), torch.tensor([2, 3, 4]))

@@ -201,13 +201,14 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
     judged = None if offer is None else partial(offer, search, search.left[IMAGE])
     dual_follows = not options.linear and fits(problem)
     first = 0 if options.linear else min(budget, PATIENCE) if dual_follows else budget
-    done = _advance(problem, search.numbers, run, first, watch, judged)
+    done = _advance(problem, search.numbers, run, first, watch, judged, in_thread=_is_cold(advance))
     lower, numbers, best = proved_lower(search, done), search.numbers, search.left[BEST]
     if options.linear and not done and not watch.over():
         lower = max(lower, min(linear_lower(problem, watch), int(numbers[UPPER])))
     elif dual_follows and not done and budget > PATIENCE and not watch.over():
         dual = getattr(allocate, "py_func", allocate)(problem, watch.stop)
-        prepare(problem, dual, best, numbers[UPPER], limit, numbers[NODES])
+        begin = partial(prepare, problem, dual, best, numbers[UPPER], limit, numbers[NODES])
+        watch.run(begin) if _is_cold(prepare) else begin()
         numbers, best = dual.numbers, dual.best[0]
         numbers[JUDGED] = search.numbers[JUDGED]
 
@@ -215,7 +216,7 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
             return bool(advance_dual(problem, dual, until))
 
         judged = None if offer is None else partial(offer, dual, dual.stars.left[0])
-        done = _advance(problem, numbers, run_dual, budget, watch, judged)
+        done = _advance(problem, numbers, run_dual, budget, watch, judged, in_thread=_is_cold(advance_dual))
         lower = max(lower, dual_lower(dual, done))
     return Solution(lower, int(numbers[UPPER]), whole(best.tolist()), int(numbers[NODES]))
 
@@ -227,12 +228,15 @@ def _advance(
     budget: int,
     watch: Watch,
     judged: Callable[[], None] | None,
+    *,
+    in_thread: bool,
 ) -> bool:
     """Call ``run`` in short slices until it is done, the budget used up or the watch over; returns whether done.
 
     Args:
         numbers: those of the search that ``run`` goes on with, until so many nodes.
         judged: called at every whole map.
+        in_thread: make the first call in a thread of its own, however light its work is.
     """
     n1, n2 = problem.node.shape
     heavy, slice_ = (n1 * n2) ** 2 > HEAVY, 1 + SLICE_STEPS // (1 + n1 * n1 * n2)
@@ -241,7 +245,8 @@ def _advance(
     while True:
         begin = time.perf_counter()
         until = budget if heavy else min(budget, int(numbers[NODES]) + slice_)
-        done = watch.run(partial(run, until)) if heavy else run(until)
+        done = watch.run(partial(run, until)) if heavy or in_thread else run(until)
+        in_thread = False
         if judged is not None and not done and numbers[DEPTH] == n1 and numbers[ENTERING] == 0:
             judged()
         elif done or numbers[NODES] >= budget:
@@ -252,6 +257,11 @@ def _advance(
             slice_ = 1 + slice_ // 4
         if watch.over():
             return False
+
+
+def _is_cold(function: Callable[..., object]) -> bool:
+    """Whether the first call of a jitted function is to come: it compiles for seconds, during which Ctrl-C is lost."""
+    return not getattr(function, "signatures", True)
 
 
 def as_float(cost: Fraction | int) -> float:

@@ -1,5 +1,6 @@
 """A network on a GPU: its plan, the launches of its kernels, and the two passes under autograd."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,9 @@ from dagnn.kernels.network.function import (
 from dagnn.kernels.network.plan import NetworkPlan, plan_of
 
 _Tensors = tuple[Tensor, ...]
+
+MAX_GRID_Y = 65535
+"""CUDA's limit of a grid in all directions but the first, which takes 2^31 - 1: the tiles of the batch are there."""
 
 
 class GpuPlan:
@@ -62,7 +66,6 @@ class GpuPlan:
         self.device, self.num_rows = device, how.num_rows
         self.num_nodes, self.num_inputs, self.num_outputs = count, len(inputs), len(outputs)
         self.num_edges, self.num_biases = len(edges), len(bias_nodes)
-        self.num_levels, self.widest_level = len(level_sizes), int(level_sizes.max(initial=0))
         self.level_sizes = level_sizes.tolist()
         self.aggregates = bool(how.names)
         self.level_offsets, self.input_column = put(_offsets(level_sizes)), put(input_column)
@@ -90,13 +93,13 @@ class GpuPlan:
         Args:
             at_once: all levels in one launch; None chooses.
         """
+        levels = range(len(self.level_sizes))
         if at_once is None:
-            at_once = self.num_nodes * tiles < self.num_levels * _multiprocessors(self.device)
+            at_once = self.num_nodes * tiles < len(levels) * _multiprocessors(self.device)
         if at_once:
-            return [((1, tiles), 0, self.num_levels)]
-        levels = range(self.num_levels)
+            return [((tiles, 1), 0, len(levels))]
         return [
-            ((max(1, self.level_sizes[level]), tiles), level, level + 1)
+            ((tiles, min(self.level_sizes[level], MAX_GRID_Y)), level, level + 1)
             for level in (levels[::-1] if backward else levels)
         ]
 
@@ -114,6 +117,11 @@ def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
 
 
+def _launching_on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current GPU, which need not be that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
@@ -125,30 +133,31 @@ def forward(
     batch = len(x)
     values, sums = x.new_empty(plan.num_nodes, batch), x.new_empty(plan.num_nodes, batch)
     tiles = -(-batch // kernels.TILE)
-    for grid, first, last in plan.launches(tiles, backward=False, at_once=at_once):
-        kernels.forward[grid](
-            x,
-            edge_weight,
-            bias,
-            values,
-            sums,
-            plan.level_offsets,
-            plan.input_column,
-            plan.bias_index,
-            plan.codes,
-            plan.in_offsets,
-            plan.in_sources,
-            plan.kinds,
-            plan.scales,
-            first,
-            last,
-            batch,
-            plan.num_inputs,
-            activated=plan.functions[0],
-            aggregates=plan.aggregates,
-            tile=kernels.TILE,
-            edges=kernels.EDGES,
-        )
+    with _launching_on(plan.device):
+        for grid, first, last in plan.launches(tiles, backward=False, at_once=at_once):
+            kernels.forward[grid](
+                x,
+                edge_weight,
+                bias,
+                values,
+                sums,
+                plan.level_offsets,
+                plan.input_column,
+                plan.bias_index,
+                plan.codes,
+                plan.in_offsets,
+                plan.in_sources,
+                plan.kinds,
+                plan.scales,
+                first,
+                last,
+                batch,
+                plan.num_inputs,
+                activated=plan.functions[0],
+                aggregates=plan.aggregates,
+                tile=kernels.TILE,
+                edges=kernels.EDGES,
+            )
     return values.index_select(0, plan.outputs).t().contiguous(), (values, sums)
 
 
@@ -160,58 +169,59 @@ def backward(
     batch = len(grad_y)
     deltas, grad_x = grad_y.new_empty(plan.num_rows, batch), grad_y.new_empty(batch, plan.num_inputs)
     tiles = -(-batch // kernels.TILE)
-    for grid, first, last in plan.launches(tiles, backward=True, at_once=at_once):
-        kernels.backward[grid](
-            grad_y,
-            edge_weight,
-            values,
-            sums,
-            deltas,
-            grad_x,
-            plan.level_offsets,
-            plan.input_column,
-            plan.codes,
-            plan.out_offsets,
-            plan.out_edges,
-            plan.delta_rows,
-            plan.output_offsets,
-            plan.output_columns,
-            plan.in_offsets,
-            plan.in_sources,
-            plan.kinds,
-            plan.scales,
-            plan.edge_scales,
-            plan.edge_rows,
-            first,
-            last,
-            batch,
-            plan.num_inputs,
-            plan.num_outputs,
-            pulled=plan.functions[1],
-            aggregates=plan.aggregates,
-            tile=kernels.TILE,
-            edges=kernels.EDGES,
-        )
     grad_weight, grad_bias = grad_y.new_empty(plan.num_edges), grad_y.new_empty(plan.num_biases)
-    for results, left_rows, right_rows, multiplied in (
-        (grad_weight, plan.in_sources, plan.delta_rows, True),
-        (grad_bias, plan.bias_nodes, plan.bias_nodes, False),
-    ):
-        if len(results):
-            kernels.sums_over_batch[(-(-len(results) // kernels.SUMS),)](
+    with _launching_on(plan.device):
+        for grid, first, last in plan.launches(tiles, backward=True, at_once=at_once):
+            kernels.backward[grid](
+                grad_y,
+                edge_weight,
                 values,
-                left_rows,
+                sums,
                 deltas,
-                right_rows,
+                grad_x,
+                plan.level_offsets,
+                plan.input_column,
+                plan.codes,
+                plan.out_offsets,
+                plan.out_edges,
+                plan.delta_rows,
+                plan.output_offsets,
+                plan.output_columns,
+                plan.in_offsets,
+                plan.in_sources,
+                plan.kinds,
+                plan.scales,
                 plan.edge_scales,
-                results,
-                len(results),
+                plan.edge_rows,
+                first,
+                last,
                 batch,
-                multiplied=multiplied,
-                scaled=multiplied and plan.aggregates,
+                plan.num_inputs,
+                plan.num_outputs,
+                pulled=plan.functions[1],
+                aggregates=plan.aggregates,
                 tile=kernels.TILE,
-                rows=kernels.SUMS,
+                edges=kernels.EDGES,
             )
+        for results, left_rows, right_rows, multiplied in (
+            (grad_weight, plan.in_sources, plan.delta_rows, True),
+            (grad_bias, plan.bias_nodes, plan.bias_nodes, False),
+        ):
+            if len(results):
+                kernels.sums_over_batch[(-(-len(results) // kernels.SUMS),)](
+                    values,
+                    left_rows,
+                    deltas,
+                    right_rows,
+                    plan.edge_scales,
+                    results,
+                    len(results),
+                    batch,
+                    multiplied=multiplied,
+                    scaled=multiplied and plan.aggregates,
+                    tile=kernels.TILE,
+                    rows=kernels.SUMS,
+                )
     return grad_x, grad_weight, grad_bias
 
 
@@ -229,6 +239,7 @@ class _Network(torch.autograd.Function):
         x, edge_weight, bias = ctx.saved_tensors
         check_sizes(ctx.plan, edge_weight, bias)
         check_dtype(grad_y, edge_weight)
+        check_dtype(grad_y, bias)
         if torch.is_grad_enabled() or not is_plain_on_gpu(grad_y):
             return by_reference(ctx, grad_y, x, edge_weight, bias)
         found = backward(ctx.of_gpu, grad_y.contiguous(), ctx.saved, edge_weight.contiguous())

@@ -7,6 +7,7 @@ finds it.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 import hashlib
 import linecache
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ import triton.language as tl
 
 from dagnn.kernels.emit.expressions import Expr
 from dagnn.kernels.emit.formula import Formula, ancestors, record
+from dagnn.kernels.emit.functions import ERFC
 from dagnn.kernels.nodes import formula_of
 
 _OPERATIONS = {
@@ -97,16 +99,22 @@ def softplus(z):
 
 
 @triton.jit
-def normal_cdf(z):
-    return 0.5 + 0.5 * tl.erf(z * 0.70710678118654752440)
-
-
-@triton.jit
 def normal_density(z):
     return 0.39894228040143267794 * tl.exp(-0.5 * z * z)
 
 
-_HELPERS = {one.__name__: one for one in (sigmoid, expm1, log1p, tanh, softplus, normal_cdf, normal_density)}
+_HELPERS = {one.__name__: one for one in (sigmoid, expm1, log1p, tanh, softplus, normal_density)}
+
+
+def _normal_cdf(z: Any) -> Any:
+    # By the tail: 0.5 + 0.5 erf(z / sqrt(2)) would lose the digits of a small result.
+    x = abs(z) * math.sqrt(0.5)
+    t = 2 / (2 + x)
+    series = ERFC[True][-1] + 0 * t
+    for coefficient in reversed(ERFC[True][:-1]):
+        series = series * (2 * t - 1) + coefficient
+    tail = 0.5 * t * (-x * x).exp() * series
+    return torch.where(z < 0, tail, 1 - tail)
 
 
 def activations(texts: Sequence[str]) -> tuple[Any, Any]:
@@ -125,8 +133,11 @@ def _activations(texts: tuple[str, ...]) -> tuple[Any, Any]:
         value, gradient = _written(text)
         forward.append(value)
         backward.append(gradient)
-    value_lines = ["@triton.jit", "def activated(code, z):", *_by_code(forward, "z"), ""]
-    source = "\n".join([*value_lines, "@triton.jit", "def pulled(code, z, g):", *_by_code(backward, "g"), ""])
+    functions = {"activated(code, z)": _by_code(forward, "z"), "pulled(code, z, g)": _by_code(backward, "g")}
+    if "gelu" in texts:
+        lines = _lines(record(_normal_cdf), ("z",))
+        functions = {"normal_cdf(z)": [*(f"    {line}" for line in lines), "    return result"], **functions}
+    source = "\n".join(line for head, body in functions.items() for line in ("@triton.jit", f"def {head}:", *body, ""))
     # A digest in the name: two networks of one process never read each other's lines.
     name = f"<dagnn activations {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)

@@ -23,6 +23,15 @@ SMALLEST = tl.constexpr(4)
 
 
 @triton.jit
+def _weighted_sum(weight, table, rows, exists, columns, present, batch):
+    """The sum of rows of a table ``[rows, B]``, each times its weight."""
+    found = tl.load(
+        table + rows[:, None] * batch + columns[None, :], mask=exists[:, None] & present[None, :], other=0.0
+    )
+    return tl.sum(weight[:, None] * found, axis=0)
+
+
+@triton.jit
 def _message(values, edge_weight, in_sources, edge, columns, present, batch):
     source = tl.load(in_sources + edge).to(tl.int64)
     return tl.load(edge_weight + edge) * tl.load(values + source * batch + columns, mask=present, other=0.0)
@@ -72,11 +81,11 @@ def forward(
     edges: tl.constexpr,
 ):
     """Values ``[nodes, B]``, and what their activations were given."""
-    columns = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)
+    columns = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     present = columns < batch
     for level in range(first_level, last_level):
         for node in range(
-            tl.load(level_offsets + level) + tl.program_id(0), tl.load(level_offsets + level + 1), tl.num_programs(0)
+            tl.load(level_offsets + level) + tl.program_id(1), tl.load(level_offsets + level + 1), tl.num_programs(1)
         ):
             row = tl.cast(node, tl.int64) * batch + columns
             column = tl.load(input_column + node)
@@ -95,12 +104,7 @@ def forward(
                         exists = at < stop
                         weight = tl.load(edge_weight + at, mask=exists, other=0.0)
                         source = tl.load(in_sources + at, mask=exists, other=0).to(tl.int64)
-                        found = tl.load(
-                            values + source[:, None] * batch + columns[None, :],
-                            mask=exists[:, None] & present[None, :],
-                            other=0.0,
-                        )
-                        z += tl.sum(weight[:, None] * found, axis=0)
+                        z += _weighted_sum(weight, values, source, exists, columns, present, batch)
                 else:
                     z = _aggregate(kind, values, edge_weight, in_sources, start, stop, columns, present, batch)
                 if aggregates:
@@ -180,12 +184,12 @@ def backward(
     edges: tl.constexpr,
 ):
     """The gradient of what each activation was given, ``[rows, B]``, and of x; levels from the last one down."""
-    columns = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)
+    columns = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     present = columns < batch
     for back in range(first_level, last_level):
         level = last_level - 1 - (back - first_level)
         for node in range(
-            tl.load(level_offsets + level) + tl.program_id(0), tl.load(level_offsets + level + 1), tl.num_programs(0)
+            tl.load(level_offsets + level) + tl.program_id(1), tl.load(level_offsets + level + 1), tl.num_programs(1)
         ):
             gradient = tl.zeros([tile], dtype=values.dtype.element_ty)
             for k in range(tl.load(output_offsets + node), tl.load(output_offsets + node + 1)):
@@ -200,12 +204,7 @@ def backward(
                 if aggregates:
                     weight = weight * tl.load(edge_scales + edge, mask=exists, other=0.0).to(weight.dtype)
                 target = tl.load(delta_rows + edge, mask=exists, other=0).to(tl.int64)
-                found = tl.load(
-                    deltas + target[:, None] * batch + columns[None, :],
-                    mask=exists[:, None] & present[None, :],
-                    other=0.0,
-                )
-                gradient += tl.sum(weight[:, None] * found, axis=0)
+                gradient += _weighted_sum(weight, deltas, target, exists, columns, present, batch)
             column = tl.load(input_column + node)
             if column >= 0:
                 tl.store(grad_x + columns * num_inputs + column, gradient, mask=present)

@@ -1,6 +1,7 @@
 """`DiscreteCell`: a node is in one of k states, and learned tables say in which."""
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ class DiscreteCell(LearnableModule):
         quantiles: of which they are: 4 has quartiles and the median, 1 the smallest and the largest alone.
 
     Raises:
-        ConfigError: a size is below 1; ``sharpness`` is set to something else than a number above 0.
+        ConfigError: a size is below 1; ``sharpness`` is set to what is neither a number from 0.001 to 1,000,000
+            nor infinite: softer or harder, float32 loses the gradient.
         GraphError: (at the call) an operator is missing or out of range.
 
     Shapes: within `DagSweep`, x ``[num_nodes, in_features]`` -> ``[num_nodes, symbols]``, rows that sum to 1; the
@@ -94,8 +96,8 @@ class DiscreteCell(LearnableModule):
 
     @sharpness.setter
     def sharpness(self, value: float) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ConfigError(f"sharpness must be a number above 0, or math.inf, got {value!r}.")
+        if isinstance(value, bool) or not isinstance(value, Real) or not (1e-3 <= value <= 1e6 or value == math.inf):
+            raise ConfigError(f"sharpness must be a number from 0.001 to 1,000,000, or math.inf, got {value!r}.")
         self._sharpness = float(value)
 
     def reset_parameters(self) -> None:
