@@ -113,7 +113,10 @@ def _evaluate(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Solve:
-    """Lets the network of a run answer one expression, and the exact engine judge the answer."""
+    """Lets the network of a run answer one expression, and the exact engine judge the answer.
+
+    Exit status: 0 whatever the verdict is, 2 where there is none: the expression cannot be read, or the run.
+    """
 
     expression: Positional[Annotated[str, arg(metavar="EXPRESSION")]]
     """such as "(derive (^ x 2) x)"; quote it"""

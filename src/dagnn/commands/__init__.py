@@ -38,7 +38,7 @@ _STREAMS = ("stdin", "stdout", "stderr")
 # What tyro prints about a value that may be left out; how it tried each type follows.
 _OPTIONAL = re.compile(r"no type matching \{None\}\|(\w+) could be instantiated from \[(.*?)\]\. Got errors: .*")
 _NONE_OR = re.compile(r"\{None\}\|(\w+)")
-_DEFAULT_NONE = re.compile(r"\(default:((?:\s|│|\x1b\[[\d;]*m)*)None\)")  # maybe over the end of a line in a frame
+_NO_DEFAULT = re.compile(r"\(default:((?:\s|│|\x1b\[[\d;]*m)*)(None|)\)")  # maybe over the end of a line in a frame
 _NARROWEST, _WIDEST = 60, 200  # columns
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
@@ -130,7 +130,7 @@ def _readable_help(text: str) -> str:
     for line in text.splitlines(keepends=True):
         room = " " * len("{None}|") if line.startswith(("│", "\x1b", "|", " ")) else ""  # in a table, not in the usage
         lines.append(_NONE_OR.sub(rf"\1{room}", line))
-    return _DEFAULT_NONE.sub(lambda m: " " * len("(default:") + m[1] + " " * len("None)"), "".join(lines))
+    return _NO_DEFAULT.sub(lambda m: " " * len("(default:") + m[1] + " " * len(f"{m[2]})"), "".join(lines))
 
 
 @contextlib.contextmanager

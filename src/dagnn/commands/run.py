@@ -247,7 +247,7 @@ class Certify:
 
     run: Positional[Annotated[str, arg(metavar="RUN")]] = DEFAULT_RUN
     """run directory, or one of its checkpoints"""
-    levels: Annotated[tuple[str, ...], arg(metavar="LEVELS")] = ("1", "2", "3")
+    levels: Annotated[tuple[str, ...], arg(metavar="LEVELS")] = ("1,2,3",)
     """such as 1,2,3; 5 can be had too"""
     expressions: int = 20_000
     """how many to draw, on each level, in search of some that lead to what is wrong"""

@@ -154,8 +154,10 @@ class Solution:
         if self.least_certain is not None:
             least = self.least_certain
             steps = f"{_rounded_down(least.confidence)} or more, least at step {least.number}: {least}"
-            same = self.confidence == least.confidence
-            shown.append(f"confidence  {steps if same else f'{_rounded_down(self.confidence)}; in its steps {steps}'}")
+            if self.confidence != least.confidence:
+                why = "the engine has no answer" if self.confidence else "no answer was reached"
+                steps = f"{_rounded_down(self.confidence)}, as {why}; in its steps {steps}"
+            shown.append(f"confidence  {steps}")
         if self.unseen:
             shown.append(f"unseen      {self.unseen:,} of its neighbourhoods, never shown in training")
         if self.doubt:

@@ -186,3 +186,12 @@ def test_check_that_cannot_run(arguments, message):
     arguments = {"model": network(), "loss_fn": mse, "batch": batch()} | arguments
     with pytest.raises(ConfigError, match=message):
         check_equivalence(arguments.pop("model"), arguments.pop("loss_fn"), arguments.pop("batch"), **arguments)
+
+
+def test_a_loss_of_predictions_and_targets_is_told_how_it_is_called():
+    labelled = (torch.randn(8, 3), torch.randint(0, 2, (8,)))
+    with pytest.raises(TypeError) as caught:
+        check_equivalence(nn.Linear(3, 2), cross_entropy, labelled)
+    assert caught.value.__notes__ == [
+        "loss_fn is called as loss_fn(model, batch), and returns the mean loss of the batch."
+    ]

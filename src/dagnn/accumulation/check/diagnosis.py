@@ -318,7 +318,11 @@ def _pattern_causes(found: Weights, supports: list[list[int]]) -> list[Cause]:
     came = [_support(gradient, found.tolerance) for gradient in found.incoming]
     windows, groups = found.windows, _groups([support for support in supports if support])
     if not any(came) and not any(supports):
-        return [cause(Kind.MISSING_BACKWARD, f"all {len(supports)} steps have no gradient: no backward pass gave one.")]
+        text = (
+            f"all {len(supports)} steps have no gradient: no backward pass reached the model that the loop was given, "
+            "a copy; nothing is seen of a model from outside."
+        )
+        return [cause(Kind.MISSING_BACKWARD, text)]
     inside = all(set(support) <= set(window) for support, window in zip(supports, windows, strict=False))
     if len(supports) == len(windows) and inside:
         if all(set(window) <= set(gave) for window, gave in zip(windows, came, strict=True)):

@@ -125,7 +125,11 @@ class Subject:
 
     def loss(self, batch: Any) -> Tensor:
         """The loss of ``batch`` as one number."""
-        return _total_loss(self._loss_fn(self.model, batch))
+        try:
+            return _total_loss(self._loss_fn(self.model, batch))
+        except TypeError as error:
+            error.add_note("loss_fn is called as loss_fn(model, batch), and returns the mean loss of the batch.")
+            raise
 
     def gradient(self, batch: Any = None, *, seed: int = 0) -> Gradients:
         """Gradient of the loss of ``batch`` (default: the whole) from the state at the start."""
