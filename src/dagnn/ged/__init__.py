@@ -6,7 +6,15 @@ from dagnn.errors import check_installed
 check_installed("dagnn.ged", "dagnn[ged]", "numba", "scipy")
 
 from dagnn.ged.costs import EditCosts
-from dagnn.ged.distance import Edit, GedBounds, GedResult, ged_bounds, graph_edit_distance
+from dagnn.ged.distance import (
+    Edit,
+    GedBounds,
+    GedResult,
+    OptimalPaths,
+    ged_bounds,
+    graph_edit_distance,
+    optimal_edit_paths,
+)
 from dagnn.ged.files import read_graph_files
 from dagnn.ged.loss import GedLoss, GedLossTerms
 from dagnn.ged.loss_parts import clique_counts, expected_edit_cost
@@ -27,6 +35,7 @@ __all__ = [
     "GedResult",
     "GedSummary",
     "GraphTargets",
+    "OptimalPaths",
     "Settled",
     "clique_counts",
     "decode",
@@ -36,6 +45,7 @@ __all__ = [
     "ged_range",
     "ged_search",
     "graph_edit_distance",
+    "optimal_edit_paths",
     "read_graph_files",
     "tree_edit_distance",
     "tree_edit_path",

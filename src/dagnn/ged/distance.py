@@ -1,7 +1,6 @@
 """The graph edit distance of two graphs, exact or between two certain bounds, and the edits of a node map."""
 
 import math
-import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -10,12 +9,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dagnn.errors import ConfigError, warn
-from dagnn.ged.costs import EditCosts, checked_costs, exact_integers, is_no_number
+from dagnn.errors import warn
+from dagnn.ged.costs import EditCosts, checked_costs, exact_integers
 from dagnn.ged.exact.assignment import assign_exactly
-from dagnn.ged.exact.solve import BOUND_STARTS, Outcome, as_float, find
+from dagnn.ged.exact.solve import BOUND_STARTS, Outcome, as_float, find, find_every
 from dagnn.ged.exact.tables import CostTables, build_tables
-from dagnn.ged.exact.watch import Watch
+from dagnn.ged.exact.watch import Watch, checked_limits, whole_number
 from dagnn.ged.labelled import Graph, LabelledGraph, check_flag, label_key, read_pair
 
 Kind: TypeAlias = Literal[
@@ -301,6 +300,76 @@ def graph_edit_distance(
     return _result(left, right, tables, found)
 
 
+@dataclass(frozen=True)
+class OptimalPaths:
+    """All edits that turn ``a`` into ``b`` at the least cost: a path for each node map.
+
+    Attributes:
+        paths: each with its ``node_map``, its ``edit_path`` and the same bounds. At least one: the first is that of
+            `graph_edit_distance`. If the distance is not proved, only that one.
+        complete: whether these are all paths of the least cost. False if there are more than ``limit``, or if
+            ``budget`` or ``seconds`` ended the search.
+
+    >>> from dagnn.graph import Dag
+    >>> found = optimal_edit_paths(Dag([(0, 1)]), Dag([(0, 1), (0, 2)]))
+    >>> [path.node_map for path in found.paths]
+    [((0, 0), (1, 1), (None, 2)), ((0, 0), (1, 2), (None, 1))]
+    """
+
+    paths: tuple[GedResult, ...]
+    complete: bool
+
+    @property
+    def distance(self) -> float:
+        """The cost of each; warns if it is not proved to be the distance."""
+        return self.paths[0].distance
+
+
+def optimal_edit_paths(
+    a: Graph,
+    b: Graph,
+    costs: EditCosts | None = None,
+    *,
+    limit: int = 10_000,
+    budget: int = DEFAULT_BUDGET,
+    seconds: float | None = None,
+    directed: bool | None = None,
+    node_label: str | None = "label",
+    edge_label: str | None = "label",
+) -> OptimalPaths:
+    """All edit paths of the least cost, up to ``limit``: what NetworkX's function of this name finds.
+
+    There is one path for each node map, and maps that differ by equal nodes only are different ones: two isomorphic
+    graphs have as many as they have isomorphisms. The edits of edges follow from the map; where several cost the same,
+    such as which of two parallel edges to delete, one is given. Costs count as the same if they differ by no more than
+    the rounding of a float, so three edits at 0.1 cost as much as one at 0.3.
+
+    Args:
+        limit: most paths, at least 1. A lower limit gives the first paths of a higher one.
+        budget: search nodes for the distance and for all paths together.
+        The rest as in `graph_edit_distance`.
+
+    Raises:
+        ConfigError: a ``limit`` that is no whole number above 0; the rest as in `graph_edit_distance`.
+        GraphError, DtypeError: as in `graph_edit_distance`.
+
+    Ctrl-C ends it within a second. The order of the paths is the same in every run.
+
+    >>> import networkx as nx
+    >>> found = optimal_edit_paths(nx.cycle_graph(4), nx.wheel_graph(5))
+    >>> found.distance, len(found.paths), found.complete
+    (5.0, 40, True)
+    """
+    limit, limits = whole_number("limit", limit, 1, "paths"), checked_limits(budget, seconds)
+    watch = Watch(limits.seconds)
+    costs = checked_costs(costs)
+    left, right = read_pair(a, b, directed=directed, node_label=node_label, edge_label=edge_label)
+    tables = build_tables([left, right], costs)
+    found, images, complete = find_every(tables, 0, 1, watch=watch, budget=limits.budget, limit=limit)
+    paths = tuple(_result(left, right, tables, found._replace(image=image)) for image in images)
+    return OptimalPaths(paths, complete)
+
+
 def ged_bounds(
     a: Graph,
     b: Graph,
@@ -355,46 +424,3 @@ def _result(a: LabelledGraph, b: LabelledGraph, tables: CostTables, found: Outco
         _spell=partial(edit_path, a, b, found.image, tables),
         _everything=partial(tables.true_everything, 0, 1),
     )
-
-
-class Limits(NamedTuple):
-    """The limits of a search; None for no limit."""
-
-    budget: int
-    seconds: float | None
-    upper_bound: float | None
-
-
-def checked_limits(budget: Any, seconds: Any = None, upper_bound: Any = None, called: str = "upper_bound") -> Limits:
-    """The arguments as plain numbers; errors call the last one ``called``.
-
-    Raises:
-        ConfigError: a limit that is no number, negative or NaN.
-    """
-    nodes = whole_number("budget", budget, 0, "search nodes")
-    return Limits(nodes, _checked_limit("seconds", seconds), _checked_limit(called, upper_bound))
-
-
-def whole_number(name: str, value: Any, least: int, unit: str) -> int:
-    """``value`` as an int; ConfigError unless it is a whole number of at least ``least``."""
-    try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise ConfigError(f"{name} is {value!r}: it must be a whole number of {unit}, at least {least}.")
-    return number
-
-
-def _checked_limit(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    try:
-        limit = math.nan if isinstance(value, bool) or is_no_number(value) else float(value)
-    except OverflowError:
-        limit = math.inf if value > 0 else math.nan
-    except (TypeError, ValueError):
-        limit = math.nan
-    if not limit >= 0:
-        raise ConfigError(f"{name} is {value!r}: it must be at least 0.")
-    return None if math.isinf(limit) else limit

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from dagnn.errors import ConfigError, DtypeError, GraphError, warn
 from dagnn.ged.costs import EditCosts, checked_costs
-from dagnn.ged.distance import DEFAULT_BUDGET, checked_limits, graph_edit_distance, whole_number
+from dagnn.ged.distance import DEFAULT_BUDGET, graph_edit_distance
 from dagnn.ged.exact.solve import as_float, find
 from dagnn.ged.exact.tables import build_tables
-from dagnn.ged.exact.watch import GLANCE, Watch
+from dagnn.ged.exact.watch import GLANCE, Watch, checked_limits, whole_number
 from dagnn.ged.labelled import Graph, read_graphs
 from dagnn.graph import Dag, DagBatch
 

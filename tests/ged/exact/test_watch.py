@@ -10,7 +10,7 @@ import threading
 import networkx as nx
 import pytest
 
-from dagnn.ged import EditCosts, ged_bounds, ged_matrix, graph_edit_distance, tree_edit_distance
+from dagnn.ged import EditCosts, ged_bounds, ged_matrix, graph_edit_distance, optimal_edit_paths, tree_edit_distance
 from dagnn.ged.exact.bounds import new_search
 from dagnn.ged.exact.problem import new_problem
 from dagnn.ged.exact.tables import build_tables
@@ -63,10 +63,11 @@ BY_LABEL = EditCosts(edge_substitution=lambda x, y: abs(x - y) / 8, edge_deletio
         lambda: graph_edit_distance(*SMALL[:2], budget=ENDLESS),
         lambda: graph_edit_distance(*SMALL[:2], EditCosts(node_insertion=1e-9, edge_deletion=1e12), budget=ENDLESS),
         lambda: ged_bounds(nx.barabasi_albert_graph(900, 5, seed=0), nx.barabasi_albert_graph(900, 5, seed=1)),
+        lambda: optimal_edit_paths(nx.complete_graph(12), nx.complete_graph(12), limit=ENDLESS, budget=ENDLESS),
         lambda: ged_matrix(SMALL, budget=ENDLESS, workers=1),
         lambda: ged_matrix([*SMALL, *LARGE], budget=ENDLESS, workers=3, progress=lambda done, total: None),
     ],
-    ids=["large", "small", "wide costs", "bounds", "matrix", "threads"],
+    ids=["large", "small", "wide costs", "bounds", "paths", "matrix", "threads"],
 )
 def test_ctrl_c_ends_a_search(work):
     graph_edit_distance(*SMALL[:2], budget=1)  # compiled code is loaded

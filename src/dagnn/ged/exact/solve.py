@@ -15,7 +15,7 @@ from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import INFINITE
 from dagnn.ged.exact.bounds import BEST, DEPTH, ENTERING, IMAGE, JUDGED, NODES, UPPER, Search, new_search
 from dagnn.ged.exact.dual_search import DualSearch, advance_dual, allocate, dual_lower, fits, prepare
-from dagnn.ged.exact.problem import Problem, new_problem
+from dagnn.ged.exact.problem import DELETIONS_PAY, Problem, new_problem
 from dagnn.ged.exact.relaxations import linear_lower
 from dagnn.ged.exact.search import advance, proved_lower
 from dagnn.ged.exact.tables import CostTables
@@ -28,6 +28,9 @@ SMALL = 8
 
 # Search nodes to bound by branch match before dual ascent is worth its time (6 ms at 16 nodes).
 PATIENCE = 300
+
+# For all maps of the least cost, the part of the budget for branch match. Where there are many, its nodes are cheaper.
+PATIENT = 4
 
 # Seconds of one jitted call, after which Python looks at the clock and handles Ctrl-C; and how many steps of
 # assignments the first call may take.
@@ -152,6 +155,8 @@ def _finer(tables: CostTables, i: int, j: int, best: "_Best", options: "_Options
 class _Best:
     """The best map so far by its true cost."""
 
+    every = False
+
     def __init__(self, tables: CostTables, i: int, j: int, image: list[int | None]) -> None:
         self._tables, self._i, self._j = tables, i, j
         self.image, self.cost = image, tables.true_cost(i, j, image)
@@ -161,18 +166,67 @@ class _Best:
         if cost < self.cost:
             self.image, self.cost = image, cost
 
+    def upper(self, unit: Fraction | int) -> int:
+        """Better maps cost less than this, in units."""
+        return math.ceil(self.cost / unit)
 
-def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | None = None) -> Solution:
+
+def find_every(
+    tables: CostTables, i: int, j: int, *, watch: Watch, budget: int, limit: int
+) -> tuple[Outcome, list[list[int | None]], bool]:
+    """`find`, the images of up to ``limit`` maps of the least cost, its own first, and whether these are all.
+
+    If the distance is not proved, the only map is that of the outcome. Costs are the same within `LAST_BIT`.
+    """
+    best = find(tables, i, j, watch=watch, budget=budget)
+    if not best.proved:
+        return best, [best.image], False
+    most = tables.true_cost(i, j, best.image) * (1 + LAST_BIT)
+    pair, place = (tables.within(i, j, most), (0, 1)) if tables.error > LAST_BIT else (tables, (i, j))
+    judge = _Every(tables, i, j, most, limit)
+    judge.offer(best.image)
+    spare = min(budget, INFINITE >> 2) - best.search_nodes
+    found = solve(pair, *place, _Options(watch, spare, None, 0, linear=False), judge)
+    images = [*map(list, judge.images)]
+    complete = found.lower == found.upper and len(images) <= limit
+    return best._replace(search_nodes=best.search_nodes + found.search_nodes), images[:limit], complete
+
+
+class _Every:
+    """All maps whose true cost is at most ``most``, until there are more than ``limit``."""
+
+    every = True
+
+    def __init__(self, tables: CostTables, i: int, j: int, most: Fraction, limit: int) -> None:
+        self._tables, self._i, self._j, self._most, self._limit = tables, i, j, most, limit
+        self.images: dict[tuple[int | None, ...], None] = {}  # a search that follows another finds maps again
+
+    def offer(self, image: list[int | None]) -> None:
+        if self._tables.true_cost(self._i, self._j, image) <= self._most:
+            self.images.setdefault(tuple(image))
+
+    def upper(self, unit: Fraction | int) -> int:
+        """Maps that count cost less than this, in units; 0 if there are enough."""
+        return 0 if len(self.images) > self._limit else int(self._most / unit) + 1
+
+
+def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | _Every | None = None) -> Solution:
     """The distance from graph i to graph j in units of ``tables``; runs without the GIL most of the time.
 
     Search by branch match, and by dual ascent after `PATIENCE` nodes; or a linear program if ``options.linear``.
 
     Args:
-        judge: compares whole maps by their true cost, in place of the search, which compares them in units.
+        judge: compares whole maps by their true cost, in place of the search, which compares them in units; or collects
+            them.
     """
     a, b = tables.graphs[i], tables.graphs[j]
     swapped = len(a.kind) > len(b.kind)
     problem = new_problem(tables.reversed, b, a) if swapped else new_problem(tables.tables, a, b)
+    patience = PATIENCE
+    if judge is not None and judge.every:
+        # Maps that differ by exchanges only count too, and those that delete where that is no better.
+        problem.twin[:], problem.left_twin[:], problem.constants[DELETIONS_PAY] = -1, -1, 1
+        patience = max(PATIENCE, options.budget // PATIENT)
     watch, budget, starts = options.watch, options.budget, options.starts
     limit = INFINITE >> 2
     if options.bound is not None:
@@ -191,21 +245,21 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
 
         def offer(search: Search | DualSearch, image: Ints) -> None:
             judge.offer(whole(image.tolist()))
-            search.numbers[UPPER] = math.ceil(judge.cost / tables.unit)
+            search.numbers[UPPER] = judge.upper(tables.unit)
 
-        search.numbers[JUDGED], search.numbers[UPPER] = 1, math.ceil(judge.cost / tables.unit)
+        search.numbers[JUDGED], search.numbers[UPPER] = 1, judge.upper(tables.unit)
 
     def run(until: int) -> bool:
         return bool(advance(problem, search, starts, until))
 
     judged = None if offer is None else partial(offer, search, search.left[IMAGE])
     dual_follows = not options.linear and fits(problem)
-    first = 0 if options.linear else min(budget, PATIENCE) if dual_follows else budget
+    first = 0 if options.linear else min(budget, patience) if dual_follows else budget
     done = _advance(problem, search.numbers, run, first, watch, judged, in_thread=_is_cold(advance))
     lower, numbers, best = proved_lower(search, done), search.numbers, search.left[BEST]
     if options.linear and not done and not watch.over():
         lower = max(lower, min(linear_lower(problem, watch), int(numbers[UPPER])))
-    elif dual_follows and not done and budget > PATIENCE and not watch.over():
+    elif dual_follows and not done and budget > patience and not watch.over():
         dual = getattr(allocate, "py_func", allocate)(problem, watch.stop)
         begin = partial(prepare, problem, dual, best, numbers[UPPER], limit, numbers[NODES])
         watch.run(begin) if _is_cold(prepare) else begin()

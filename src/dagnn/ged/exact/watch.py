@@ -1,5 +1,7 @@
-"""Stopping jitted functions and child processes: at a deadline, or after Ctrl-C."""
+"""The limits of a search, and stopping jitted functions and child processes: at a deadline, or after Ctrl-C."""
 
+import math
+import operator
 import os
 import subprocess
 import sys
@@ -9,16 +11,62 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dagnn.errors import ConfigError
+from dagnn.ged.costs import is_no_number
 
 Result = TypeVar("Result")
 
 # Seconds between two looks at the clock. Waits are this short because Python handles Ctrl-C only between two steps of
 # its own, and on some systems not while it waits for a lock.
 GLANCE = 0.05
+
+
+class Limits(NamedTuple):
+    """The limits of a search; None for no limit."""
+
+    budget: int
+    seconds: float | None
+    upper_bound: float | None
+
+
+def checked_limits(budget: Any, seconds: Any = None, upper_bound: Any = None, called: str = "upper_bound") -> Limits:
+    """The arguments as plain numbers; errors call the last one ``called``.
+
+    Raises:
+        ConfigError: a limit that is no number, negative or NaN.
+    """
+    nodes = whole_number("budget", budget, 0, "search nodes")
+    return Limits(nodes, _checked_limit("seconds", seconds), _checked_limit(called, upper_bound))
+
+
+def whole_number(name: str, value: Any, least: int, unit: str) -> int:
+    """``value`` as an int; ConfigError unless it is a whole number of at least ``least``."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ConfigError(f"{name} is {value!r}: it must be a whole number of {unit}, at least {least}.")
+    return number
+
+
+def _checked_limit(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        limit = math.nan if isinstance(value, bool) or is_no_number(value) else float(value)
+    except OverflowError:
+        limit = math.inf if value > 0 else math.nan
+    except (TypeError, ValueError):
+        limit = math.nan
+    if not limit >= 0:
+        raise ConfigError(f"{name} is {value!r}: it must be at least 0.")
+    return None if math.isinf(limit) else limit
 
 
 class Watch:
