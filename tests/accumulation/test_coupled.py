@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 from dagnn.accumulation import GradientAccumulator, accumulate
+from dagnn.accumulation.coupled import PiecewiseModules
 from dagnn.errors import AccumulationError
 
 
@@ -132,3 +133,104 @@ def test_coupled_update_steps_like_the_full_batch():
     )
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+class Contrastive(nn.Module):
+    """A model that computes its loss itself, as those of transformers do."""
+
+    def __init__(self, dropout=0.0, aside=False, normed=False):
+        super().__init__()
+        self.towers = TwoTowers(dropout)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(2)])
+        self.norm = nn.Sequential(nn.BatchNorm1d(3) if normed else nn.Identity())
+        self.aside, self.seen = aside, []
+
+    def forward(self, left, right):
+        self.seen = []
+        left, right = self.towers(left, right)
+        for block in self.blocks:
+            left, right = block(left), block(right)
+            self.seen += [left] if self.aside else []
+        logits = self.norm(left) @ normalize(right).T * self.towers.log_scale.exp()
+        return cross_entropy(logits, torch.arange(len(logits))) + sum(z.square().mean() for z in self.seen)
+
+
+def in_pieces(model, batch, size):
+    """The loss, and the gradients in the model; the modules that ran in pieces."""
+    modules = PiecewiseModules(model)
+    model.eval()
+    assert modules.find(lambda few: model(few["a"], few["b"]), batch, 7, size)
+    model.train()
+    with modules.running(len(batch["a"]), size):
+        loss = model(batch["a"], batch["b"])
+    loss.backward(retain_graph=True)
+    modules.finish(lambda roots, gradients, retain: torch.autograd.backward(roots, gradients, retain_graph=retain))
+    return loss, set(modules.names)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_modules_inside_a_model_run_in_pieces_with_the_gradient_of_the_full_batch(size):
+    _, batch = setup()
+    model = Contrastive().double()
+    reference, items = copy.deepcopy(model), []
+    model.towers.left[1].register_forward_hook(lambda module, args, output: items.append(len(output)))
+    expected = reference(batch["a"], batch["b"])
+    expected.backward()
+
+    loss, names = in_pieces(model, batch, size)
+
+    assert names == {"towers", "blocks.0", "blocks.1", "norm"}
+    assert max(items[-2 * (-(-7 // size)) :]) == size  # both passes
+    assert relative_error(model, reference) <= 1e-12 and loss.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_modules_in_pieces_draw_the_same_dropout_masks_twice():
+    _, batch = setup()
+    model = Contrastive(dropout=0.5).double()
+    reference = copy.deepcopy(model)
+    torch.manual_seed(3)
+    in_pieces(model, batch, 2)
+
+    torch.manual_seed(3)
+    a, b = batch["a"], batch["b"]
+    towers = [reference.towers(a[i : i + 2], b[i : i + 2]) for i in range(0, 7, 2)]
+    reference.towers.forward = lambda left, right: tuple(torch.cat(parts) for parts in zip(*towers, strict=True))
+    reference(a, b).backward()
+
+    assert relative_error(model, reference) <= 1e-12
+
+
+def test_a_module_that_couples_items_runs_as_a_whole():
+    _, batch = setup()
+    model = Contrastive(normed=True).double()
+    reference = copy.deepcopy(model)
+    reference(batch["a"], batch["b"]).backward()
+
+    _, names = in_pieces(model, batch, 2)
+
+    assert names == {"towers", "blocks.0", "blocks.1"} and relative_error(model, reference) <= 1e-12
+
+
+class Keeping(nn.Sequential):
+    """Hands its sum on past its output."""
+
+    def forward(self, inputs):
+        output = super().forward(inputs)
+        self.kept = output.square().mean(0)
+        return output
+
+
+def test_no_module_runs_in_pieces_where_one_hands_values_on_past_its_outputs():
+    _, batch = setup()
+    model = Contrastive().double()
+    model.blocks[0] = Keeping(*model.blocks[0])
+    plain = model.forward
+    model.forward = lambda left, right: plain(left, right) + model.blocks[0].kept.mean()
+    reference = copy.deepcopy(model)
+    plain_reference = type(reference).forward
+    reference.forward = lambda left, right: plain_reference(reference, left, right) + reference.blocks[0].kept.mean()
+    reference(batch["a"], batch["b"]).backward()
+
+    _, names = in_pieces(model, batch, 2)
+
+    assert names == set() and relative_error(model, reference) <= 1e-12

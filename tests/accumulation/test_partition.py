@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from dagnn.accumulation.coupled import concatenate
-from dagnn.accumulation.items import count_items
+from dagnn.accumulation.items import count_items, join_batches
 from dagnn.accumulation.partition import PartitionRule, partition_windows
 from dagnn.accumulation.partition import split_batch as split_with_sizes
 from dagnn.errors import AccumulationError, ConfigError
@@ -319,3 +319,55 @@ def test_bad_arguments(options, message):
 def test_bad_weights(returned, message):
     with pytest.raises(ConfigError, match=message):
         windows_of([1], micro_batches=1, weight=lambda batch: returned)
+
+
+def test_joined_batches_are_padded_where_a_mask_says_so():
+    short = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2), "labels": torch.tensor([[5, 6]])}
+    long = {
+        "input_ids": torch.tensor([[7, 8, 9]]),
+        "attention_mask": torch.ones(1, 3),
+        "labels": torch.tensor([[7, 8, 9]]),
+    }
+
+    joined = join_batches([short | {"return_loss": True}, long | {"return_loss": True}], pad_token=3)
+
+    assert joined["input_ids"].tolist() == [[5, 6, 3], [7, 8, 9]]
+    assert joined["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert joined["labels"].tolist() == [[5, 6, -100], [7, 8, 9]] and joined["return_loss"] is True
+
+
+@given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_joining_undoes_splitting(sizes):
+    batch = (torch.randn(sum(sizes), 2), {"y": torch.arange(sum(sizes)), "none": None}, [torch.randn(sum(sizes))])
+    ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    pieces = [(batch[0][a:b], {"y": batch[1]["y"][a:b], "none": None}, [batch[2][0][a:b]]) for a, b in pairwise(ends)]
+
+    inputs, targets, (others,) = join_batches(pieces)
+
+    assert torch.equal(inputs, batch[0]) and torch.equal(targets["y"], batch[1]["y"])
+    assert torch.equal(others, batch[2][0]) and targets["none"] is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"a": 0}, {"b": 0}, r"they have other parts, \[\['a'\]\] and \[\['b'\]\]"),
+        ([0], [0, 0], "they have other parts"),
+        ({"name": "x"}, {"name": "y"}, r"\['name'\] is 'x' and 'y'"),
+        ({"n": torch.tensor(1)}, {"n": torch.tensor(1)}, r"\['n'\] is a tensor \[\] and a tensor \[\]. Tensors with"),
+        ({"x": torch.ones(1)}, {"x": torch.ones(1, 1)}, r"\['x'\] is a tensor \[1\] and a tensor \[1, 1\]"),
+        (
+            {"x": torch.ones(1, 2)},
+            {"x": torch.ones(1, 3)},
+            r"\['x'\] has the lengths 2, 3, and no mask of these lengths",
+        ),
+        (
+            {"x": torch.ones(1, 2), "mask": torch.ones(1, 4)},
+            {"x": torch.ones(1, 3), "mask": torch.ones(1, 4)},
+            "add an attention mask, or pad all batches to one length",
+        ),
+    ],
+)
+def test_batches_that_cannot_be_joined_say_why(one, other, words):
+    with pytest.raises(AccumulationError, match=f"the micro-batches cannot be joined: .*{words}"):
+        join_batches([one, other])

@@ -83,7 +83,7 @@ class Recorder(transformers.TrainerCallback):
         self.gradients.append([None if g is None else g.clone() for g in gradients])
 
 
-def trainer_of(trainer_class, model, data, folder, *, callbacks=(), **options):
+def trainer_of(trainer_class, model, data, folder, *, callbacks=(), collator=collate, **options):
     settings = {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 3,
@@ -98,9 +98,9 @@ def trainer_of(trainer_class, model, data, folder, *, callbacks=(), **options):
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
     }
-    extra = {key: options.pop(key) for key in ("weight", "compute_loss_func") if key in options}
+    extra = {key: options.pop(key) for key in ("weight", "compute_loss_func", "coupled") if key in options}
     arguments = transformers.TrainingArguments(str(folder), **settings | options)
-    trainer = trainer_class(model=model, args=arguments, train_dataset=data, data_collator=collate, **extra)
+    trainer = trainer_class(model=model, args=arguments, train_dataset=data, data_collator=collator, **extra)
     for callback in callbacks:
         trainer.add_callback(callback)
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(data)
@@ -235,6 +235,109 @@ def test_load_balancing_of_experts_is_refused_and_not_judged(tmp_path):
     with pytest.warns(AccumulationWarning, match="cannot be judged"):
         stock.train()
     assert check.report is None and stock.state.global_step == 2
+
+
+def clip(dtype=torch.float32, dropout=0.0):
+    torch.manual_seed(0)
+    tower = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tower |= {"projection_dim": 12, "attention_dropout": dropout}
+    tokens = {"vocab_size": 60, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+    config = transformers.CLIPConfig(
+        text_config=tower | tokens, vision_config=tower | {"image_size": 8, "patch_size": 4}, projection_dim=12
+    )
+    return transformers.CLIPModel(config).to(dtype)
+
+
+def pairs(n=7, dtype=torch.float32):
+    """Images with texts of unequal lengths."""
+    torch.manual_seed(1)
+    texts = [torch.cat([torch.randint(3, 59, (3 + i % 4,)), torch.tensor([59])]) for i in range(n)]
+    return [{"input_ids": ids, "pixel_values": torch.randn(3, 8, 8).to(dtype)} for ids in texts]
+
+
+def collate_pairs(samples):
+    ids = nn.utils.rnn.pad_sequence([sample["input_ids"] for sample in samples], True, 1)
+    pixels = torch.stack([sample["pixel_values"] for sample in samples])
+    return {"input_ids": ids, "attention_mask": (ids != 1).long(), "pixel_values": pixels, "return_loss": True}
+
+
+def experts(dtype=torch.float32):
+    return build("MixtralForCausalLM", dtype, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.5)
+
+
+COUPLED = {
+    "clip": (clip, pairs, collate_pairs),
+    "experts": (experts, lambda n=7, dtype=None: items("MixtralForCausalLM", n), collate),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", COUPLED)
+def test_coupled_losses_have_the_gradient_of_the_full_batch(kind, dtype, tmp_path):
+    """Seven ragged items in micro-batches of two: a window of three micro-batches, and one of a single item."""
+    model_of, data_of, collator = COUPLED[kind]
+    model, data, recorder = model_of(dtype), data_of(dtype=dtype), Recorder()
+    seen = []
+    inner = model.text_model.encoder if kind == "clip" else model.model.layers[0]
+    inner.register_forward_hook(lambda module, args, kwargs, output: seen.append(len([*args, *kwargs.values()][0])),
+                                with_kwargs=True)  # fmt: skip
+    options = {"coupled": True, "learning_rate": 0.0, "remove_unused_columns": False, "gradient_checkpointing": True}
+    trainer = trainer_of(ExactTrainer, model, data, tmp_path, callbacks=[recorder], collator=collator, **options)
+
+    trainer.train()
+
+    logged = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    for found, loss, window in zip(recorder.gradients, logged, (data[:6], data[6:]), strict=True):
+        expected, full_loss = full_gradient(model_of(dtype), collator(window))
+        assert relative_error(found, expected) < 1e-6 or (full_loss == 0.0 and kind == "clip")
+        assert loss == pytest.approx(full_loss, abs=1e-3)
+    assert len(seen) > 6 and max(seen[-7:]) == 2  # a micro-batch at a time
+
+
+def test_coupled_losses_draw_the_same_dropout_in_both_passes(tmp_path):
+    """The gradient is that of the loss that was logged: a step along it lowers that very loss by its square norm."""
+    gradients, losses = [], []
+    for step in (0.0, 1e-9):
+        model, recorder = clip(torch.float64, dropout=0.5), Recorder()
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=False):
+                parameter -= step * gradient
+        trainer = trainer_of(ExactTrainer, model, pairs(6, torch.float64), tmp_path, callbacks=[recorder],
+                             collator=collate_pairs, coupled=True, learning_rate=0.0, remove_unused_columns=False,
+                             max_steps=1)  # fmt: skip
+        losses.append([])
+        compute = trainer.compute_loss
+
+        def recorded(*args, compute=compute, **kwargs):
+            loss = compute(*args, **kwargs)
+            losses[-1].append(float(loss.detach()))
+            return loss
+
+        trainer.compute_loss = recorded
+        trainer.train()
+        gradients = recorder.gradients[0]
+    (*_, before), (*_, after) = losses
+    assert (before - after) / 1e-9 == pytest.approx(sum(float(g.square().sum()) for g in gradients), rel=1e-3)
+
+
+def test_what_coupled_refuses(tmp_path):
+    trainer = trainer_of(ExactTrainer, clip(), pairs(), tmp_path, collator=collate_pairs, remove_unused_columns=False)
+    with pytest.raises(AccumulationError, match=r"the loss of an item depends on .* give coupled=True"):
+        trainer.train()
+
+    with pytest.raises(ConfigError, match=r"got weight=... and coupled=True"):
+        trainer_of(ExactTrainer, clip(), [], tmp_path, coupled=True, weight=len)
+
+    def unmasked(samples):
+        return {key: value for key, value in collate_pairs(samples).items() if key != "attention_mask"}
+
+    trainer = trainer_of(
+        ExactTrainer, clip(), pairs(), tmp_path, collator=unmasked, coupled=True, remove_unused_columns=False
+    )
+    with pytest.raises(
+        AccumulationError, match=r"cannot be joined: \['input_ids'\] has the lengths 5, 7, 5, and no mask"
+    ):
+        trainer.train()
 
 
 def test_wrong_arguments_say_what_to_do(tmp_path):

@@ -9,8 +9,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 import dagnn
 from dagnn.accumulation.check.arithmetic import relative_error
+from dagnn.accumulation.check.causes import judge
 from dagnn.errors import AccumulationError, AccumulationWarning
-from dagnn.integrations.windows import TrainerWindows, judge
+from dagnn.integrations.windows import CoupledWindows, TrainerWindows
 
 CLASSES = 5
 
@@ -204,6 +205,56 @@ def test_what_cannot_be_tried_out_is_said():
 
     with pytest.warns(AccumulationWarning, match="could not be tried out"):
         run_window(TrainerWindows(model), model, tokens, micros)
+
+
+class Encoded(nn.Module):
+    """An encoder, and the losses above of its outputs."""
+
+    def __init__(self, loss_fn):
+        super().__init__()
+        self.encoder, self.loss_fn = network(), loss_fn
+
+    def forward(self, batch):
+        return self.loss_fn(self.encoder, batch)
+
+
+@pytest.mark.parametrize("loss_fn", [contrastive, centred, balanced, over_a_constant, tokens, two_means])
+@settings(max_examples=5, deadline=None)
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_joined_windows_have_the_gradient_and_the_loss_of_the_full_batch(loss_fn, sizes, seed):
+    model, batch = Encoded(loss_fn), batch_of(sum(sizes), seed)
+    batch["labels"][:2] = batch["others"][:2] = 1  # what is tried out has a loss
+    expected, loss = full_gradient(model, lambda model, batch: model(batch), batch)
+    windows = CoupledWindows(model)
+    items = []
+    model.encoder[1].register_forward_hook(lambda module, args, output: items.append(len(output)))
+
+    for _ in range(2):
+        model.zero_grad()
+        micros = split(batch, sizes)
+        joined = [windows.join(micro, last=i + 1 == len(micros)) for i, micro in enumerate(micros)]
+        assert joined[:-1] == [None] * (len(micros) - 1)
+        items.clear()
+        found = windows.backward(windows.forward(joined[-1], model), scale=2.0)
+        assert relative_error([p.grad for p in model.parameters()], [2 * g for g in expected]) < 1e-9
+        assert float(found) == pytest.approx(loss, rel=1e-9)
+    assert max(items) == max(sizes)  # the second window knows its pieces
+
+
+def test_a_model_without_such_modules_says_what_memory_it_takes():
+    model = nn.Linear(3, CLASSES).double()
+    windows, batch = CoupledWindows(model), batch_of(6)
+    expected, _ = full_gradient(model, contrastive, batch)
+    one, other = split(batch, [3, 3])
+    windows.join(one, last=False)
+
+    with pytest.warns(
+        AccumulationWarning, match="no module of Linear treats .* the memory of one batch of its 6 items"
+    ):
+        loss = windows.forward(windows.join(other, last=True), lambda batch: contrastive(model, batch))
+    windows.backward(loss)
+
+    assert relative_error([p.grad for p in model.parameters()], expected) < 1e-9
 
 
 def test_own_weights_replace_the_graph():

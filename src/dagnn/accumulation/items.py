@@ -1,12 +1,14 @@
-"""How many items a batch holds: the default weight of a micro-batch."""
+"""How many items a batch holds, the default weight of a micro-batch; and several batches as one."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 from torch.utils.data import default_collate
 
 from dagnn.errors import AccumulationError
@@ -170,6 +172,96 @@ def as_parts(batch: Any) -> Any:
     if type(batch) is dict:
         return {key: as_parts(part) for key, part in batch.items()}
     return batch
+
+
+def join_batches(batches: Sequence[Any], *, pad_token: int = 0) -> Any:
+    """Several batches as one, in their order; shorter ones are padded at the end.
+
+    Args:
+        batches: tensors ``[items, ...]`` in tuples, lists and mappings, with the same structure in all. Other values
+            (numbers, strings, None) must be the same in all.
+        pad_token: what pads the values under a name with "input_ids"; labels are padded with -100, all else with 0.
+
+    Raises:
+        AccumulationError: the structures or other values differ; or lengths differ where no mask of that length (a
+            tensor with "mask" in its name) says what is padding.
+
+    >>> import torch
+    >>> short, long = ({"input_ids": torch.ones(1, n).long(), "attention_mask": torch.ones(1, n)} for n in (1, 3))
+    >>> join_batches([short, long], pad_token=9)["input_ids"].tolist()
+    [[1, 9, 9], [1, 1, 1]]
+    """
+    flat = [tree_flatten_with_path(batch) for batch in batches]
+    spec = flat[0][1]
+    if any(other != spec for _, other in flat):
+        raise AccumulationError(f"{_CANNOT_JOIN}: they have other parts, {' and '.join(_outlines(flat))}.")
+    names = [keystr(path) or "the batch" for path, _ in flat[0][0]]
+    columns = [[value for _, value in column] for column in zip(*(leaves for leaves, _ in flat), strict=True)]
+    masked = {_lengths(column, dim) for name, column in zip(names, columns, strict=True) if "mask" in name
+              for dim in range(1, _num_dims(column))}  # fmt: skip
+    joined = []
+    for name, column in zip(names, columns, strict=True):
+        if not _num_dims(column):
+            joined.append(_same_value(name, column))
+            continue
+        for dim in range(1, _num_dims(column)):
+            lengths = _lengths(column, dim)
+            if len(set(lengths)) > 1 and "label" not in name and lengths not in masked:
+                raise AccumulationError(
+                    f"{_CANNOT_JOIN}: {name} has the lengths {', '.join(map(str, lengths))}, and no mask of these "
+                    "lengths would tell the model what is padding: let the collator add an attention mask, or pad "
+                    "all batches to one length."
+                )
+        fill = -100 if "label" in name else pad_token if "input_ids" in name else 0
+        joined.append(_stacked(column, fill))
+    return tree_unflatten(joined, spec)
+
+
+_CANNOT_JOIN = "the micro-batches cannot be joined"
+
+
+def _outlines(flat: Sequence[tuple[Any, Any]]) -> list[str]:
+    """The first two different structures, for a message."""
+    texts = {f"[{', '.join(keystr(path) for path, _ in leaves)}]": None for leaves, _ in flat}
+    return list(texts)[:2] if len(texts) > 1 else [str(spec) for _, spec in flat[:2]]
+
+
+def _num_dims(column: Sequence[Any]) -> int:
+    """The dimensions of tensors that can be joined; 0 for other values."""
+    dims = {value.ndim if isinstance(value, Tensor) else 0 for value in column}
+    return dims.pop() if len(dims) == 1 else 0
+
+
+def _lengths(column: Sequence[Tensor], dim: int) -> tuple[int, ...]:
+    return tuple(value.size(dim) for value in column)
+
+
+def _same_value(name: str, column: Sequence[Any]) -> Any:
+    first = column[0]
+    for value in column[1:]:
+        plain = all(isinstance(each, (int, float, str, bool, type(None))) for each in (first, value))
+        if not plain or first != value:
+            kinds = " and ".join(
+                f"a tensor {list(each.shape)}" if isinstance(each, Tensor) else repr(each)[:60]
+                for each in (first, value)
+            )
+            raise AccumulationError(
+                f"{_CANNOT_JOIN}: {name} is {kinds}. Tensors with the items first are joined; other values must be "
+                "the same in all micro-batches."
+            )
+    return first
+
+
+def _stacked(column: Sequence[Tensor], fill: int) -> Tensor:
+    sizes = [max(_lengths(column, dim)) for dim in range(1, column[0].ndim)]
+    padded = []
+    for value in column:
+        if list(value.shape[1:]) != sizes:
+            wide = value.new_full([len(value), *sizes], fill)
+            wide[tuple(slice(0, n) for n in value.shape)] = value
+            value = wide
+        padded.append(value)
+    return torch.cat(padded)
 
 
 def _two_readings(batch: Any, counts: set[int], advice: str) -> str:

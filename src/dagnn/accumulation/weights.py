@@ -6,12 +6,14 @@
 (3, 5, 2)
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from dagnn.accumulation.items import count_items as items
 from dagnn.errors import AccumulationError, ConfigError
@@ -283,5 +285,46 @@ def _refuse(node: Any, why: str) -> NoReturn:
     raise AccumulationError(
         f"what the loss divides by cannot be read from its graph: {node.name()} {why}. Say it yourself with "
         "weight=..., a function of the micro-batch; a loss that depends on the items together (contrastive losses, "
-        "load balancing of experts) needs dagnn.accumulate(..., coupled=True)."
+        "load balancing of experts) needs coupled=True, an option of ExactTrainer, ExactAccumulation and "
+        "dagnn.accumulate."
     )
+
+
+class TermValues(TorchFunctionMode):
+    """Keeps every result of one element, by the autograd node that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_node: dict[Any, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.numel() == 1 and result.grad_fn is not None:
+            self.of_node[result.grad_fn] = result
+        return result
+
+    def valued(self, found: list[Term]) -> Iterator[tuple[Term, Tensor]]:
+        """Each of ``found`` with its number; terms that one function made together (label smoothing) as one term."""
+        rest = {id(term.node): term for term in found}
+        for term in found:
+            if id(term.node) not in rest:
+                continue
+            if term.node in self.of_node:
+                yield rest.pop(id(term.node)), self.of_node[term.node].reshape(())
+                continue
+            number, inner = min(self._above(term), key=lambda pair: len(pair[1]), default=(None, []))
+            members = [rest.pop(id(each.node), None) for each in inner]
+            if number is None or None in members or len({each.denominator for each in inner}) > 1:
+                raise AccumulationError(
+                    "the loss has several denominators inside one function, which cannot be taken apart: give "
+                    "weight=..., a function of the micro-batch."
+                )
+            own = next(each for each in inner if each.node is term.node)
+            yield term._replace(coefficient=term.coefficient / own.coefficient), number.reshape(())
+
+    def _above(self, term: Term) -> Iterator[tuple[Tensor, list[Term]]]:
+        for number in self.of_node.values():
+            with contextlib.suppress(AccumulationError):
+                inner = terms(number)
+                if any(each.node is term.node for each in inner):
+                    yield number, inner

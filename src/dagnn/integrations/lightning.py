@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from dagnn.accumulation.check.arithmetic import widened
+from dagnn.accumulation.check.causes import judge
 from dagnn.accumulation.check.report import Report
 from dagnn.accumulation.check.subject import Gradients
 from dagnn.accumulation.partition import WeightFn
 from dagnn.accumulation.state import RandomState, Snapshot
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, library, warn
-from dagnn.integrations.windows import TrainerWindows, judge
+from dagnn.integrations.windows import TrainerWindows
 
 __all__ = ["OLDEST", "ExactAccumulation", "GradientCheck"]
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from dagnn.accumulation.check.arithmetic import widened
+from dagnn.accumulation.check.causes import judge
 from dagnn.accumulation.check.report import Report
 from dagnn.accumulation.check.subject import Gradients
 from dagnn.accumulation.partition import WeightFn
 from dagnn.accumulation.state import RandomState, Snapshot
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, library, warn
-from dagnn.integrations.windows import TrainerWindows, judge
+from dagnn.integrations.windows import CoupledWindows, TrainerWindows, refuse_coupled
 
 __all__ = ["OLDEST", "ExactTrainer", "GradientCheck"]
 
@@ -43,7 +44,11 @@ class ExactTrainer(_Trainer):  # type: ignore[misc]
     The model computes its plain mean loss for each micro-batch (``num_items_in_batch`` is not passed on). What that
     loss divided by is read from its graph, see ``dagnn.weights.terms``. Losses with several denominators that do not
     keep one proportion (tokens and sentences) cost one more forward pass. In the first window the loss of two items is
-    compared with those of each, so a loss that couples the items of a batch is refused, not trained wrongly.
+    compared with those of each, so a loss that couples the items of a batch is refused, not trained wrongly: give
+    ``coupled=True`` for a contrastive loss (CLIP) or one that balances experts over the batch. The micro-batches of a
+    window are then joined, shorter ones padded, and the model sees them as one batch. Its encoders, and whatever else
+    treats items one by one, still run a micro-batch at a time, once more than without; what follows them has the
+    memory of the whole window.
 
     Args:
         weight: a function of the micro-batch that returns what its mean loss divides by, where the graph cannot show
@@ -57,11 +62,14 @@ class ExactTrainer(_Trainer):  # type: ignore[misc]
         AccumulationError: in ``train()``: the loss couples its items, or its denominator cannot be read.
     """
 
-    def __init__(self, *args: Any, weight: WeightFn | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, weight: WeightFn | None = None, coupled: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _refuse_unsupported(self)
+        if coupled:
+            refuse_coupled(weight, self.accelerator.num_processes)
         self._exact_weight = weight
-        self._exact_windows: tuple[nn.Module, TrainerWindows] | None = None
+        self.coupled = coupled
+        self._exact_windows: tuple[nn.Module, TrainerWindows | CoupledWindows] | None = None
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
@@ -71,13 +79,21 @@ class ExactTrainer(_Trainer):  # type: ignore[misc]
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         if self._exact_windows is None or self._exact_windows[0] is not model:
-            self._exact_windows = (model, TrainerWindows(model, weight=self._exact_weight))
-        batch = dict(self._prepare_inputs(inputs))
-        last = self.accelerator.sync_gradients
-        loss = self._exact_windows[1].add(
-            batch, functools.partial(self._mean_loss, model), last=last, scale=self._loss_scale()
-        )
+            self._exact_windows = (model, self._new_windows(model))
+        windows, batch = self._exact_windows[1], dict(self._prepare_inputs(inputs))
+        last, loss_of = self.accelerator.sync_gradients, functools.partial(self._mean_loss, model)
+        loss: Tensor | None
+        if isinstance(windows, TrainerWindows):
+            loss = windows.add(batch, loss_of, last=last, scale=self._loss_scale())
+        else:
+            whole = windows.join(batch, last=last)
+            loss = windows.backward(windows.forward(whole, loss_of), self._loss_scale()) if last else None
         return torch.zeros((), device=self.args.device) if loss is None else loss.to(self.args.device)
+
+    def _new_windows(self, model: nn.Module) -> TrainerWindows | CoupledWindows:
+        if self.coupled:
+            return CoupledWindows(model, pad_token=_pad_token(self))
+        return TrainerWindows(model, weight=self._exact_weight)
 
     def _mean_loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
         with self.compute_loss_context_manager():
@@ -94,6 +110,12 @@ class ExactTrainer(_Trainer):  # type: ignore[misc]
             return 1.0
         scaler.scale(torch.zeros((), device=self.args.device))  # it makes its scale with the first loss
         return float(scaler.get_scale())
+
+
+def _pad_token(trainer: Any) -> int | None:
+    """The padding of the trainer's tokenizer, alone or in a processor; None where it has none."""
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    return getattr(tokenizer, "pad_token_id", None)
 
 
 def _refuse_unsupported(trainer: Any) -> None:

@@ -18,11 +18,11 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from dagnn.accumulation.check.arithmetic import ratio_of, relative_error, widened
+from dagnn.accumulation.check.causes import judge
 from dagnn.accumulation.check.diagnosis import fit_finite
 from dagnn.accumulation.check.subject import Gradients
 from dagnn.errors import ConfigError, DagnnError, closest
 from dagnn.integrations.transformers import ExactTrainer, quiet, window_gradient
-from dagnn.integrations.windows import judge
 
 __all__ = ["Verdict", "head_classes", "judge_head"]
 

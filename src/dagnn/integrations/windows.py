@@ -7,25 +7,20 @@ last micro-batch, for the trainer to clip and to step with. Sums, shares and pro
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
-from dagnn.accumulation.check.arithmetic import close, ratio_of, relative_error
-from dagnn.accumulation.check.diagnosis import fit_finite
-from dagnn.accumulation.check.report import Cause, Kind, Report, make_report
-from dagnn.accumulation.check.subject import Gradients
-from dagnn.accumulation.items import count_items
+from dagnn.accumulation.coupled import PiecewiseModules
+from dagnn.accumulation.items import count_items, join_batches
 from dagnn.accumulation.partition import WeightFn, slice_batch
 from dagnn.accumulation.ranks import Ranks, ranks_of
 from dagnn.accumulation.shares import KnownWeights, check_weights
 from dagnn.accumulation.state import BatchNorms, RandomState, Snapshot
 from dagnn.accumulation.sums import GradientSums
-from dagnn.accumulation.weights import Term, terms
+from dagnn.accumulation.weights import Term, TermValues, terms
 from dagnn.accumulation.window import Window
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, DagnnError, warn
 
@@ -229,7 +224,7 @@ class TrainerWindows:
 
     def _valued(self, batch: Any, loss_of: LossOf) -> list[tuple[Term, Tensor]]:
         """The terms of a loss, each with the tensor of its mean or sum."""
-        with _Numbers() as numbers:
+        with TermValues() as numbers:
             found = self._terms(loss_of(batch))
         return list(numbers.valued(found))
 
@@ -244,11 +239,9 @@ class TrainerWindows:
                 self._unverified = batch
                 return
             else:
-                parts, both = [self._unverified, batch], _joined(self._unverified, batch)
+                parts, both = [self._unverified, batch], join_batches([self._unverified, batch])
         except DagnnError as error:
-            both, why = None, str(error)
-        else:
-            why = "two micro-batches of one item cannot be put together"
+            both, why = None, str(error).rstrip(".")
         self._unverified = None
         if both is None:
             self._verified = True
@@ -264,44 +257,121 @@ class TrainerWindows:
         self._verified = any(tried)  # else in the next micro-batch: nothing in this one counted
 
 
-class _Numbers(TorchFunctionMode):
-    """Keeps every result of one element, by the autograd node that made it."""
+class CoupledWindows:
+    """Windows of a trainer whose loss couples its items: the micro-batches of a window run as one batch.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_node: dict[Any, Tensor] = {}
+    Modules of the model that treat items one by one, such as the encoders of a contrastive model, run in pieces of a
+    micro-batch (``PiecewiseModules``), so the graph of the whole window has only what follows them. Where there are
+    none, a window needs the memory of one batch, and a warning says so.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.numel() == 1 and result.grad_fn is not None:
-            self.of_node[result.grad_fn] = result
-        return result
+    >>> import torch, warnings
+    >>> model = torch.nn.Linear(2, 3)
+    >>> def loss_of(batch):
+    ...     return (model(batch) @ model(batch).T).logsumexp(0).mean()
+    >>> windows = CoupledWindows(model)
+    >>> windows.join(torch.randn(2, 2), last=False) is None
+    True
+    >>> batch = windows.join(torch.randn(1, 2), last=True)
+    >>> with warnings.catch_warnings(action="ignore"):  # a single layer runs as a whole
+    ...     loss = windows.forward(batch, loss_of)
+    >>> batch.shape, windows.backward(loss).requires_grad
+    (torch.Size([3, 2]), False)
 
-    def valued(self, found: list[Term]) -> Iterator[tuple[Term, Tensor]]:
-        """Each of ``found`` with its number; terms that one function made together (label smoothing) as one term."""
-        rest = {id(term.node): term for term in found}
-        for term in found:
-            if id(term.node) not in rest:
-                continue
-            if term.node in self.of_node:
-                yield rest.pop(id(term.node)), self.of_node[term.node].reshape(())
-                continue
-            number, inner = min(self._above(term), key=lambda pair: len(pair[1]), default=(None, []))
-            members = [rest.pop(id(each.node), None) for each in inner]
-            if number is None or None in members or len({each.denominator for each in inner}) > 1:
-                raise AccumulationError(
-                    "the loss has several denominators inside one function, which cannot be taken apart: give "
-                    "weight=..., a function of the micro-batch."
+    Args:
+        model: the model as the trainer calls it, in one process.
+        pad_token: what pads token ids; default: the ``pad_token_id`` of the first ``config`` in the model, or 0.
+    """
+
+    def __init__(self, model: nn.Module, *, pad_token: int | None = None) -> None:
+        self._model = model
+        self._pad_token = _pad_token_of(model) if pad_token is None else pad_token
+        self._modules = PiecewiseModules(model)
+        self._tried = False
+        self._waiting: list[Any] = []  # micro-batches of this window
+        self._size = 0  # items of the largest
+
+    def join(self, batch: Any, *, last: bool) -> Any:
+        """With the last micro-batch of a window, the batch of all of them; before, None.
+
+        Raises:
+            AccumulationError: they cannot be joined, see ``dagnn.accumulation.items.join_batches``.
+        """
+        self._waiting.append(batch)
+        if not last:
+            return None
+        micros, self._waiting = self._waiting, []
+        self._size = max(_num_items(micro) for micro in micros)
+        return join_batches(micros, pad_token=self._pad_token)
+
+    def forward(self, batch: Any, loss_of: LossOf) -> Tensor:
+        """The loss of the joined batch, with a graph for ``backward``."""
+        num_items = _num_items(batch)
+        if num_items <= self._size:
+            return loss_of(batch)
+        if not self._tried:
+            with _undisturbed(self._model):
+                self._tried = self._modules.find(loss_of, batch, num_items, self._size)
+            if self._tried and not self._modules.names:
+                warn(
+                    f"no module of {type(self._model).__name__} treats the items of a batch one by one: with "
+                    f"coupled=True a window takes the memory of one batch of its {num_items} items.",
+                    AccumulationWarning,
                 )
-            own = next(each for each in inner if each.node is term.node)
-            yield term._replace(coefficient=term.coefficient / own.coefficient), number.reshape(())
+        with self._modules.running(num_items, self._size):
+            return loss_of(batch)
 
-    def _above(self, term: Term) -> Iterator[tuple[Tensor, list[Term]]]:
-        for number in self.of_node.values():
-            with contextlib.suppress(AccumulationError):
-                inner = terms(number)
-                if any(each.node is term.node for each in inner):
-                    yield number, inner
+    def backward(self, loss: Tensor, scale: float = 1.0) -> Tensor:
+        """Leave the gradient of ``loss``, times ``scale``, in ``.grad``. Returns the loss, detached."""
+        sums = GradientSums([p for p in self._model.parameters() if p.requires_grad])
+        ranks = ranks_of([self._model], sums.parameters)
+        window = Window([], None, sums=sums, ranks=ranks, batch_norms=BatchNorms([self._model], "ignore"))
+        try:
+            window.add_micro_batch()
+            window.backward(loss, 1.0, retain_graph=True)
+            self._modules.finish(window.continue_backward)
+            window.end_micro_batch()
+            window.settle()
+        except BaseException:
+            window.discard()
+            raise
+        window.finish_gradients()
+        sums.scale_(scale)
+        gradients = [(p, p.grad) for p in sums.parameters]
+        window.discard()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        return loss.detach()
+
+    def discard(self) -> None:
+        """Give up the micro-batches that wait for the last of their window."""
+        self._waiting = []
+
+
+def refuse_coupled(weight: WeightFn | None, num_processes: int) -> None:
+    """Raise ConfigError where windows cannot be joined."""
+    if weight is not None:
+        raise ConfigError("got weight=... and coupled=True, which divides by nothing: leave one out.")
+    if num_processes > 1:
+        raise ConfigError(
+            f"coupled=True joins the window of one process, and here are {num_processes}: start one, with as many more "
+            "micro-batches per window."
+        )
+
+
+def _num_items(batch: Any) -> int:
+    """The number of items; 0 where its parts have other first dimensions."""
+    try:
+        return count_items(batch)
+    except AccumulationError:
+        return 0
+
+
+def _pad_token_of(model: nn.Module) -> int:
+    for module in model.modules():
+        token = getattr(getattr(module, "config", None), "pad_token_id", None)
+        if isinstance(token, int):
+            return token
+    return 0
 
 
 @contextlib.contextmanager
@@ -341,97 +411,8 @@ def _check_additive(term: Term, whole: Tensor, pieces: list[tuple[Term, Tensor]]
         raise AccumulationError(
             f"the loss of two items together is {float(whole.detach()):.6g}, but those of each give {expected:.6g} "
             f"({divisors}): the loss of an item depends on the other items, or a sum is divided by a constant. No "
-            "shares of micro-batches make the gradient of a coupled loss: use dagnn.accumulate(..., coupled=True). "
-            "Otherwise give weight=..., a function of the micro-batch that returns what its mean loss divides by."
+            "shares of micro-batches make the gradient of a coupled loss: give coupled=True, which runs the window as "
+            "one batch. Otherwise give weight=..., a function of the micro-batch that returns what its mean loss "
+            "divides by."
         )
     return all(count is None or count > 0 for count in counts)
-
-
-def _joined(one: Any, other: Any) -> Any:
-    """Two batches as one, padded at the end; None where it is not known how."""
-    leaves, spec = tree_flatten_with_path(one)
-    others, other_spec = tree_flatten_with_path(other)
-    if spec != other_spec:
-        return None
-    masked = any("attention_mask" in keystr(path) for path, _ in leaves)
-    joined: list[Any] = []
-    for (path, first), (_, second) in zip(leaves, others, strict=True):
-        if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.ndim and first.ndim == second.ndim):
-            if not isinstance(first, (int, float, str, bool, type(None))) or first != second:
-                return None
-            joined.append(first)
-            continue
-        sizes = [max(a, b) for a, b in zip(first.shape[1:], second.shape[1:], strict=True)]
-        if not masked and any(list(value.shape[1:]) != sizes for value in (first, second)):
-            return None  # nothing would tell the model where the padding is
-        fill = -100 if "label" in keystr(path) else 0
-        joined.append(torch.cat([_padded(value, sizes, fill) for value in (first, second)]))
-    return tree_unflatten(joined, spec)
-
-
-def _padded(value: Tensor, sizes: list[int], fill: int) -> Tensor:
-    if list(value.shape[1:]) == sizes:
-        return value
-    result = value.new_full([len(value), *sizes], fill)
-    result[tuple(slice(0, n) for n in value.shape)] = value
-    return result
-
-
-def judge(
-    names: Sequence[str],
-    parameters: Sequence[Tensor],
-    actual: Gradients,
-    expected: Gradients,
-    parts: Sequence[Gradients],
-    *,
-    remedy: str,
-    tolerance: float,
-) -> Report:
-    """The verdict on a trainer's gradient, with the weights of its micro-batches as the cause.
-
-    Args:
-        names, parameters: those that require a gradient.
-        actual: what the optimizer would step with, before clipping.
-        expected: the gradient of the full batch.
-        parts: that of the mean loss of each micro-batch.
-        remedy: what to change, in one sentence.
-        tolerance: relative error up to which gradients are equal.
-    """
-    equal = relative_error(actual, expected) <= tolerance
-    causes = [] if equal else [_cause(parameters, actual, expected, parts, remedy, tolerance)]
-    precision = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
-    return make_report(causes, names, actual, expected, equal=equal, precision=precision)
-
-
-def _cause(
-    parameters: Sequence[Tensor],
-    actual: Gradients,
-    expected: Gradients,
-    parts: Sequence[Gradients],
-    remedy: str,
-    tolerance: float,
-) -> Cause:
-    k, ratio = len(parts), ratio_of(actual, expected)[0]
-    factor = f"{ratio:.4g} times that of the full batch"
-    loose = max(1e-6, 10 * tolerance)
-    try:
-        (found, rest), (right, right_rest) = (fit_finite(parts, each, parameters) for each in (actual, expected))
-    except ConfigError:
-        text = (
-            f"the gradient is about {factor}; those of its {k} micro-batches are too much alike to tell their weights."
-        )
-        return Cause(Kind.WRONG_SCALE, text, remedy)
-    if rest > loose:
-        text = f"no weights of the {k} micro-batches explain the gradient, which is about {factor}: its loss has terms "
-        return Cause(Kind.WRONG_DENOMINATOR, f"{text}that are divided by different counts.", remedy)
-    shares = ", ".join(f"{share:.4g}" for share in found)
-    if right_rest <= loose:
-        shares += f"; right are {', '.join(f'{share:.4g}' for share in right)}"
-    if close(found, [1.0] * k, loose):
-        text = f"the mean losses of {k} micro-batches are added without a division: the gradient is {factor}."
-        return Cause(Kind.NOT_SCALED, text, remedy)
-    if close(found, [1.0 / k] * k, loose):
-        text = f"all micro-batches have the same weight, whatever counts in them: their shares are {shares}."
-        return Cause(Kind.MEAN_OF_MEANS, text, remedy)
-    kind = Kind.WRONG_DENOMINATOR if abs(sum(found) - 1.0) <= loose else Kind.WRONG_SCALE
-    return Cause(kind, f"the shares of the micro-batches are {shares}: the gradient is about {factor}.", remedy)

@@ -1,15 +1,20 @@
-"""Causes of wrong steps: by the weights of micro-batches, by other comparisons, and in what belongs to a window."""
+"""Causes of wrong steps: by the weights of micro-batches, by other comparisons, and in what belongs to a window.
+
+``explain`` and ``update_causes`` are about a loop that is called again and again; ``judge`` is about one gradient.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from dagnn.accumulation.check.arithmetic import close, ratio_of, relative_error, total_norm
-from dagnn.accumulation.check.diagnosis import Weights, scale_cause
+from dagnn.accumulation.check.diagnosis import Weights, fit_finite, scale_cause
 from dagnn.accumulation.check.layouts import LARGE, SMALL, Examined, Layout, Loop
 from dagnn.accumulation.check.recording import Group, steps_of
-from dagnn.accumulation.check.report import Cause, Kind, cause, coupled
+from dagnn.accumulation.check.report import Cause, Kind, Report, cause, make_report
+from dagnn.accumulation.check.report import coupled as coupled_cause
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.errors import AccumulationError, ConfigError
 
@@ -52,7 +57,7 @@ def explain(
     if not found.explained and examined.steps and len(examined.steps) != len(examined.expected):
         return [_by_number(loop, examined)]
     if found.explained or not examined.steps:
-        causes = diagnose(found) or ([coupled()] if found.coupled else [])
+        causes = diagnose(found) or ([coupled_cause()] if found.coupled else [])
         if examined.linear or not all(c.kind in _ABOUT_WEIGHTS for c in causes):
             return causes
     changed = examined.steps and len(examined.steps) == len(examined.expected) and loop.comes_in(examined)
@@ -151,15 +156,15 @@ def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> l
     both = loop.compare_with_whole_windows(layout, SMALL)
     ours, whole = (steps_of(groups, examined.held) for groups in both)
     if layout != examined.layout or len(ours) != 2 or len(whole) != 2:
-        return [coupled()] if layout == examined.layout else []
+        return [coupled_cause()] if layout == examined.layout else []
     slack = loop.slack
     ratio, rest = ratio_of(whole[0], examined.expected[0])
     if rest <= slack:
-        return [coupled() if abs(ratio - 1) <= slack else scale_cause(ratio, k, size, slack)]
+        return [coupled_cause() if abs(ratio - 1) <= slack else scale_cause(ratio, k, size, slack)]
     if relative_error(ours[0], whole[0]) > slack:
         backwards = steps_of(loop.groups(layout, SMALL, backwards=True), examined.held) or ours
         if relative_error(backwards[0], ours[0]) <= slack:
-            return [coupled()]
+            return [coupled_cause()]
         return [
             cause(Kind.OTHER_LOSS, "the step depends on the order of the micro-batches: not all have the same loss.")
         ]
@@ -321,3 +326,69 @@ def _same(a: Sequence[Group], b: Sequence[Group], slack: float) -> bool:
         if one.held == other.held and len(one.steps) == len(other.steps):
             steps += zip(one.steps, other.steps, strict=True)
     return all(relative_error(one, other) <= slack for one, other in steps)
+
+
+def judge(
+    names: Sequence[str],
+    parameters: Sequence[Tensor],
+    actual: Gradients,
+    expected: Gradients,
+    parts: Sequence[Gradients],
+    *,
+    remedy: str,
+    tolerance: float,
+    coupled: bool = False,
+) -> Report:
+    """The verdict on a trainer's gradient, with the weights of its micro-batches as the cause.
+
+    Args:
+        names, parameters: those that require a gradient.
+        actual: what the optimizer would step with, before clipping.
+        expected: the gradient of the full batch.
+        parts: that of the mean loss of each micro-batch.
+        remedy: what to change, in one sentence.
+        tolerance: relative error up to which gradients are equal.
+        coupled: the loss of an item depends on others, where no weights of ``parts`` give ``expected``.
+    """
+    equal = relative_error(actual, expected) <= tolerance
+    causes = [] if equal else [_weights_cause(parameters, actual, expected, parts, remedy, tolerance, coupled)]
+    precision = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+    return make_report(causes, names, actual, expected, equal=equal, precision=precision)
+
+
+def _weights_cause(
+    parameters: Sequence[Tensor],
+    actual: Gradients,
+    expected: Gradients,
+    parts: Sequence[Gradients],
+    remedy: str,
+    tolerance: float,
+    coupled: bool,
+) -> Cause:
+    k, ratio = len(parts), ratio_of(actual, expected)[0]
+    factor = f"{ratio:.4g} times that of the full batch"
+    loose = max(1e-6, 10 * tolerance)
+    try:
+        (found, rest), (right, right_rest) = (fit_finite(parts, each, parameters) for each in (actual, expected))
+    except ConfigError:
+        text = (
+            f"the gradient is about {factor}; those of its {k} micro-batches are too much alike to tell their weights."
+        )
+        return Cause(Kind.WRONG_SCALE, text, remedy)
+    if coupled and right_rest > loose:
+        text = f"no weights of the {k} micro-batches make the gradient of the full batch, of which this one is about "
+        return Cause(Kind.COUPLED, f"{text}{ratio:.4g} times: the loss of an item depends on the others.", remedy)
+    if rest > loose:
+        text = f"no weights of the {k} micro-batches explain the gradient, which is about {factor}: its loss has terms "
+        return Cause(Kind.WRONG_DENOMINATOR, f"{text}that are divided by different counts.", remedy)
+    shares = ", ".join(f"{share:.4g}" for share in found)
+    if right_rest <= loose:
+        shares += f"; right are {', '.join(f'{share:.4g}' for share in right)}"
+    if close(found, [1.0] * k, loose):
+        text = f"the mean losses of {k} micro-batches are added without a division: the gradient is {factor}."
+        return Cause(Kind.NOT_SCALED, text, remedy)
+    if close(found, [1.0 / k] * k, loose):
+        text = f"all micro-batches have the same weight, whatever counts in them: their shares are {shares}."
+        return Cause(Kind.MEAN_OF_MEANS, text, remedy)
+    kind = Kind.WRONG_DENOMINATOR if abs(sum(found) - 1.0) <= loose else Kind.WRONG_SCALE
+    return Cause(kind, f"the shares of the micro-batches are {shares}: the gradient is about {factor}.", remedy)
