@@ -38,6 +38,11 @@ def two_terms(model, batch):
     return tokens(model, batch) + 0.5 * mse_loss(model(batch[0]), batch[2])
 
 
+def contrastive(model, batch):
+    z = model(batch[0])
+    return cross_entropy(z @ z.T, torch.arange(len(z)))
+
+
 def full_gradients(loss_fn, k=2):
     found, data = [], batches()
     for start in range(0, len(data), k):
@@ -66,7 +71,7 @@ def fit():
             self.gradients.append([p.grad.clone() for p in self.parameters()])
 
         def on_train_batch_end(self, outputs, batch, index):
-            self.losses.append(float(self.trainer.callback_metrics["loss"]))
+            self.losses.append(float(self.trainer.callback_metrics.get("loss", 0.0)))
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.0)
@@ -138,12 +143,33 @@ def test_lightning_clips_the_exact_gradient(fit):
 def test_coupled_items_are_refused_in_lightning(fit):
     from dagnn.integrations.lightning import ExactAccumulation
 
-    def contrastive(model, batch):
-        z = model(batch[0])
-        return cross_entropy(z @ z.T, torch.arange(len(z)))
-
-    with pytest.raises(AccumulationError, match="depends on the other items"):
+    with pytest.raises(AccumulationError, match=r"depends on the other items.* give coupled=True"):
         fit(contrastive, ExactAccumulation())
+    with pytest.raises(ConfigError, match=r"weight=... and coupled=True"):
+        ExactAccumulation(weight=len, coupled=True)
+
+
+def test_coupled_windows_are_one_batch_in_lightning(fit):
+    from dagnn.integrations.lightning import ExactAccumulation
+
+    found = fit(contrastive, ExactAccumulation(coupled=True))
+
+    assert len(found.gradients) == 3
+    for gradient, expected in zip(found.gradients, full_gradients(contrastive), strict=True):
+        assert relative_error(gradient, expected) < 1e-9
+    assert len(set(found.losses)) == 4  # none before the first window is complete
+    assert not {"backward", "training_step"} & set(vars(found))
+
+
+def test_coupled_windows_are_judged_in_lightning(fit):
+    from dagnn.integrations.lightning import ExactAccumulation, GradientCheck
+
+    fit(contrastive, ExactAccumulation(coupled=True), check := GradientCheck(on_unequal="raise"))
+    assert check.report.equal
+
+    with pytest.warns(AccumulationWarning, match="batch-coupled loss: no weights of the 2 micro-batches make"):
+        fit(contrastive, check := GradientCheck(coupled=True))
+    assert "ExactAccumulation(coupled=True)" in check.report.causes[0].change
 
 
 def test_what_lightning_cannot_do_exactly_is_refused(fit):

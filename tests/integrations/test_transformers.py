@@ -320,6 +320,26 @@ def test_coupled_losses_draw_the_same_dropout_in_both_passes(tmp_path):
     assert (before - after) / 1e-9 == pytest.approx(sum(float(g.square().sum()) for g in gradients), rel=1e-3)
 
 
+def test_gradient_check_judges_coupled_losses_against_the_joined_batch(tmp_path):
+    options = {"collator": collate_pairs, "remove_unused_columns": False}
+    stock = trainer_of(transformers.Trainer, clip(), pairs(), tmp_path, **options)
+    stock.add_callback(check := GradientCheck(stock, coupled=True))
+    with pytest.warns(AccumulationWarning, match="batch-coupled loss: no weights of the 3 micro-batches make"):
+        stock.train()
+    assert "ExactTrainer with coupled=True" in check.report.causes[0].change
+
+    exact = trainer_of(ExactTrainer, clip(), pairs(), tmp_path, coupled=True, **options)
+    exact.add_callback(check := GradientCheck(exact, on_unequal="raise"))
+    exact.train()
+    assert check.report.equal
+
+    dropping = trainer_of(ExactTrainer, clip(dropout=0.5), pairs(), tmp_path, coupled=True, **options)
+    dropping.add_callback(check := GradientCheck(dropping))
+    with pytest.warns(AccumulationWarning, match="cannot be judged: .* draws other random numbers: set dropout to 0"):
+        dropping.train()
+    assert check.report is None
+
+
 def test_what_coupled_refuses(tmp_path):
     trainer = trainer_of(ExactTrainer, clip(), pairs(), tmp_path, collator=collate_pairs, remove_unused_columns=False)
     with pytest.raises(AccumulationError, match=r"the loss of an item depends on .* give coupled=True"):

@@ -284,7 +284,8 @@ class PiecewiseModules:
         for child in names:
             if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
                 self._try_children(child, names[child], stack, sizes)
-            elif any(True for _ in child.children()):  # a single layer is cheaper as a whole
+            elif any(True for _ in child.children()) and any(p.requires_grad for p in child.parameters()):
+                # A single layer is cheaper as a whole, and what does not train keeps nothing.
                 stack.enter_context(_replaced_forward(child, replacement))
 
 

@@ -20,6 +20,9 @@ from dagnn.errors import AccumulationError, ConfigError
 
 __all__ = ["Term", "causal_tokens", "items", "terms", "tokens"]
 
+# Up to which a loss may miss the mean of its parts, relative to them: rounding, or a loss that couples its items.
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-4}
+_COARSE = 5e-2
 _SHAPES = "a mapping or object with 'labels', a pair (inputs, labels), or the labels themselves"
 
 
@@ -328,3 +331,29 @@ class TermValues(TorchFunctionMode):
                 inner = terms(number)
                 if any(each.node is term.node for each in inner):
                     yield number, inner
+
+
+def check_additive(term: Term, whole: Tensor, pieces: list[tuple[Term, Tensor]]) -> bool:
+    """Whether both items count in this term; raises where it is not the mean of theirs."""
+    counts = [piece.denominator for piece, _ in pieces]
+    values = [float(value.detach()) for _, value in pieces]
+    if term.denominator is None:
+        expected, total = sum(values), None
+    else:
+        total = sum(count or 0.0 for count in counts)
+        shares = [(count or 0.0) / total if total else 0.0 for count in counts]
+        expected = sum(share * value for share, value in zip(shares, values, strict=True) if share)
+    if total == 0.0:
+        return False
+    allowed = _ROUNDING.get(whole.dtype, _COARSE) * max(1e-3, *(abs(v) for v in values if math.isfinite(v)))
+    same_total = total is None or abs(total - (term.denominator or 0.0)) <= 1e-6 * total
+    if not same_total or not abs(float(whole.detach()) - expected) <= allowed:
+        divisors = f"divided by {term.denominator if total is not None else 'nothing'} and {counts}"
+        raise AccumulationError(
+            f"the loss of two items together is {float(whole.detach()):.6g}, but those of each give {expected:.6g} "
+            f"({divisors}): the loss of an item depends on the other items, or a sum is divided by a constant. No "
+            "shares of micro-batches make the gradient of a coupled loss: give coupled=True, which runs the window as "
+            "one batch. Otherwise give weight=..., a function of the micro-batch that returns what its mean loss "
+            "divides by."
+        )
+    return all(count is None or count > 0 for count in counts)

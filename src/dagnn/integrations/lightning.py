@@ -8,14 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dagnn.accumulation.check.arithmetic import widened
-from dagnn.accumulation.check.causes import judge
 from dagnn.accumulation.check.report import Report
-from dagnn.accumulation.check.subject import Gradients
+from dagnn.accumulation.check.watching import FirstWindow
 from dagnn.accumulation.partition import WeightFn
-from dagnn.accumulation.state import RandomState, Snapshot
-from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, library, warn
-from dagnn.integrations.windows import TrainerWindows
+from dagnn.accumulation.state import RandomState
+from dagnn.errors import AccumulationError, ConfigError, library
+from dagnn.integrations.windows import CoupledWindows, TrainerWindows, full_gradient, mean_gradient, refuse_coupled
 
 __all__ = ["OLDEST", "ExactAccumulation", "GradientCheck"]
 
@@ -41,17 +39,27 @@ class ExactAccumulation(_Callback):  # type: ignore[misc]
     loss couples them; and twice more where a loss has denominators that do not keep one proportion. What it logs then
     is left out.
 
+    A loss that couples the items of a batch (contrastive losses) is refused, unless ``coupled=True``: ``training_step``
+    then runs once a window, on its micro-batches as one batch, shorter ones padded. Modules of the model that treat
+    items one by one still run a micro-batch at a time, once more than without; what follows them has the memory of the
+    whole window.
+
     Args:
         weight: a function of the micro-batch that returns what its mean loss divides by, where the graph cannot show
             it.
+        coupled: run the micro-batches of a window as one batch.
 
     Raises:
-        ConfigError: when ``fit`` begins: manual optimisation, several processes, a float16 loss scaler, or an optimizer
-            that calls its closure several times.
-        AccumulationError: in ``fit``: the loss couples its items, or what it divides by cannot be read.
+        ConfigError: ``weight`` and ``coupled`` are given; or when ``fit`` begins: manual optimisation, several
+            processes, a float16 loss scaler, or an optimizer that calls its closure several times.
+        AccumulationError: in ``fit``: the loss couples its items, or what it divides by cannot be read; or with
+            ``coupled``, the micro-batches cannot be joined.
     """
 
-    def __init__(self, *, weight: WeightFn | None = None) -> None:
+    def __init__(self, *, weight: WeightFn | None = None, coupled: bool = False) -> None:
+        if coupled:
+            refuse_coupled(weight, 1)
+        self.coupled = coupled
         self._weight = weight
         self._windows: TrainerWindows | None = None
         self._batch: tuple[Any, int] = (None, 0)
@@ -60,6 +68,9 @@ class ExactAccumulation(_Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take over the backward pass of the module."""
         _refuse_unsupported(trainer, pl_module)
+        if self.coupled:
+            _join_windows(trainer, pl_module)
+            return
         windows = self._windows = TrainerWindows(pl_module, weight=self._weight)
 
         def backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -72,6 +83,7 @@ class ExactAccumulation(_Callback):  # type: ignore[misc]
                 random=self._random,
             )
 
+        setattr(backward, _REPLACED, None)
         pl_module.backward = backward
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -80,7 +92,9 @@ class ExactAccumulation(_Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the backward pass back."""
-        pl_module.__dict__.pop("backward", None)
+        for name in ("backward", "training_step"):
+            if hasattr(pl_module.__dict__.get(name), _REPLACED):
+                pl_module.__dict__.pop(name)
         if self._windows is not None:
             self._windows.discard()
 
@@ -97,74 +111,76 @@ class GradientCheck(_Callback):  # type: ignore[misc]
 
     Args:
         on_unequal: "warn", or "raise" an AccumulationError.
-
-    Attributes:
-        report: the verdict, a ``dagnn.accumulation.Report``; None before the first step, and where the loss couples its
-            items, so that there is nothing to compare with.
+        coupled: compare with the gradient of the joined micro-batches, for a loss that couples the items of a batch
+            and draws no random numbers. Default: as an ``ExactAccumulation`` beside it, or False.
 
     Raises:
-        ConfigError: ``on_unequal`` has another value.
+        ConfigError: ``on_unequal`` has another value, or ``coupled`` in several processes.
     """
 
-    def __init__(self, *, on_unequal: Literal["warn", "raise"] = "warn") -> None:
-        if on_unequal not in ("warn", "raise"):
-            raise ConfigError(f"on_unequal must be 'warn' or 'raise', got {on_unequal!r}.")
-        self.report: Report | None = None
-        self._on_unequal = on_unequal
-        self._ran: list[tuple[Any, int, RandomState]] = []
-        self._judged = False
+    def __init__(self, *, on_unequal: Literal["warn", "raise"] = "warn", coupled: bool | None = None) -> None:
+        option = "coupled=True" if coupled else ""
+        remedy = f"add dagnn.integrations.lightning.ExactAccumulation({option}) to the callbacks of the Trainer."
+        self._window = FirstWindow(on_unequal, remedy)
+        self._coupled = coupled
+
+    @property
+    def report(self) -> Report | None:
+        """The verdict; None before the first step, and where it cannot be judged: a coupled loss, see ``coupled``."""
+        return self._window.report
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Record a micro-batch of the first window."""
-        if not self._judged:
-            self._ran.append((batch, batch_idx, RandomState.now()))
+        if not self._window.judged:
+            self._window.add(batch, functools.partial(_loss_again, trainer, pl_module, index=batch_idx))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Judge the window: its gradient is complete, and not clipped yet."""
-        if self._judged:
+        if self._window.judged:
             return
-        self._judged = True
-        found, gradients = _gradients(pl_module), [(p, p.grad) for p in pl_module.parameters()]
-        random, buffers = RandomState.now(), Snapshot([pl_module])
-        try:
-            self.report = self._judge(trainer, pl_module, found)
-        except AccumulationError as error:
-            warn(f"the gradient of this training cannot be judged: {error}", AccumulationWarning)
-        finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            buffers.restore()
-            random.restore()
-            self._ran = []
-        if self.report is not None and not self.report.equal:
-            if self._on_unequal == "raise":
-                raise AccumulationError(str(self.report))
-            warn(str(self.report), AccumulationWarning)
-
-    def _judge(self, trainer: Any, pl_module: Any, found: Gradients) -> Report:
-        named = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
-        windows, parts = TrainerWindows(pl_module), []
-        for i, (batch, index, random) in enumerate(self._ran):
-            random.restore()
-            loss_of = functools.partial(_loss_again, trainer, pl_module, index=index)
-            windows.add(batch, loss_of, last=i == len(self._ran) - 1)
-        expected = _gradients(pl_module)
-        for batch, index, random in self._ran:
-            random.restore()
-            single = TrainerWindows(pl_module, weight=lambda batch: 1.0)
-            single.add(batch, functools.partial(_loss_again, trainer, pl_module, index=index), last=True)
-            parts.append(_gradients(pl_module))
-        wide = all(p.dtype is torch.float64 for _, p in named)
-        coarse = "16" in str(trainer.precision)
-        return judge(
-            [name for name, _ in named],
-            [p for _, p in named],
-            found,
-            expected,
-            parts,
-            remedy="add dagnn.integrations.lightning.ExactAccumulation() to the callbacks of the Trainer.",
-            tolerance=4e-2 if coarse else 1e-6 if wide else 1e-4,
+        coupled = self._coupled
+        if coupled is None:
+            coupled = any(isinstance(each, ExactAccumulation) and each.coupled for each in trainer.callbacks)
+        self._window.judge(
+            pl_module,
+            None,
+            full=functools.partial(full_gradient, pl_module, coupled=coupled),
+            mean=functools.partial(mean_gradient, pl_module),
+            low_precision="16" in str(trainer.precision),
+            coupled=coupled,
         )
+
+
+def _join_windows(trainer: Any, pl_module: Any) -> None:
+    """Let ``training_step`` and ``backward`` wait for the last micro-batch of a window, and then run on all."""
+    windows, step = CoupledWindows(pl_module), pl_module.training_step
+    complete = False
+
+    def training_step(batch: Any, index: int, *args: Any, **kwargs: Any) -> Any:
+        nonlocal complete
+        complete = not trainer.fit_loop.epoch_loop._should_accumulate()
+        whole = windows.join(batch, last=complete)
+        if not complete:
+            return torch.zeros((), device=pl_module.device, requires_grad=True)
+        results = []
+
+        def loss_of(batch: Any) -> Tensor:
+            results.append(step(batch, index, *args, **kwargs))
+            return _loss_in(results[-1])
+
+        windows.forward(whole, loss_of, functools.partial(_loss_again, trainer, pl_module, index=index))
+        return results[-1]
+
+    def backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if complete:
+            windows.backward(loss * trainer.accumulate_grad_batches)  # Lightning has divided it by this number
+
+    setattr(training_step, _REPLACED, step)
+    setattr(backward, _REPLACED, None)
+    pl_module.training_step, pl_module.backward = training_step, backward
+
+
+_REPLACED = "_dagnn_replaced"  # attribute of a function in the place of one of the module: the module's own
 
 
 def _refuse_unsupported(trainer: Any, pl_module: Any) -> None:
@@ -187,8 +203,12 @@ def _refuse_unsupported(trainer: Any, pl_module: Any) -> None:
 
 def _loss_again(trainer: Any, pl_module: Any, batch: Any, index: int) -> Tensor:
     """The loss of a micro-batch once more, without what it logs."""
+    step = getattr(pl_module.training_step, _REPLACED, pl_module.training_step)
     with _silent(pl_module), trainer.precision_plugin.train_step_context():
-        result = pl_module.training_step(batch, index)
+        return _loss_in(step(batch, index))
+
+
+def _loss_in(result: Any) -> Tensor:
     loss = result["loss"] if isinstance(result, dict) else result
     if not isinstance(loss, Tensor):
         raise AccumulationError(f"training_step returned {type(result).__name__}: return the mean loss in all batches.")
@@ -205,7 +225,3 @@ def _silent(pl_module: nn.Module) -> Iterator[None]:
     finally:
         for name in names:
             pl_module.__dict__.pop(name, None)
-
-
-def _gradients(model: nn.Module) -> Gradients:
-    return [None if p.grad is None else widened(p.grad).clone() for p in model.parameters() if p.requires_grad]

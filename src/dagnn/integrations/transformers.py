@@ -11,14 +11,12 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from dagnn.accumulation.check.arithmetic import widened
-from dagnn.accumulation.check.causes import judge
 from dagnn.accumulation.check.report import Report
 from dagnn.accumulation.check.subject import Gradients
+from dagnn.accumulation.check.watching import FirstWindow, gradients_of
 from dagnn.accumulation.partition import WeightFn
-from dagnn.accumulation.state import RandomState, Snapshot
-from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, library, warn
-from dagnn.integrations.windows import CoupledWindows, TrainerWindows, refuse_coupled
+from dagnn.errors import AccumulationError, ConfigError, library
+from dagnn.integrations.windows import CoupledWindows, TrainerWindows, full_gradient, mean_gradient, refuse_coupled
 
 __all__ = ["OLDEST", "ExactTrainer", "GradientCheck"]
 
@@ -136,9 +134,6 @@ def _refuse_unsupported(trainer: Any) -> None:
         raise ConfigError("max_steps=0 trains nothing: leave it out, or give at least 1.")
 
 
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-
-
 class GradientCheck(_TrainerCallback):  # type: ignore[misc]
     """A callback that compares the first window's gradient with that of the full batch, and says what is wrong.
 
@@ -150,41 +145,44 @@ class GradientCheck(_TrainerCallback):  # type: ignore[misc]
     Args:
         trainer: the trainer whose training is judged.
         on_unequal: "warn", or "raise" an AccumulationError.
-
-    Attributes:
-        report: the verdict, a ``dagnn.accumulation.Report``; None before the first step, and where
-            the loss couples its items, so that there is nothing to compare with.
+        coupled: compare with the gradient of the joined micro-batches, for a loss that couples the items of a batch
+            and draws no random numbers. Default: as the trainer, where it is an ``ExactTrainer``.
 
     Raises:
-        ConfigError: ``on_unequal`` has another value.
+        ConfigError: ``on_unequal`` has another value, or ``coupled`` in several processes.
     """
 
-    def __init__(self, trainer: Any, *, on_unequal: Literal["warn", "raise"] = "warn") -> None:
-        if on_unequal not in ("warn", "raise"):
-            raise ConfigError(f"on_unequal must be 'warn' or 'raise', got {on_unequal!r}.")
-        self.report: Report | None = None
+    def __init__(
+        self, trainer: Any, *, on_unequal: Literal["warn", "raise"] = "warn", coupled: bool | None = None
+    ) -> None:
         self._trainer = trainer
-        self._on_unequal = on_unequal
+        self._coupled = getattr(trainer, "coupled", False) if coupled is None else coupled
+        option = " with coupled=True" if self._coupled else ""
+        remedy = f"use dagnn.integrations.transformers.ExactTrainer{option} in place of transformers.Trainer."
+        self._window = FirstWindow(on_unequal, remedy)
         self._model: nn.Module = trainer.model
-        self._ran: list[tuple[Any, RandomState]] = []
         self._found: Gradients | None = None
         self._undo: list[Any] = []
-        self._judged = False
+
+    @property
+    def report(self) -> Report | None:
+        """The verdict; None before the first step, and where it cannot be judged: a coupled loss, see ``coupled``."""
+        return self._window.report
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to watch the first window."""
-        if self._judged or self._undo:
+        if self._window.judged or self._undo:
             return
         step, clip = self._trainer.training_step, torch.nn.utils.clip_grad_norm_
 
         def training_step(model: nn.Module, inputs: Any, *rest: Any, **more: Any) -> Any:
             self._model = model
-            self._ran.append((dict(inputs), RandomState.now()))
+            self._window.add(dict(inputs), self._mean_loss)
             return step(model, inputs, *rest, **more)
 
         def clip_grad_norm_(*given: Any, **more: Any) -> Any:
             if self._found is None:
-                self._found = self._gradients()
+                self._found = gradients_of(self._model)
             return clip(*given, **more)
 
         for patch in (
@@ -196,27 +194,18 @@ class GradientCheck(_TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Judge the window, once its gradient is complete."""
-        if self._judged or not self._ran:
+        if self._window.judged or not self._window.ran:
             return
         self._stop()
-        found = self._found if self._found is not None else self._gradients()
-        random, buffers = RandomState.now(), Snapshot([self._model])
-        gradients = [(p, p.grad) for p in self._model.parameters()]
-        self._judged = True
-        try:
-            self.report = self._judge(found)
-        except AccumulationError as error:
-            warn(f"the gradient of this training cannot be judged: {error}", AccumulationWarning)
-        finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            buffers.restore()
-            random.restore()
-            self._ran, self._found = [], None
-        if self.report is not None and not self.report.equal:
-            if self._on_unequal == "raise":
-                raise AccumulationError(str(self.report))
-            warn(str(self.report), AccumulationWarning)
+        self._window.judge(
+            self._model,
+            self._found,
+            full=functools.partial(full_gradient, self._model, coupled=self._coupled),
+            mean=functools.partial(mean_gradient, self._model),
+            low_precision=self._trainer.args.bf16 or self._trainer.args.fp16,
+            coupled=self._coupled,
+        )
+        self._found = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the hooks off where training ended inside the first window."""
@@ -226,43 +215,11 @@ class GradientCheck(_TrainerCallback):  # type: ignore[misc]
         while self._undo:
             self._undo.pop().stop()
 
-    def _judge(self, found: Gradients) -> Report:
-        named = [(n.removeprefix("module."), p) for n, p in self._model.named_parameters() if p.requires_grad]
-        parameters = [p for _, p in named]
-        windows = TrainerWindows(self._model)
-        loss_of = functools.partial(self._mean_loss, self._model)
-        for i, (inputs, random) in enumerate(self._ran):
-            random.restore()
-            windows.add(dict(self._trainer._prepare_inputs(inputs)), loss_of, last=i == len(self._ran) - 1)
-        expected = self._gradients()
-        parts = []
-        for inputs, random in self._ran:
-            random.restore()
-            single = TrainerWindows(self._model, weight=lambda batch: 1.0)
-            single.add(dict(self._trainer._prepare_inputs(inputs)), loss_of, last=True)
-            parts.append(self._gradients())
-        tolerance = max(_TOLERANCE.get(p.dtype, 1e-4) for p in parameters)
-        if self._trainer.args.bf16 or self._trainer.args.fp16:
-            tolerance = max(tolerance, _TOLERANCE[torch.bfloat16])
-        return judge(
-            [name for name, _ in named],
-            parameters,
-            found,
-            expected,
-            parts,
-            remedy="use dagnn.integrations.transformers.ExactTrainer in place of transformers.Trainer.",
-            tolerance=tolerance,
-        )
-
-    def _mean_loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    def _mean_loss(self, inputs: dict[str, Any]) -> Tensor:
+        batch = dict(self._trainer._prepare_inputs(inputs))
         with self._trainer.compute_loss_context_manager():
-            loss: Tensor = self._trainer.compute_loss(model, dict(batch), num_items_in_batch=None)
+            loss: Tensor = self._trainer.compute_loss(self._model, batch, num_items_in_batch=None)
         return loss.squeeze() if loss.numel() == 1 else loss
-
-    def _gradients(self) -> Gradients:
-        return [
-            None if p.grad is None else widened(p.grad).clone() for p in self._model.parameters() if p.requires_grad
-        ]
 
 
 def window_gradient(trainer_class: type[Any], model: nn.Module, micros: Sequence[dict[str, Tensor]]) -> Gradients:
@@ -278,8 +235,7 @@ def window_gradient(trainer_class: type[Any], model: nn.Module, micros: Sequence
     for i, inputs in enumerate(samples):
         trainer.accelerator.gradient_state._set_sync_gradients(i == len(samples) - 1)
         trainer.training_step(model, inputs, num_items)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    found: Gradients = [None if p.grad is None else widened(p.grad).clone() for p in trained]
+    found = gradients_of(model)
     model.zero_grad()
     return found
 

@@ -7,12 +7,15 @@ last micro-batch, for the trainer to clip and to step with. Sums, shares and pro
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dagnn.accumulation.check.arithmetic import relative_error
+from dagnn.accumulation.check.subject import Gradients
+from dagnn.accumulation.check.watching import Ran, gradients_of
 from dagnn.accumulation.coupled import PiecewiseModules
 from dagnn.accumulation.items import count_items, join_batches
 from dagnn.accumulation.partition import WeightFn, slice_batch
@@ -20,15 +23,13 @@ from dagnn.accumulation.ranks import Ranks, ranks_of
 from dagnn.accumulation.shares import KnownWeights, check_weights
 from dagnn.accumulation.state import BatchNorms, RandomState, Snapshot
 from dagnn.accumulation.sums import GradientSums
-from dagnn.accumulation.weights import Term, TermValues, terms
+from dagnn.accumulation.weights import Term, TermValues, check_additive, terms
 from dagnn.accumulation.window import Window
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, DagnnError, warn
 
 LossOf = Callable[[Any], Tensor]
 _Counts = tuple[float | None, ...]
-# Up to which a loss may miss the mean of its parts, relative to them: rounding, or a loss that couples its items.
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-4}
-_COARSE = 5e-2
+_DRAWN = 1e-5  # relative difference of two runs of one batch from which it draws random numbers
 
 
 class TrainerWindows:
@@ -253,7 +254,7 @@ class TrainerWindows:
             return
         with _undisturbed(self._model):
             whole, *pieces = [self._valued(each, loss_of) for each in (both, *parts)]
-        tried = [_check_additive(term, value, [piece[k] for piece in pieces]) for k, (term, value) in enumerate(whole)]
+        tried = [check_additive(term, value, [piece[k] for piece in pieces]) for k, (term, value) in enumerate(whole)]
         self._verified = any(tried)  # else in the next micro-batch: nothing in this one counted
 
 
@@ -303,14 +304,18 @@ class CoupledWindows:
         self._size = max(_num_items(micro) for micro in micros)
         return join_batches(micros, pad_token=self._pad_token)
 
-    def forward(self, batch: Any, loss_of: LossOf) -> Tensor:
-        """The loss of the joined batch, with a graph for ``backward``."""
+    def forward(self, batch: Any, loss_of: LossOf, trial: LossOf | None = None) -> Tensor:
+        """The loss of the joined batch, with a graph for ``backward``.
+
+        Args:
+            trial: the same loss, for the runs that find the modules; default: ``loss_of``.
+        """
         num_items = _num_items(batch)
         if num_items <= self._size:
             return loss_of(batch)
         if not self._tried:
             with _undisturbed(self._model):
-                self._tried = self._modules.find(loss_of, batch, num_items, self._size)
+                self._tried = self._modules.find(trial or loss_of, batch, num_items, self._size)
             if self._tried and not self._modules.names:
                 warn(
                     f"no module of {type(self._model).__name__} treats the items of a batch one by one: with "
@@ -358,6 +363,39 @@ def refuse_coupled(weight: WeightFn | None, num_processes: int) -> None:
         )
 
 
+def full_gradient(model: nn.Module, ran: Sequence[Ran], *, coupled: bool) -> Gradients:
+    """The gradient of the full batch for micro-batches that ran: of all, each with its share, or ``coupled`` as one.
+
+    Raises:
+        AccumulationError: the loss couples its items, or where it is ``coupled``, draws random numbers.
+        ConfigError: ``coupled`` in several processes.
+    """
+    if not coupled:
+        windows = TrainerWindows(model)
+        for i, (batch, loss_of, random) in enumerate(ran):
+            random.restore()
+            windows.add(batch, loss_of, last=i == len(ran) - 1)
+        return gradients_of(model)
+    refuse_coupled(None, ranks_of([model], [*model.parameters()]).world_size)
+    batch = join_batches([each.batch for each in ran], pad_token=_pad_token_of(model))
+    joined = ran[-1]._replace(batch=batch)
+    gradient = mean_gradient(model, joined)
+    other = mean_gradient(model, joined._replace(random=RandomState.now()))
+    if relative_error(other, gradient) > _DRAWN:
+        raise AccumulationError(
+            "a coupled loss is compared with that of the joined batch, which draws other random numbers: set dropout "
+            "to 0 for the check."
+        )
+    return gradient
+
+
+def mean_gradient(model: nn.Module, ran: Ran) -> Gradients:
+    """The gradient of the mean loss of one micro-batch."""
+    ran.random.restore()
+    TrainerWindows(model, weight=lambda batch: 1.0).add(ran.batch, ran.loss_of, last=True)
+    return gradients_of(model)
+
+
 def _num_items(batch: Any) -> int:
     """The number of items; 0 where its parts have other first dimensions."""
     try:
@@ -390,29 +428,3 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
         for module, mode in modes:
             module.training = mode
-
-
-def _check_additive(term: Term, whole: Tensor, pieces: list[tuple[Term, Tensor]]) -> bool:
-    """Whether both items count in this term; raises where it is not the mean of theirs."""
-    counts = [piece.denominator for piece, _ in pieces]
-    values = [float(value.detach()) for _, value in pieces]
-    if term.denominator is None:
-        expected, total = sum(values), None
-    else:
-        total = sum(count or 0.0 for count in counts)
-        shares = [(count or 0.0) / total if total else 0.0 for count in counts]
-        expected = sum(share * value for share, value in zip(shares, values, strict=True) if share)
-    if total == 0.0:
-        return False
-    allowed = _ROUNDING.get(whole.dtype, _COARSE) * max(1e-3, *(abs(v) for v in values if math.isfinite(v)))
-    same_total = total is None or abs(total - (term.denominator or 0.0)) <= 1e-6 * total
-    if not same_total or not abs(float(whole.detach()) - expected) <= allowed:
-        divisors = f"divided by {term.denominator if total is not None else 'nothing'} and {counts}"
-        raise AccumulationError(
-            f"the loss of two items together is {float(whole.detach()):.6g}, but those of each give {expected:.6g} "
-            f"({divisors}): the loss of an item depends on the other items, or a sum is divided by a constant. No "
-            "shares of micro-batches make the gradient of a coupled loss: give coupled=True, which runs the window as "
-            "one batch. Otherwise give weight=..., a function of the micro-batch that returns what its mean loss "
-            "divides by."
-        )
-    return all(count is None or count > 0 for count in counts)

@@ -1,5 +1,9 @@
-"""watch: looks on while a training loop runs, and says whether its steps had the mean over what ran."""
+"""Looks on while training runs: ``watch`` at a loop, and ``FirstWindow`` at a trainer of somebody else.
 
+``watch`` says whether the steps had the mean over what ran. ``FirstWindow`` keeps what ran, and runs it again.
+"""
+
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,10 +15,16 @@ from torch.nn.modules.loss import _Loss
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 
-from dagnn.accumulation.check.arithmetic import close
+from dagnn.accumulation.check.arithmetic import close, widened
+from dagnn.accumulation.check.causes import judge
 from dagnn.accumulation.check.diagnosis import scale_cause
-from dagnn.accumulation.check.report import Cause, Kind, cause, line_in
-from dagnn.errors import ConfigError
+from dagnn.accumulation.check.report import Cause, Kind, Report, cause, line_in
+from dagnn.accumulation.check.subject import Gradients
+from dagnn.accumulation.state import RandomState, Snapshot
+from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
+
+# Relative error up to which gradients of a trainer are equal.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 class Watched(NamedTuple):
@@ -245,3 +255,94 @@ def _fitted(actual: dict[int, Tensor], parts: list[_MicroBatch]) -> tuple[list[f
     found = torch.linalg.lstsq(scaled, target[:, None]).solution[:, 0]
     rest = torch.linalg.vector_norm(target - scaled @ found) / torch.linalg.vector_norm(target).clamp_min(1e-300)
     return (found / norms).tolist(), float(rest)
+
+
+class Ran(NamedTuple):
+    """A micro-batch that a trainer ran: its mean loss, and the random numbers it began with."""
+
+    batch: Any
+    loss_of: Callable[[Any], Tensor]
+    random: RandomState
+
+
+class FirstWindow:
+    """The first window of a trainer, which runs again afterwards to judge the gradient that the trainer found.
+
+    Args:
+        on_unequal: "warn", or "raise" an AccumulationError.
+        remedy: what to change where the gradient is wrong, in one sentence.
+
+    Attributes:
+        report: the verdict; None before ``judge``, and where the window cannot be judged, of which a warning says why.
+        ran: what ran so far, until it is judged.
+        judged: ``judge`` has run.
+
+    Raises:
+        ConfigError: ``on_unequal`` has another value.
+    """
+
+    def __init__(self, on_unequal: str, remedy: str) -> None:
+        if on_unequal not in ("warn", "raise"):
+            raise ConfigError(f"on_unequal must be 'warn' or 'raise', got {on_unequal!r}.")
+        self.report: Report | None = None
+        self.ran: list[Ran] = []
+        self.judged = False
+        self._on_unequal = on_unequal
+        self._remedy = remedy
+
+    def add(self, batch: Any, loss_of: Callable[[Any], Tensor]) -> None:
+        """Keep a micro-batch that is about to run."""
+        self.ran.append(Ran(batch, loss_of, RandomState.now()))
+
+    def judge(
+        self,
+        model: nn.Module,
+        found: Gradients | None,
+        *,
+        full: Callable[[list[Ran]], Gradients],
+        mean: Callable[[Ran], Gradients],
+        low_precision: bool,
+        coupled: bool,
+    ) -> None:
+        """Compare ``found``, or what is in ``.grad``, with the gradient of the full batch; the model stays as it is.
+
+        Args:
+            full: computes the gradient of the full batch; an AccumulationError says why there is none.
+            mean: computes that of the mean loss of one micro-batch.
+            low_precision: the trainer computes in 16 bits.
+            coupled: the loss of an item depends on others.
+        """
+        self.judged = True
+        actual = gradients_of(model) if found is None else found
+        before, gradients = Snapshot([model]), [(p, p.grad) for p in model.parameters()]
+        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        named = [(name, p) for name, p in inner.named_parameters() if p.requires_grad]
+        dtypes = {p.dtype for _, p in named} | ({torch.bfloat16} if low_precision else set())
+        try:
+            expected, parts = full(self.ran), [mean(ran) for ran in self.ran]
+            self.report = judge(
+                [name for name, _ in named],
+                [p for _, p in named],
+                actual,
+                expected,
+                parts,
+                remedy=self._remedy,
+                tolerance=max(_TOLERANCE.get(dtype, 1e-4) for dtype in dtypes),
+                coupled=coupled,
+            )
+        except AccumulationError as error:
+            warn(f"the gradient of this training cannot be judged: {error}", AccumulationWarning)
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            before.restore()
+            self.ran = []
+        if self.report is not None and not self.report.equal:
+            if self._on_unequal == "raise":
+                raise AccumulationError(str(self.report))
+            warn(str(self.report), AccumulationWarning)
+
+
+def gradients_of(model: nn.Module) -> Gradients:
+    """Copies of what is in ``.grad``, widened, of all parameters that require a gradient."""
+    return [None if p.grad is None else widened(p.grad).clone() for p in model.parameters() if p.requires_grad]
