@@ -22,10 +22,11 @@ from dagnn.curriculum.certificate import (
     expressions_for,
 )
 from dagnn.curriculum.draw import Draws, part_of
-from dagnn.curriculum.engine import RuleEngine, from_term, to_term
+from dagnn.curriculum.engine import RuleEngine, from_term, normal_form, to_term
 from dagnn.curriculum.exact.answer import answer
 from dagnn.curriculum.expression import Expr, to_text
 from dagnn.curriculum.generator import make_sample
+from dagnn.curriculum.levels import level_of
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.verdict import judge
 from dagnn.errors import ExpressionError
@@ -76,7 +77,7 @@ def neighbourhoods_that_occur(level: int, count: int) -> list[NeighbourhoodToken
     while machine.num_neighbourhoods < 3 * count:
         expression = drawn_expression(level, index)
         index += 1
-        if has_value(expression):
+        if has_value(expression) and is_solved(expression):
             machine.run([to_term(expression)[0]], budget=_BUDGET)
     return [machine.neighbourhood(number) for number in range(machine.num_neighbourhoods)]
 
@@ -88,6 +89,14 @@ def has_value(expression: Expr) -> bool:
     except ExpressionError:
         return False
     return True
+
+
+def is_solved(expression: Expr) -> bool:
+    """Whether the rules bring it to its answer: they leave equations above the second degree as they are."""
+    try:
+        return judge(level_of(expression), expression, normal_form(expression)).right
+    except ExpressionError:
+        return False
 
 
 def faults_found(level: int, count: int, *, seed: int = 0) -> tuple[int, int]:

@@ -104,10 +104,11 @@ def test_drawn_expressions_repeat_operands_and_parts_of_numbers():
     assert repeated >= 5
 
 
-def test_expressions_are_found_for_what_can_occur():
-    wanted = [each for index in range(30) for each in _met(drawn_expression(2, 5_000 + index))]
+@pytest.mark.parametrize("level", [2, 7])
+def test_expressions_are_found_for_what_can_occur(level):
+    wanted = [each for index in range(30) for each in _met(drawn_expression(level, 5_000 + index))]
     some = sorted(set(wanted))[::60]
-    found = expressions_for(2, some)
+    found = expressions_for(level, some)
     assert len(found) >= 0.9 * len(some)
     assert all(each in _met(expression) for each, expression in found.items())
 
@@ -123,9 +124,11 @@ def _met(expression):
 
 
 def test_levels_without_a_certificate_are_refused():
-    with pytest.raises(ConfigError, match=r"level 4 has no certificate: .* The levels that have one are 1, 2, 3, 5\."):
+    with pytest.raises(
+        ConfigError, match=r"level 4 has no certificate: .* The levels that have one are 1, 2, 3, 5, 7\."
+    ):
         closure_of(4)
-    with pytest.raises(ConfigError, match="no level is given: name some of 1, 2, 3, 5"):
+    with pytest.raises(ConfigError, match="no level is given: name some of 1, 2, 3, 5, 7"):
         certify_run("nowhere", ())
 
 

@@ -6,11 +6,12 @@ import pytest
 
 from dagnn.curriculum.certificate import closure_of, drawn_expression, engine_answer
 from dagnn.curriculum.closure import Closure, pictures
-from dagnn.curriculum.engine import RuleEngine, to_term
+from dagnn.curriculum.engine import RuleEngine, normal_form, to_term
 from dagnn.curriculum.exact import answer
 from dagnn.curriculum.generator import make_sample
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.numbers import chain
+from dagnn.curriculum.verdict import judge
 from dagnn.errors import ExpressionError
 from dagnn.rewriting import RewritingMachine, encode_term, read_neighbourhood
 
@@ -111,6 +112,41 @@ def test_no_drawn_expression_leads_out_of_the_closure(level):
     if level > 1:
         drawn += [make_sample(level, seed=3, index=index, depth=6).input for index in range(10)]
     assert engine_meets(level, drawn) <= closure_of(level).keys()
+
+
+def coefficients_shared_in_every_way():
+    """Six of them, as letters: every way in which some are equal."""
+    ways = [""]
+    for _ in range(6):
+        ways = [way + letter for way in ways for letter in "abcdef"[: len(set(way)) + 1]]
+    return ways
+
+
+def test_two_polynomials_share_their_coefficients_in_every_way():
+    closure = Closure(engine_answer)
+    numbers = [("positive", "Zero"), ("positive", "One")]
+    for triple in itertools.product(numbers, repeat=3):
+        assert closure.ask(("polynomial", *triple)) == {"polynomial"}
+    closure.ask(("polynomial_plus", "polynomial", "polynomial"))
+    closure.run()
+    terms = [
+        ("polynomial_plus", ("polynomial", *way[:3]), ("polynomial", *way[3:]))
+        for way in coefficients_shared_in_every_way()
+    ]
+    listed = {tokens for tokens in closure.replacement_of if SIGNATURE.shown[tokens[0]].kind == "polynomial_plus"}
+    assert listed == shown_by(terms, "polynomial_plus")
+    assert len(listed) == 203
+
+
+@pytest.mark.slow
+def test_no_equation_that_is_solved_leads_out_of_the_closure_of_level_7():
+    drawn = [drawn_expression(7, index) for index in range(2_000)]
+    drawn += [make_sample(7, seed=3, index=index).input for index in range(2_000)]
+    drawn += [make_sample(7, seed=3, index=index, depth=6).input for index in range(50)]
+    assert len(closure_of(7)) == 16_920
+    solved = [each for each in drawn if has_value(each, 7) and judge(7, each, normal_form(each)).right]
+    assert len(solved) > 0.7 * len(drawn)
+    assert engine_meets(7, solved) <= closure_of(7).keys()
 
 
 @pytest.mark.slow

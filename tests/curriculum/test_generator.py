@@ -220,6 +220,18 @@ def test_the_length_of_whole_numbers_can_be_set(level, digits):
     assert split_of(samples[0].input) == "test"
 
 
+def test_some_equations_of_level_7_have_the_same_on_both_sides():
+    sides = [sample.input[1][1:] for sample in first(7, 600)]
+    same = [
+        (left, right)
+        for left, right in sides
+        if isinstance(left, tuple) and isinstance(right, tuple) and left[0] == right[0]
+        if any(a == b for a, b in zip(left[1:], right[1:], strict=True))
+    ]
+    assert 25 <= len(same) <= 100
+    assert {left[0] for left, _ in same} >= {"+", "-", "*"}
+
+
 def test_depth_of_level_7_is_the_number_of_nested_operations():
     depths = {depth(s.input[1][1]) for s in first(7, 60, depth=6)}
     assert max(depths) == 6

@@ -13,21 +13,15 @@ from typing import Any, NamedTuple, Protocol
 
 from dagnn.curriculum.accuracy import model_of, opened_run
 from dagnn.curriculum.closure import Call, Closure, Value, is_number
-from dagnn.curriculum.draw import OPERATORS, Draws, with_depth
-from dagnn.curriculum.engine import RuleEngine, to_term
+from dagnn.curriculum.draw import OPERATORS, Draws, part_of, with_depth
+from dagnn.curriculum.engine import RuleEngine, neighbourhood_text, replacement_text, to_term
 from dagnn.curriculum.exact.answer import answer
 from dagnn.curriculum.expression import FUNCTIONS, MAX_DIGITS, Expr, symbols_of, to_text
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.solving import Proposer, solve_with
 from dagnn.errors import ConfigError, ExpressionError
 from dagnn.rewriting.machine import RewritingMachine
-from dagnn.rewriting.system import (
-    Neighbourhood,
-    NeighbourhoodTokens,
-    ReplacementTokens,
-    neighbourhood_nodes,
-    read_neighbourhood,
-)
+from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens
 
 EXPRESSIONS = 20_000
 # Steps of one expression in the search, which the network may need many more of.
@@ -52,29 +46,39 @@ class _Language(NamedTuple):
         calls: the operations on values of sub-expressions, given all of these.
         leaves: values of what stands alone.
         nested: whether operands may be operations.
+        outermost: what may stand around them all, but never inside, given the values of all sub-expressions.
     """
 
     claim: str
     calls: Callable[[Collection[Value]], Iterator[Call]]
     leaves: tuple[Value, ...] = _INTEGERS
     nested: bool = True
+    outermost: Callable[[Collection[Value]], Iterator[Call]] = lambda values: iter(())
 
 
 def _arithmetic(values: Collection[Value]) -> Iterator[Call]:
     return itertools.product(OPERATORS, values, values)
 
 
-def _with_symbols(values: Collection[Value]) -> Iterator[Call]:
+def _with_powers(values: Collection[Value]) -> Iterator[Call]:
     yield from _arithmetic(values)
     yield from itertools.product("^", values, _INTEGERS)
+
+
+def _with_symbols(values: Collection[Value]) -> Iterator[Call]:
+    yield from _with_powers(values)
     yield from itertools.product(["subst"], values, _SYMBOLS, filter(is_number, values))
 
 
 def _derivatives(values: Collection[Value]) -> Iterator[Call]:
-    yield from _arithmetic(values)
-    yield from itertools.product("^", values, _INTEGERS)
+    yield from _with_powers(values)
     yield from itertools.product(FUNCTIONS, values)
     yield from itertools.product(["derive"], values, _SYMBOLS[:1])
+
+
+def _equations(values: Collection[Value]) -> Iterator[Call]:
+    yield from itertools.product("=", values, values)
+    yield ("solve", "=", _SYMBOLS[0])
 
 
 _LANGUAGES: Mapping[int, _Language] = {
@@ -91,6 +95,13 @@ _LANGUAGES: Mapping[int, _Language] = {
         "length, e, pi and at most three symbols, nested to any depth",
         _derivatives,
         (*_INTEGERS, *_SYMBOLS, "e", "pi"),
+    ),
+    7: _Language(
+        "equations in x without a part above the second degree or a division by x, of + - * / and powers with a whole "
+        "exponent, on whole numbers of any length and x, nested to any depth",
+        _with_powers,
+        (*_INTEGERS, _SYMBOLS[0]),
+        outermost=_equations,
     ),
 }
 LEVELS = tuple(_LANGUAGES)
@@ -119,7 +130,7 @@ def closure_of(level: int) -> Mapping[NeighbourhoodTokens, ReplacementTokens]:
     values: dict[Value, None] = dict.fromkeys(language.leaves)
     while True:
         calls = list(language.calls(values))
-        for call in calls:
+        for call in (*calls, *language.outermost(values)):
             closure.ask(call)
         closure.run()
         new = {value for call in calls for value in closure.results[call]} - values.keys()
@@ -297,10 +308,9 @@ def _counterexample(
     expected: ReplacementTokens,
     expression: Expr | None,
 ) -> Counterexample:
-    letters = _letters(neighbourhood)
     found = Counterexample(
-        _text(read_neighbourhood(neighbourhood, SIGNATURE), letters),
-        *(_replacement_text(neighbourhood, tokens, letters) for tokens in (expected, written)),
+        neighbourhood_text(neighbourhood),
+        *(replacement_text(neighbourhood, tokens) for tokens in (expected, written)),
     )
     if expression is None:
         return found
@@ -382,9 +392,25 @@ def drawn_expression(level: int, index: int, names: Sequence[str] = ()) -> Expr:
     expression = with_depth(draws, depth, operators, leaf)
     if level == 5:
         return ("derive", expression, "x")
+    if level == 7:
+        return _equation(draws, expression, leaf)
     for symbol in sorted(symbols_of(expression)):
         expression = ("subst", expression, symbol, _number(draws, pieces))
     return expression
+
+
+def _equation(draws: Draws, left: Expr, leaf: Callable[[], Expr]) -> Expr:
+    """An equation with such a left side or, half of the time, with two small whole roots; often the same is added to
+    both sides."""
+    right = with_depth(draws, draws.choice((0, 1, 1, 2)), ("+", "-"), leaf)
+    if draws.chance(0.5):
+        first, second = (("-", "x", draws.within(draws.choice((1, 3, 20)))) for _ in range(2))
+        left, right = ("*", first, second), ("*", 0, right)
+    if draws.chance(0.5):
+        same = part_of(draws, draws.choice((left, right)))
+        operator = draws.choice(("+", "-"))
+        left, right = (operator, left, same), (operator, right, same)
+    return ("solve", ("=", left, right), "x")
 
 
 def _number(draws: Draws, pieces: Sequence[str]) -> int:
@@ -400,33 +426,3 @@ def _has_value(expression: Expr, level: int) -> bool:
     except ExpressionError:
         return False
     return True
-
-
-def _letters(neighbourhood: NeighbourhoodTokens) -> dict[int, str]:
-    """Names for what is out of sight: index -> letter."""
-    hidden = [node for node in neighbourhood_nodes(read_neighbourhood(neighbourhood, SIGNATURE)) if node.label == "?"]
-    return {node.index: f"?{number}" for number, node in enumerate(hidden, 1)}
-
-
-def _text(node: Neighbourhood, letters: Mapping[int, str]) -> str:
-    if node.index in letters:
-        return letters[node.index]
-    inner = "".join(f" {_text(child, letters)}" for child in node.children)
-    return f"({node.label}{inner})" if inner else node.label
-
-
-def _replacement_text(
-    neighbourhood: NeighbourhoodTokens, replacement: ReplacementTokens, letters: Mapping[int, str]
-) -> str:
-    if not replacement:
-        return "leaves it as it is"
-    nodes = neighbourhood_nodes(read_neighbourhood(neighbourhood, SIGNATURE))
-    parts: list[str] = []
-    for token in reversed(replacement):
-        if token >= len(SIGNATURE.labels):
-            parts.append(_text(nodes[token - len(SIGNATURE.labels)], letters))
-            continue
-        label = SIGNATURE.labels[token]
-        inner = "".join(f" {parts.pop()}" for _ in range(label.arity))
-        parts.append(f"({label.name}{inner})" if inner else label.name)
-    return parts.pop()

@@ -13,7 +13,7 @@ what replaces each, and follows the calls in the replacements until no call, no 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -144,26 +144,32 @@ def _graphs(drawn: _Drawn) -> Iterator["_Graph"]:
     """The drawing as graphs: each unknown part is something of its own, or the same node as another one."""
     root = _Node(drawn)
     nodes = list(root.below())
-    chains: list[_Node] = []  # what an unknown chain may be
-    terms: list[_Node] = []  # what an unknown operand may be
-    choices: list[list[_Node | None]] = []
-    unknown: list[_Node] = []
-    for node in nodes:
-        if node.drawn.label:
-            (chains if node.drawn.label in ("end", *_DIGITS) else terms).append(node)
-    for node in nodes:
-        if not node.drawn.label:
-            others = chains if isinstance(node.drawn.sort, str) else terms
-            choices.append([None, *others])
-            others.append(node)
-            unknown.append(node)
-    for choice in itertools.product(*choices):
-        for node, other in zip(unknown, choice, strict=True):
-            node.same_as = other
+    labelled = [node for node in nodes if node.drawn.label]
+    in_chains = {node for node in labelled if node.drawn.label in ("end", *_DIGITS)}
+    chains = [node for node in labelled if node in in_chains]
+    terms = [node for node in labelled if node not in in_chains]
+    unknown = [node for node in nodes if not node.drawn.label]
+    for _ in _ways_to_share(unknown, chains, terms):
         try:
             yield _Graph(root, nodes)
         except _Impossible:
             continue
+
+
+def _ways_to_share(unknown: Sequence[_Node], chains: list[_Node], terms: list[_Node]) -> Iterator[None]:
+    """Sets `same_as` of the unknown nodes, each way once: to one of `chains` or `terms`, which are what a chain and an
+    operand may be, to an unknown one before it that is something of its own, or to none."""
+    if not unknown:
+        yield
+        return
+    node, *rest = unknown
+    is_chain = isinstance(node.drawn.sort, str)
+    for other in chains if is_chain else terms:
+        node.same_as = other
+        yield from _ways_to_share(rest, chains, terms)
+    node.same_as = None
+    own = [node]
+    yield from _ways_to_share(rest, chains + own if is_chain else chains, terms if is_chain else terms + own)
 
 
 @dataclass
@@ -289,6 +295,11 @@ def _divides_by_zero(label: str, *values: Value) -> bool:
     return (label == "/" and values[1] == _ZERO) or (label == "^" and values[0] == _ZERO)
 
 
+def _is_of_high_degree(label: str, *values: Value) -> bool:
+    """Whether a call is a polynomial above the second degree, which no rule goes on with."""
+    return label == "product_up_to_square" and values[:2] != (_ZERO, _ZERO)
+
+
 class Closure:
     """The neighbourhoods of some calls, and of all calls that those lead to.
 
@@ -314,7 +325,9 @@ class Closure:
         self._waiting: dict[Call, None] = {}
 
     def ask(self, call: Call, user: Call | None = None) -> set[Value]:
-        """The values that a call is known to have; `run` follows it."""
+        """The values that a call is known to have; `run` follows it. A label that is never rewritten has its own."""
+        if _DEPTH[call[0]] is None:
+            return {self._built(call[0], call[1:])}
         if call not in self.results:
             self.results[call] = set()
             self._users[call] = set()
@@ -330,6 +343,8 @@ class Closure:
         while self._waiting:
             call = next(iter(self._waiting))
             del self._waiting[call]
+            if _is_of_high_degree(*call):
+                continue  # pictures without end, and none of an expression that has a value
             if call not in self._pictures:
                 self._pictures[call] = pictures(call)
             known: dict[tuple[Any, ...], set[Value]] = {}
@@ -375,10 +390,7 @@ class Closure:
                 continue
             label, found = _LABELS[token], set()
             for inner in itertools.product(*[parts.pop() for _ in range(label.arity)]):
-                if label.neighbourhood_depth is None:
-                    found.add(self._built(label.name, inner))
-                else:
-                    found |= self.ask((label.name, *inner), user=call)
+                found |= self.ask((label.name, *inner), user=call)
             parts.append(found)
         return set(parts.pop())
 

@@ -50,8 +50,8 @@ class LevelsConfig:
     )
     certify: bool = setting(
         True,
-        "train on every neighbourhood that inputs of levels 1, 2, 3 and 5 can lead to, and end with the certificate of "
-        "those of them that are trained",
+        "train on every neighbourhood that inputs of levels 1, 2, 3, 5 and 7 can lead to, and end with the certificate "
+        "of those of them that are trained",
         allowed="true or false",
         accepts=lambda value: True,
     )

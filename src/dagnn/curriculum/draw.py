@@ -257,8 +257,7 @@ def _term(draws: Draws, depth: int, limit: int) -> Expr:
         return ("^", _term(draws, depth - 1, limit), draws.choice((2, 2, 3, 3, 4, 5, -1, -1, -2, -3)))
     operator = draws.choice(("+", "-", "*", "*", "/"))
     spine = _term(draws, depth - 1, limit)
-    repeated = draws.chance(REPEATED_CHANCE)
-    other = part_of(draws, spine) if repeated else _term(draws, draws.integer(0, depth - 1), limit)
+    other = part_of(draws, spine) if draws.chance(REPEATED_CHANCE) else _term(draws, draws.integer(0, depth - 1), limit)
     return (operator, spine, other) if draws.chance(0.5) else (operator, other, spine)
 
 
@@ -316,10 +315,8 @@ def _slope(expr: Expr) -> Expr:
     """The derivative of a sum of terms. Nine of ten draws of a held-out split are dropped for their integrand alone."""
     if isinstance(expr, tuple):
         head = expr[0]
-        if head == "+":
-            return add(_slope(expr[1]), _slope(expr[2]))
-        if head == "-":
-            return subtract(_slope(expr[1]), _slope(expr[2]))
+        if head in ("+", "-"):
+            return (add if head == "+" else subtract)(_slope(expr[1]), _slope(expr[2]))
         if head == "*" and as_number(expr[1]) is not None:
             return multiply(expr[1], _slope_of_term(expr[2]))
     return _slope_of_term(expr)
@@ -343,7 +340,7 @@ def _linear(draws: Draws) -> Expr:
 
 
 def draw_level_7(draws: Draws, preset: Preset, depth: int | None) -> tuple[Expr, Expr]:
-    """35 % nested with x on one side, 40 % linear with x on both sides, 25 % quadratic with rational roots."""
+    """35 % nested with x on one side, 40 % linear with x on both, 25 % quadratic with rational roots."""
     kind = draws.integer(0, 99)
     if kind < 35:
         left, right, answer = _nested(draws, preset, depth or draws.choice(preset.depths[7]))
@@ -351,7 +348,19 @@ def draw_level_7(draws: Draws, preset: Preset, depth: int | None) -> tuple[Expr,
         left, right, answer = _both_sides(draws, preset)
     else:
         left, right, answer = _quadratic(draws, preset)
+    if depth is None and draws.chance(REPEATED_CHANCE):
+        left, right = _done_to_both(draws, preset, left, right)
     return ("solve", ("=", left, right), _SYMBOL), answer
+
+
+def _done_to_both(draws: Draws, preset: Preset, left: Expr, right: Expr) -> tuple[Expr, Expr]:
+    """Both sides plus or minus a part of one of them, or times a whole number: the answer stays."""
+    operator = draws.choice(("+", "-", "*"))
+    of_side = operator != "*"
+    same = part_of(draws, draws.choice((left, right))) if of_side else draws.within(preset.quadratic_root_limit) or 2
+    if draws.chance(0.5) and operator != "-":
+        return (operator, same, left), (operator, same, right)
+    return (operator, left, same), (operator, right, same)
 
 
 def _nested(draws: Draws, preset: Preset, depth: int) -> tuple[Expr, Expr, Expr]:
@@ -424,9 +433,8 @@ def _quadratic(draws: Draws, preset: Preset) -> tuple[Expr, Expr, Expr]:
         left = ("+", left, constant)
     elif constant:
         right = -constant
-    if first == second:
-        return left, right, from_fraction(first)
-    return left, right, ("roots", from_fraction(min(first, second)), from_fraction(max(first, second)))
+    roots = from_fraction(min(first, second)), from_fraction(max(first, second))
+    return left, right, roots[0] if first == second else ("roots", *roots)
 
 
 def _root(draws: Draws, preset: Preset) -> Fraction:

@@ -32,7 +32,14 @@ from dagnn.curriculum.rules.elementary import DECIMALS
 from dagnn.errors import ExpressionError, GraphError
 from dagnn.graph import Dag
 from dagnn.rewriting.machine import Rewriter, RewritingMachine, Rewritten
-from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, encode_replacement, read_neighbourhood
+from dagnn.rewriting.system import (
+    Neighbourhood,
+    NeighbourhoodTokens,
+    ReplacementTokens,
+    encode_replacement,
+    neighbourhood_nodes,
+    read_neighbourhood,
+)
 
 # Level 4 takes about 2,000 steps on average; the largest seen in 10,000 samples took 11,000.
 MAX_STEPS = 200_000
@@ -216,6 +223,40 @@ def from_term(tokens: Sequence[int], names: Mapping[str, str] | None = None, *, 
         children = [parts.pop() for _ in range(_ARITY[token])]
         parts.append(_part(_NAMES[token], children, known, numerals))
     return parts.pop().expression
+
+
+def neighbourhood_text(neighbourhood: NeighbourhoodTokens) -> str:
+    """A neighbourhood for people to read: ``?1`` is a part that is out of sight, and the same one wherever it comes."""
+    return _text(read_neighbourhood(neighbourhood, SIGNATURE), _marks(neighbourhood))
+
+
+def replacement_text(neighbourhood: NeighbourhoodTokens, replacement: ReplacementTokens) -> str:
+    """What takes the place of a neighbourhood, with the parts as `neighbourhood_text` names them."""
+    if not replacement:
+        return "leaves it as it is"
+    nodes, marks = neighbourhood_nodes(read_neighbourhood(neighbourhood, SIGNATURE)), _marks(neighbourhood)
+    parts: list[str] = []
+    for token in reversed(replacement):
+        if token >= len(SIGNATURE.labels):
+            parts.append(_text(nodes[token - len(SIGNATURE.labels)], marks))
+            continue
+        label = SIGNATURE.labels[token]
+        inner = "".join(f" {parts.pop()}" for _ in range(label.arity))
+        parts.append(f"({label.name}{inner})" if inner else label.name)
+    return parts.pop()
+
+
+def _marks(neighbourhood: NeighbourhoodTokens) -> dict[int, str]:
+    """Names for what is out of sight: index -> name."""
+    hidden = [node for node in neighbourhood_nodes(read_neighbourhood(neighbourhood, SIGNATURE)) if node.label == "?"]
+    return {node.index: f"?{number}" for number, node in enumerate(hidden, 1)}
+
+
+def _text(node: Neighbourhood, marks: Mapping[int, str]) -> str:
+    if node.index in marks:
+        return marks[node.index]
+    inner = "".join(f" {_text(child, marks)}" for child in node.children)
+    return f"({node.label}{inner})" if inner else node.label
 
 
 def _result(expression: Expr, result: Rewritten, names: dict[str, str]) -> Expr:
