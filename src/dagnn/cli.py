@@ -79,6 +79,8 @@ class Evaluate:
     """depth of the expressions, in place of the levels' own; tests the levels that have one"""
     digits: int | None = None
     """digits of the whole numbers of levels 1 to 3, in place of their own"""
+    finer: bool = False
+    """let the network work out by smaller steps facts about digits that it is not sure of, as dagnn solve does"""
     task: Annotated[str | None, arg(metavar="MODULE:NAME")] = None
     """of a run of a task of your own, as in dagnn train; its test= then says what is asked"""
     json: bool = False
@@ -102,6 +104,7 @@ def _evaluate(arguments: Sequence[str]) -> int:
         seed=given.seed,
         depth=given.depth,
         digits=given.digits,
+        finer=given.finer,
     )
     if given.json:
         print(json.dumps(found.summary()))

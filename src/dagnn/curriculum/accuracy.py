@@ -2,14 +2,17 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
 from dagnn.curriculum.evaluation_file import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened, to_text
+from dagnn.curriculum.finer import FinerSteps
 from dagnn.curriculum.generator import Sample, make_sample
 from dagnn.curriculum.levels import level_spec
 from dagnn.curriculum.rules import SIGNATURE
@@ -49,6 +52,7 @@ def evaluate(
     seed: int | None = None,
     depth: int | None = None,
     digits: int | None = None,
+    finer: bool = False,
 ) -> Evaluation:
     """Accuracy of a run's network on fresh expressions of each of its levels.
 
@@ -59,6 +63,7 @@ def evaluate(
         seed: of the expressions; None is the run's own, whose first training expressions split "train" then asks.
         depth: of the expressions, in the place of the levels' own: asks the levels that have one.
         digits: of their whole numbers, likewise (see `make_sample`).
+        finer: facts about digits that the network is not sure of are worked out by smaller steps, see `FinerSteps`.
 
     Raises:
         RunError, CheckpointError: there is no run, or no whole checkpoint.
@@ -69,7 +74,10 @@ def evaluate(
         raise ConfigError(f"expressions must be at least 1, got {expressions}.")
     directory, config, checkpoint = opened_run(run)
     model = model_of(checkpoint)
-    machine = RewritingMachine(SIGNATURE, model)
+    traced = read_neighbourhoods(directory.path, SIGNATURE)
+    share = config.curriculum.held_out_windows
+    trained = None if traced is None else trained_neighbourhoods(traced[0], share, checkpoint)
+    machine = RewritingMachine(SIGNATURE, FinerSteps(model, trained) if finer else model)
     results = {}
     seed = config.seed if seed is None else seed
     opened = _open_levels(checkpoint, config)
@@ -80,14 +88,10 @@ def evaluate(
         examples = with_engine_misses(examples, samples)
         seen = config.curriculum.samples_of(level) if level in opened else 0
         results[level] = LevelResult.of(examples, samples_seen=seen, seconds=seconds)
-    traced = read_neighbourhoods(directory.path, SIGNATURE)
     counts = None
-    if traced is not None:
-        share = config.curriculum.held_out_windows
-        held_out = _held_out_counts(model, traced[0], share)
-        counts = replace(
-            _neighbourhood_counts(machine, trained_neighbourhoods(traced[0], share, checkpoint)), held_out=held_out
-        )
+    if traced is not None and trained is not None:
+        held_out, error = _held_out_counts(model, traced[0], share, trained)
+        counts = replace(_neighbourhood_counts(machine, trained), held_out=held_out, calibration_error=error)
     cost = traced[1] if traced else Cost(0.0, 0.0)
     return Evaluation(
         results,
@@ -263,18 +267,42 @@ def _neighbourhood_counts(machine: RewritingMachine, trained: set[NeighbourhoodT
     )
 
 
-def _held_out_counts(model: GraphRewriter, traced: NeighbourhoodSet, share: float) -> dict[str, KindCount]:
-    """By kind, how many of the neighbourhoods that were kept from training the network rewrites as the engine does."""
+def _held_out_counts(
+    model: GraphRewriter, traced: NeighbourhoodSet, share: float, trained: Container[NeighbourhoodTokens]
+) -> tuple[dict[str, KindCount], float | None]:
+    """By kind, how many of the neighbourhoods that were kept from training the network rewrites as the engine does.
+
+    And the calibration error of its confidences in them.
+    """
     pairs = [
         pair for pair in zip(traced.neighbourhoods, traced.replacements, strict=True) if is_held_out(pair[0], share)
     ]
-    total, right = Counter[str](), Counter[str]()
-    for (neighbourhood, replacement), answer in zip(
-        pairs, model.rewrite([neighbourhood for neighbourhood, _ in pairs]), strict=True
-    ):
-        total[kind_of(neighbourhood)] += 1
-        right[kind_of(neighbourhood)] += answer == replacement
-    return {kind: KindCount(right[kind], total[kind]) for kind in KINDS if total[kind]}
+    asked = [neighbourhood for neighbourhood, _ in pairs]
+    guesses, finer = model.rewrite(asked), FinerSteps(model, trained).propose(asked)
+    total, right, by_steps = Counter[str](), Counter[str](), Counter[str]()
+    for (neighbourhood, replacement), guess, proposal in zip(pairs, guesses, finer, strict=True):
+        kind = kind_of(neighbourhood)
+        total[kind] += 1
+        right[kind] += guess == replacement
+        by_steps[kind] += proposal.replacement == replacement
+    counts = {kind: KindCount(right[kind], total[kind], by_steps[kind]) for kind in KINDS if total[kind]}
+    if not pairs:
+        return counts, None
+    confidences = [proposal.confidence for proposal in finer]
+    return counts, _calibration_error(
+        confidences, [proposal.replacement == pair[1] for proposal, pair in zip(finer, pairs, strict=True)]
+    )
+
+
+def _calibration_error(confidences: Sequence[float], right: Sequence[bool], bins: int = 15) -> float:
+    """The mean distance of the share of right ones from the mean confidence, over bins of equal width.
+
+    >>> _calibration_error([0.9, 0.9, 0.9, 0.9, 0.1], [True, True, True, False, False])
+    0.14
+    """
+    place = np.minimum((np.array(confidences) * bins).astype(int), bins - 1)
+    off = np.bincount(place, np.array(confidences) - np.array(right, float), minlength=bins)
+    return round(float(np.abs(off).sum() / len(right)), 6)
 
 
 def engine_replacement(neighbourhood: NeighbourhoodTokens) -> ReplacementTokens | None:

@@ -5,14 +5,16 @@
                                     "engine_misses": false}],
                       "errors": {"+": {"other value": 1}}, "engine_misses": 0}},
      "windows": {"asked": 12987, "unseen": 1371, "unseen_right": 1369,
-                 "held_out": {"symbolic": {"right": 7413, "total": 7419}}},
+                 "held_out": {"symbolic": {"right": 7413, "total": 7419, "finer": 7413}},
+                 "calibration_error": 0.0011},
      "cpu_seconds": 301.5, "wall_seconds": 290.1, "parameters": 2371200, "step": 3000}
 
 ``windows`` counts the distinct neighbourhoods that the network was asked about, those of them that training never
 showed it, and how many of the latter it rewrote as the exact engine does; ``held_out`` those that an experiment kept
-from training, by kind. ``errors`` counts the wrong answers by the operator of their expression (`operator_of`), then by
-reason; ``engine_misses`` those of them that the engine's own steps do not answer right either, whose reasons end with
-``ENGINE_TOO``.
+from training, by kind, ``finer`` how many of them are right where facts about digits may take smaller steps, as in
+`dagnn solve`, and ``calibration_error`` how far confidences are from the share of right ones then. ``errors`` counts
+the wrong answers by the operator of their expression (`operator_of`), then by reason; ``engine_misses`` those of them
+that the engine's own steps do not answer right either, whose reasons end with ``ENGINE_TOO``.
 """
 
 import json
@@ -116,10 +118,15 @@ class LevelResult:
 
 
 class KindCount(NamedTuple):
-    """Neighbourhoods of one kind: those that the network rewrote as the exact engine does, and all of them."""
+    """Neighbourhoods of one kind: those that the network rewrote as the exact engine does, and all of them.
+
+    Attributes:
+        finer: those right where it may work out facts about digits by smaller steps, see `FinerSteps`.
+    """
 
     right: int
     total: int
+    finer: int
 
 
 @dataclass(frozen=True)
@@ -131,12 +138,15 @@ class NeighbourhoodCounts:
         unseen: those that are not in the training set.
         unseen_right: those of the unseen that it rewrote as the exact engine does.
         held_out: of the neighbourhoods that were kept from training (``curriculum.held_out_windows``), by kind.
+        calibration_error: the expected calibration error of the confidences in these, by smaller steps where there are
+            some (15 bins; Guo et al., "On Calibration of Modern Neural Networks", ICML 2017); None without any.
     """
 
     asked: int
     unseen: int
     unseen_right: int
     held_out: Mapping[str, KindCount] = field(default_factory=dict)
+    calibration_error: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -146,11 +156,12 @@ class NeighbourhoodCounts:
     def from_json(cls, values: Mapping[str, Any]) -> "NeighbourhoodCounts":
         """What `to_json` gave; where nothing was held out, ``held_out`` may be missing."""
         held_out = {
-            str(kind): KindCount(int(count["right"]), int(count["total"]))
+            str(kind): KindCount(int(count["right"]), int(count["total"]), int(count.get("finer", count["right"])))
             for kind, count in values.get("held_out", {}).items()
         }
-        numbers = {key: int(value) for key, value in values.items() if key != "held_out"}
-        return cls(**numbers, held_out=held_out)
+        error = values.get("calibration_error")
+        numbers = {key: int(values[key]) for key in ("asked", "unseen", "unseen_right")}
+        return cls(**numbers, held_out=held_out, calibration_error=None if error is None else float(error))
 
 
 @dataclass(frozen=True)

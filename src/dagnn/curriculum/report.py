@@ -160,13 +160,19 @@ def _neighbourhoods(counts: NeighbourhoodCounts | None) -> list[str]:
     if counts.unseen:
         line += f": {100 * counts.unseen_right / counts.unseen:.2f} % of those right"
     kept = [
-        (kind, f"{100 * count.right / max(1, count.total):.2f} %", f"{count.total:,}")
+        (
+            kind,
+            *(f"{100 * part / max(1, count.total):.2f} %" for part in (count.right, count.finer)),
+            f"{count.total:,}",
+        )
         for kind, count in counts.held_out.items()
     ]
-    return [
-        line,
-        *(_aligned([("neighbourhoods kept from training", "right", "neighbourhoods"), *kept]) if kept else []),
-    ]
+    if not kept:
+        return [line]
+    lines = [line, *_aligned([("kept from training", "right", "by smaller steps", "neighbourhoods"), *kept])]
+    if counts.calibration_error is not None:
+        lines.append(f"expected calibration error of the confidences, by smaller steps: {counts.calibration_error:.4f}")
+    return lines
 
 
 def accuracies(row: Mapping[str, Any]) -> dict[int, float]:

@@ -5,13 +5,14 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from dagnn.curriculum.accuracy import STEP_BUDGET, engine_replacement, model_of, opened_run, trained_neighbourhoods
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
 from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.evaluate import is_well_rounded, place, well_conditioned_value
 from dagnn.curriculum.expression import Expr, to_binary, to_text, walk
+from dagnn.curriculum.finer import FinerSteps, Proposer
 from dagnn.curriculum.levels import level_of, level_spec
 from dagnn.curriculum.parsing import from_infix, parse
 from dagnn.curriculum.rules import SIGNATURE
@@ -29,7 +30,6 @@ from dagnn.rewriting import (
     read_neighbourhood,
 )
 from dagnn.rewriting.dataset import read_neighbourhoods
-from dagnn.rewriting.network import Proposal
 from dagnn.training.processes import torch_threads
 
 LARGEST_BUDGET = 10_000_000
@@ -93,7 +93,9 @@ class Solution:
         engine_fails: how the engine's own steps fail at it too; empty where they reach the answer, and where nobody
             ran them, because the network's answer is right or there is none.
         least_certain: the step of the least confidence; None without steps.
-        unseen: different neighbourhoods that it met and its training never showed; None where nobody knows.
+        unseen: different neighbourhoods that it met and its training never showed, those left out that it worked out
+            by steps that were all shown; None where nobody knows.
+        worked_out: different facts about digits that it worked out by smaller steps.
         doubt: why ten decimals may not give three digits; empty where they do, and where there is nothing to round.
         departure: where the network first left the engine's path; None where it never did.
         trace: the steps that changed something and the one of the departure; empty unless they were asked for.
@@ -109,6 +111,7 @@ class Solution:
     engine_fails: str = ""
     least_certain: SolvedStep | None = None
     unseen: int | None = None
+    worked_out: int = 0
     doubt: str = ""
     departure: Departure | None = None
     trace: tuple[SolvedStep, ...] = ()
@@ -160,6 +163,9 @@ class Solution:
             shown.append(f"confidence  {steps}")
         if self.unseen:
             shown.append(f"unseen      {self.unseen:,} of its neighbourhoods, never shown in training")
+        if self.worked_out:
+            facts = "a fact" if self.worked_out == 1 else f"{self.worked_out:,} facts"
+            shown.append(f"worked out  {facts} about digits, by smaller steps of the network")
         if self.doubt:
             shown.append(f"doubt       ten decimals may not give three digits: {self.doubt}")
         return [*shown, f"seconds     {self.seconds:.3f} for {self.steps:,} step{'' if self.steps == 1 else 's'}"]
@@ -194,7 +200,7 @@ def solve(
         raise ConfigError(f"seconds must be above 0, got {seconds}.")
     expression = _read(text)
     model, trained = network_of(run)
-    return solve_with(model, expression, trained=trained, budget=budget, seconds=seconds, trace=trace)
+    return solve_with(model, expression, trained=trained, finer=True, budget=budget, seconds=seconds, trace=trace)
 
 
 def network_of(run: str | Path) -> tuple["Proposer", Container[NeighbourhoodTokens] | None]:
@@ -220,26 +226,25 @@ def _read(text: str) -> Expr:
             raise (no_polish if text.lstrip().startswith("(") else no_infix) from None
 
 
-class Proposer(Protocol):
-    """A network that gives a confidence with each replacement, such as `GraphRewriter`."""
-
-    def propose(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> Sequence[Proposal]: ...
-
-
 def solve_with(
     model: Proposer,
     expression: Expr,
     *,
     trained: Container[NeighbourhoodTokens] | None = None,
+    finer: bool = False,
     budget: int = STEP_BUDGET,
     seconds: float = SECONDS,
     trace: bool = False,
 ) -> Solution:
-    """As `solve`, with a network at hand, and the neighbourhoods that it was trained on where they are known."""
+    """As `solve`, with a network at hand, and the neighbourhoods that it was trained on where they are known.
+
+    Args:
+        finer: facts about digits that the network is not sure of are worked out by smaller steps, see `FinerSteps`.
+    """
     level = level_of(expression)
     term, names = to_term(expression, level)
     doubt = _doubt(expression, level)
-    rewriter = _Remembering(model, trained, doubts_digits=bool(doubt))
+    rewriter = _Remembering(model, trained, finer=finer, doubts_digits=bool(doubt))
     RewritingMachine(SIGNATURE, RuleEngine(), eager=True).run([to_term(0)[0]])  # what is compiled at first use, now is
     start = time.perf_counter()
     with torch_threads(1):
@@ -260,9 +265,8 @@ def solve_with(
         seconds=spent,
         steps=result.steps,
         least_certain=None if least is None else described(least),
-        unseen=None
-        if trained is None
-        else sum(neighbourhood not in trained for neighbourhood in rewriter.confidence_of),
+        unseen=None if trained is None else len(rewriter.unseen),
+        worked_out=len(rewriter.worked_out),
         doubt=doubt,
         departure=None if departed is None else Departure(described(departed), _engine_text(steps[departed], names)),
         trace=tuple(described(i) for i in range(len(steps)) if trace and (steps.changed(i) or i == departed)),
@@ -318,20 +322,33 @@ def _engine_failure(level: int, expression: Expr, answer: str, seconds: float) -
 class _Remembering:
     """A network as a `Rewriter` that keeps its confidence in every neighbourhood."""
 
-    def __init__(self, model: Proposer, trained: Container[NeighbourhoodTokens] | None, *, doubts_digits: bool) -> None:
-        self._model, self._trained = model, trained
+    def __init__(
+        self,
+        model: Proposer,
+        trained: Container[NeighbourhoodTokens] | None,
+        *,
+        finer: bool,
+        doubts_digits: bool,
+    ) -> None:
+        self._steps = FinerSteps(model, trained)
+        self._judge = self._steps.judge if finer else self._steps.guess
         self._doubted = _ROUNDING if doubts_digits else None
         self.confidence_of: dict[NeighbourhoodTokens, float] = {}
+        self.unseen: set[NeighbourhoodTokens] = set()
+        self.worked_out: set[NeighbourhoodTokens] = set()
 
     def rewrite(self, neighbourhoods: Sequence[NeighbourhoodTokens]) -> list[ReplacementTokens]:
-        proposals = self._model.propose(neighbourhoods)
-        for neighbourhood, each in zip(neighbourhoods, proposals, strict=True):
-            known = self._trained is None or neighbourhood in self._trained
-            certain = known and SIGNATURE.shown[neighbourhood[0]].kind != self._doubted
-            self.confidence_of[neighbourhood] = (
-                each.confidence if certain else min(each.confidence, DOUBTFUL_CONFIDENCE)
-            )
-        return [each.replacement for each in proposals]
+        judged = self._judge(neighbourhoods)
+        for neighbourhood, each in zip(neighbourhoods, judged, strict=True):
+            confidence = each.proposal.confidence
+            if each.unseen:
+                self.unseen.add(neighbourhood)
+            if each.worked_out:
+                self.worked_out.add(neighbourhood)
+            if each.unseen or SIGNATURE.shown[neighbourhood[0]].kind == self._doubted:
+                confidence = min(confidence, DOUBTFUL_CONFIDENCE)
+            self.confidence_of[neighbourhood] = confidence
+        return [each.proposal.replacement for each in judged]
 
 
 def _first_departure(steps: Steps) -> int | None:
