@@ -84,7 +84,31 @@ def test_p_values_count_shuffles_whose_largest_node_is_as_large():
     statistic = (sets - sets.mean(0))[:, hidden]
     expected = [(1 + sum(float(row.max()) >= value for row in statistic[1:])) / 5 for value in statistic[0].tolist()]
     assert found.p_values[hidden].tolist() == expected and int(found.p_values.isnan().sum()) == 17
-    assert torch.equal(found.difference, found.mean - found.control_shares["shuffled"].mean(0))
+
+
+def test_differences_do_not_depend_on_how_far_noise_moves_the_output():
+    found = explain_replicates(pathways(), *data(), replicates=2, shuffles=4, training=SHORT)
+    hidden = ~found.p_values.isnan()
+    assert float(found.difference[hidden].sum()) == pytest.approx(0, abs=1e-12)
+    total = found.shares[:, hidden].sum(1).mean()
+    null = found.control_sizes["shuffled"]
+    expected = (found.sizes / found.sizes[:, hidden].sum(1, keepdim=True)).mean(0) - (
+        null / null[:, hidden].sum(1, keepdim=True)
+    ).mean(0)
+    assert torch.allclose(found.difference, total * expected)
+
+    other = explain_replicates(pathways(), *data(), replicates=2, shuffles=4, training=SHORT)
+    other.control_sizes["shuffled"] *= torch.rand(8, 1, dtype=torch.float64) + 0.1
+    assert torch.allclose(other.difference, found.difference, atol=1e-12)
+
+
+def test_a_graph_without_hidden_nodes_has_differences():
+    dag = Dag([("a", "y"), ("b", "y")])
+    x = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
+    training = ReplicateTraining(epochs=20, lr=0.05, weight_decay=0.1)
+    found = explain_replicates(dag, x, (x[:, 0] > 0).float(), shuffles=2, training=training)
+    difference = dict(zip(found.node_names, found.difference.tolist(), strict=True))
+    assert difference["a"] > 0 > difference["b"] and found.top() == []
 
 
 def test_one_run_is_said_to_say_nothing():

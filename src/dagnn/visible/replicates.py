@@ -93,14 +93,19 @@ class Replicates:
 
     @cached_property
     def difference(self) -> Tensor:
-        """The mean share less its mean on shuffled labels, float64 ``[num_nodes]``: what to rank by.
+        """The mean share less that on shuffled labels, float64 ``[num_nodes]``: what to rank by.
 
-        The mean share alone ranks nodes by where they are in the graph.
+        The mean share alone ranks nodes by where they are in the graph. Shares on shuffled labels are scaled to the
+        same sum over the hidden nodes, so that the differences of those sum to 0: a network of noise changes its
+        output little, since what flows cancels, and so its shares are large all over.
 
         Raises:
             ConfigError: there is no control of shuffled labels.
         """
-        return self.mean - self._of("shuffled", self.control_shares).mean(0)
+        null = self._of("shuffled", self.control_sizes)
+        summed = self._tested if self._tested.any() else self._dag.inputs
+        part, null_part = (sizes / sizes[:, summed].sum(1, keepdim=True) for sizes in (self.sizes, null))
+        return (part.mean(0) - null_part.mean(0)) * self.shares[:, summed].sum(1).mean()
 
     @cached_property
     def p_values(self) -> Tensor:
