@@ -1,6 +1,7 @@
 """Helpers for tests of networks as C: a compiler, and networks of random activations."""
 
 import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ from dagnn.graph import Dag
 from dagnn.kernels.nodes import ACTIVATIONS, AGGREGATIONS, NEAT_ACTIVATIONS
 from dagnn.nn import DagNN
 
-COMPILER = shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+COMPILER = shutil.which(os.environ.get("CC") or "gcc") or shutil.which("clang") or shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler is here")
 STRICT = ["-std=c99", "-O2", "-Wall", "-Wextra", "-pedantic", "-Werror"]
 NAMES = sorted(ACTIVATIONS)

@@ -1,5 +1,6 @@
 """Networks as C: compiled without a warning, and equal to the network."""
 
+import shutil
 import subprocess
 import warnings
 from pathlib import Path
@@ -115,6 +116,28 @@ def test_the_test_program_passes_and_fails(tmp_path):
     assert subprocess.run(build, cwd=tmp_path, capture_output=True).returncode == 0
     wrong = subprocess.run(["./check"], cwd=tmp_path, capture_output=True, text=True)
     assert (wrong.returncode, "numbers wrong" in wrong.stdout) == (1, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "sort"), [("aarch64", "linux-gnu"), ("arm", "linux-gnueabihf"), ("s390x", "linux-gnu")]
+)
+def test_the_test_programs_pass_on_other_processors(tmp_path, machine, sort):
+    """With 64 bits, with 32, and with the highest byte first; emulated."""
+    compiler, emulator = shutil.which(f"{machine}-{sort}-gcc"), shutil.which(f"qemu-{machine}")
+    if compiler is None or emulator is None:
+        pytest.skip(f"needs the packages gcc-{machine}-{sort} and qemu-user")
+    for seed in range(20):
+        dag = Dag([(u, v) for v in range(4, 24) for u in range(v) if (u * v + seed) % 3 == 0], 24)
+        weights = ("bfloat16", "int8", None, None)[seed % 4]
+        make = any_network if weights is None else random_network
+        net = make(dag, seed, torch.float64 if seed % 2 else torch.float32)
+        net.export(tmp_path / "net.c", weights=weights, within=(-2, 2) if weights else None, overwrite=True)
+        build = [compiler, *STRICT, "-static", "net_test.c", "net.c", "-lm", "-o", "check"]
+        built = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
+        assert built.returncode == 0, built.stderr
+        ran = subprocess.run([emulator, "./check"], cwd=tmp_path, capture_output=True, text=True)
+        assert ran.returncode == 0, f"seed {seed}: {ran.stdout}"
 
 
 @needs_compiler
