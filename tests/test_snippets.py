@@ -35,6 +35,7 @@ RUN_ELSEWHERE = {
     "dagnn_reactome.py",
     "dagnn_sweep.py",
     "python_functions.py",
+    "python_graphs.py",
     "rewriter_boolean.py",
     "rewriter_lambda.py",
     "rewriter_ski.py",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dagnn.curriculum import run
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.run import train
 
@@ -31,3 +32,19 @@ def learned(tmp_path_factory):
         },
     )
     return path, train(config, note=lambda line: None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traced_once():
+    """Runs that trace the same samples trace them once: tests/curriculum/test_traces.py shows that it is repeatable."""
+    trace, traced = run.collect_neighbourhoods, {}
+
+    def collect(samples, **options):
+        key = repr((samples, options))
+        if key not in traced:
+            traced[key] = trace(samples, **options)
+        return traced[key]
+
+    run.collect_neighbourhoods = collect
+    yield
+    run.collect_neighbourhoods = trace

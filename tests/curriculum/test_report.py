@@ -1,12 +1,15 @@
 """Reports: the table, examples and errors, the picture, and that no fault of a report spoils a run."""
 
 import os
+import re
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import dagnn
 from dagnn.curriculum import report as module
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation_file import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
@@ -228,6 +231,13 @@ def test_control_characters_of_a_strange_file_do_not_reach_the_terminal(run):
     assert all(character.isprintable() or character == "\n" for character in report(run).text)
 
 
+def test_pictures_are_drawn_without_pyplot():
+    """It alone looks for a display, and takes the backend that the user has set."""
+    source = Path(dagnn.__file__).parent
+    assert [path for path in source.rglob("*.py") if re.search(r"import.*pyplot", path.read_text())] == []
+
+
+@pytest.mark.slow  # five seconds; what it would find is found by the test above
 def test_picture_needs_no_display(evaluated):
     code = "import sys; from dagnn.curriculum.report import report; print(report(sys.argv[1]).problem or 'drawn')"
 

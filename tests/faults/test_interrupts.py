@@ -30,10 +30,10 @@ def case(phase, *signals, **more):
     return {"name": " ".join([phase, *signals, *more]).replace(" ", "-"), "phase": phase, "signals": signals, **more}
 
 
-# Several phases, and either signal; the full suite has all pairs, to the process and to its group.
+# What no other quick test has; a signal while it trains or evaluates: tests/training/run/test_exact_resume.py. The full
+# suite has all pairs, to the process and to its group.
 SHORT = [
     case("start-up", "SIGTERM"),
-    case("training", "SIGINT", group=True),
     case("saving", "SIGTERM"),
     case("a long save", "SIGINT", "SIGTERM", group=True),
 ]

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import time
 import tracemalloc
 import zipfile
@@ -323,8 +324,11 @@ _WRITES_SOURCE = SOURCE / "kernels" / "gpu" / "mathematics.py"
 
 def test_nothing_but_the_import_of_foreign_files_can_unpickle():
     for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        if not re.search(rf"\b(?:{'|'.join(_FORBIDDEN)}|eval|exec|__import__|(?:np|numpy|torch)\s*\.\s*load)\b", text):
+            continue  # to read all as syntax trees takes seconds
         imported, calls = set(), set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):
                 imported |= {name.name.split(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom):

@@ -80,7 +80,8 @@ def test_gradient_is_right_in_float64_on_asymmetric_adjacency(options):
     def loss(existence, labels, edges, edge_labels):
         return GedLoss(**options, reduction="none")(existence, labels, edges, targets, edge_labels=edge_labels)
 
-    assert torch.autograd.gradcheck(loss, logits)
+    # Entry by entry for the plain form and for all terms together; along a random direction for the others.
+    assert torch.autograd.gradcheck(loss, logits, fast_mode=options != {} and "clique_size" not in options)
 
 
 @pytest.mark.parametrize("options", FORMS)

@@ -100,6 +100,17 @@ def test_every_function_of_the_library_becomes_three_dags():
         assert shared.levels.max() == tree.levels.max()
 
 
+def test_the_example_tells_how_large_its_graphs_are(monkeypatch, capsys):
+    made = [Function("a.py", ast.parse("def f(x):\n    y = x + x\n    return y").body[0])] * 20
+    monkeypatch.setattr(python_graphs, "standard_library", lambda: made)
+    python_graphs.main()
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith("20 functions in 1 files of Python ")
+    assert [row.split()[0] for row in rows] == ["syntax_tree", "shared_tree", "def_use"]
+    nodes = syntax_tree(made[0]).num_nodes
+    assert rows[0].split()[1:4] == [f"{2 * nodes}", "nodes,", "median"]
+
+
 def test_the_example_tells_getters_from_setters_of_files_never_seen(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     main = runpy.run_path(str(EXAMPLES / "python_functions.py"))["main"]

@@ -27,7 +27,14 @@ TIMES = np.array(
 )
 
 
-@pytest.mark.parametrize("estimator", [DagClassifier(), DagRegressor()], ids=lambda estimator: type(estimator).__name__)
+# One of the two by default: what they share is nearly all.
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        pytest.param(DagClassifier(), id="DagClassifier"),
+        pytest.param(DagRegressor(), id="DagRegressor", marks=pytest.mark.slow),
+    ],
+)
 def test_scikit_learn_s_own_checks_pass(estimator):
     results = check_estimator(estimator, on_skip=None, on_fail=None)
     failed = {one["check_name"]: one["exception"] for one in results if one["status"] not in ("passed", "skipped")}

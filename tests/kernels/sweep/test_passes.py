@@ -123,7 +123,14 @@ def test_equal_operands_share_the_gradient_and_leaves_are_alike(name):
 
 @pytest.mark.parametrize(
     ("name", "direction"),
-    [("tree_lstm", "up"), ("tree_lstm", "down"), ("child_sum", "up"), ("gru max", "up"), ("attention", "up")],
+    [
+        ("tree_lstm", "up"),
+        ("attention", "down"),
+        *(
+            pytest.param(name, direction, marks=pytest.mark.slow)
+            for name, direction in (("tree_lstm", "down"), ("child_sum", "up"), ("gru max", "up"), ("attention", "up"))
+        ),
+    ],
 )
 def test_a_chain_of_5000_nodes(name, direction):
     length = 5_000

@@ -170,6 +170,8 @@ def branch_bounds(
     Args:
         nodes: most search nodes for each; 0 stops after branch match at the root.
     """
+    # For a literal 0 numba would compile `prepare` and `advance` once more.
+    none = int(np.int64(0))
     for g in chosen:
         other = graphs.kind[graphs.first[0, g] : graphs.first[0, g + 1]]
         n1, n2 = len(kind), len(other)
@@ -181,12 +183,12 @@ def branch_bounds(
         if nodes > 0 and fits(problem):
             dual = allocate(problem, stop)
             nothing = np.full(len(problem.delete), DELETED, np.int64)
-            prepare(problem, dual, nothing, map_cost(problem, nothing), limit, 0)
+            prepare(problem, dual, nothing, map_cost(problem, nothing), limit, none)
             done = advance_dual(problem, dual, nodes)
             found, least = dual.numbers[UPPER], dual_lower(dual, done)
         else:
             search = _search(problem, limit, stop)
-            done = advance(problem, search, 0, nodes)
+            done = advance(problem, search, none, nodes)
             found, least = search.numbers[UPPER], proved_lower(search, done)
         if stop[0] != 0:
             return
