@@ -1,5 +1,7 @@
 """The table of operations from answers: what a row must reach, and that a Transformer stands beside it."""
 
+import pytest
+
 from benchmarks.answers import Row, measured
 from dagnn.answers import ARITHMETIC
 
@@ -12,6 +14,8 @@ def test_a_row_that_is_slow_wrong_or_without_certificate_is_missed():
     assert not good._replace(right={10: 0.999}).ok
 
 
+# Operations learned and certified from so few answers: tests/answers. What the table makes of them is above.
+@pytest.mark.slow
 def test_a_short_form_learns_and_a_transformer_of_no_time_does_not():
     known = {}
     row = measured("-", 0, known, answers=6000, lengths=(10, 50), count=20, least=0.0)

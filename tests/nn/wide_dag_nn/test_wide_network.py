@@ -19,7 +19,7 @@ def drug_cell(**more):
     return WideDagNN(TERMS, **(arguments | more))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(wide_networks(), st.sampled_from([2, 3, 5]), st.booleans())
 def test_the_function_is_that_of_modules_node_by_node(net, batch, training):
     net.train(training)
