@@ -110,7 +110,7 @@ def trained(path, make_loader, *stops, max_steps=9, micro_batches=1):
 @pytest.mark.parametrize("name", LOADERS)
 def test_stopped_anywhere_a_loader_goes_on_exactly(tmp_path, name):
     weight, rows = trained(tmp_path / "whole", LOADERS[name])
-    for stops in ((1,), (3,), (4, 5, 8)):  # within epochs of 3 (or 2, or 4) batches, and at their ends
+    for stops in ((1,), (3, 4, 5, 8)):  # within epochs of 3 (or 2, or 4) batches, and at their ends
         resumed, again = trained(tmp_path / str(stops), LOADERS[name], *stops)
         assert torch.equal(resumed, weight) and again == rows
     assert len({row["loss"] for row in rows if row["kind"] == "step"}) == 9
