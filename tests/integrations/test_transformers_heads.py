@@ -41,6 +41,17 @@ def test_exact_trainer_is_exact_for_other_kinds(name):
     assert judge_head(name).exact < 1e-6
 
 
+@pytest.mark.parametrize("name", ["CLIPModel", "MixtralForCausalLM+output_router_logits"])
+def test_a_loss_that_couples_items_is_judged_with_the_option_that_it_needs(name):
+    verdict = judge_head(name, float32=True)
+
+    assert verdict.note == "coupled=True" and verdict.cause.startswith(
+        "batch-coupled loss: no weights of the 4 micro-b"
+    )
+    assert verdict.exact < 1e-12 and verdict.exact_float32 < max(1e-6, 4 * verdict.full_float32)
+    assert verdict.error > 1e-5
+
+
 def test_an_unknown_class_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean LlamaForCausalLM"):
         judge_head("LLamaForCausalLM")

@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import signal
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 from unittest import mock
 
@@ -222,7 +223,7 @@ class GradientCheck(_TrainerCallback):  # type: ignore[misc]
         return loss.squeeze() if loss.numel() == 1 else loss
 
 
-def window_gradient(trainer_class: type[Any], model: nn.Module, micros: Sequence[dict[str, Tensor]]) -> Gradients:
+def window_gradient(trainer_class: Callable[..., Any], model: nn.Module, micros: Sequence[dict[str, Any]]) -> Gradients:
     """The gradient that a trainer finds after one window of ``micros``, before it clips; the model has none after."""
     model.zero_grad()
     with tempfile.TemporaryDirectory() as folder:
@@ -251,3 +252,23 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         transformers.logging.set_verbosity(level)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError in what takes more CPU time; without effect where there are no such alarms."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it took more than {seconds} CPU seconds")
+
+    try:
+        before = signal.signal(signal.SIGPROF, stop)
+    except (AttributeError, ValueError):
+        yield
+        return
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

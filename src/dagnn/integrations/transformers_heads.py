@@ -1,11 +1,11 @@
 """Every head of the installed transformers, tiny and random: is its accumulated gradient that of the full batch?"""
 
 import contextlib
+import functools
 import inspect
-import signal
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from dagnn.accumulation.check.causes import judge
 from dagnn.accumulation.check.diagnosis import fit_finite
 from dagnn.accumulation.check.subject import Gradients
 from dagnn.errors import ConfigError, DagnnError, closest
-from dagnn.integrations.transformers import ExactTrainer, quiet, window_gradient
+from dagnn.integrations.transformers import ExactTrainer, quiet, time_limit, window_gradient
 
 __all__ = ["Verdict", "head_classes", "judge_head"]
 
@@ -33,25 +33,23 @@ _SECONDS = 30  # for one class
 
 # The tables of heads in transformers, and what a batch for them holds.
 _TASKS = {
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "tokens",
-    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "tokens",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "tokens",
-    "MODEL_FOR_PRETRAINING_MAPPING_NAMES": "pretraining",
-    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": "items",
-    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": "token classes",
-    "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": "spans",
-    "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES": "choices",
-    "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING_NAMES": "items",
-    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES": "items",
-    "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES": "items",
-    "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES": "pixels",
-    "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES": "masked patches",
-    "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES": "items",
-    "MODEL_FOR_AUDIO_FRAME_CLASSIFICATION_MAPPING_NAMES": "frames",
-    "MODEL_FOR_AUDIO_XVECTOR_MAPPING_NAMES": "items",
-    "MODEL_FOR_CTC_MAPPING_NAMES": "transcripts",
-    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES": "tokens",
-}
+    **dict.fromkeys(("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"), "tokens"),
+    "PRETRAINING": "pretraining",
+    **dict.fromkeys(("SEQUENCE_CLASSIFICATION", "NEXT_SENTENCE_PREDICTION", "IMAGE_CLASSIFICATION",
+                     "VIDEO_CLASSIFICATION", "AUDIO_CLASSIFICATION", "AUDIO_XVECTOR"), "items"),
+    "TOKEN_CLASSIFICATION": "token classes",
+    "QUESTION_ANSWERING": "spans",
+    "MULTIPLE_CHOICE": "choices",
+    "SEMANTIC_SEGMENTATION": "pixels",
+    "MASKED_IMAGE_MODELING": "masked patches",
+    "AUDIO_FRAME_CLASSIFICATION": "frames",
+    "CTC": "transcripts",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION": "pairs",
+}  # fmt: skip
+# Mixtures of experts, which are judged with their load balancing too, under a name with this ending.
+_BALANCED = "+output_router_logits"
+_EXPERTS = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM",
+            "GraniteMoeForCausalLM", "PhimoeForCausalLM", "GptOssForCausalLM", "MiniMaxForCausalLM")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Verdict:
         exact_float32, full_float32: errors of ExactTrainer and of the full batch itself in float32, against the full
             batch in float64: the first can be no smaller than the second is by rounding. None where not asked for.
         cause: why the stock gradient is off, in words; empty if it is not.
-        note: why the class was skipped, why ExactTrainer refused it, or what was changed to judge it.
+        note: why the class was skipped, why ExactTrainer refused it or the option that it needs, or what was changed.
         precision: dtype in which it ran.
         seconds: CPU time.
     """
@@ -93,10 +91,10 @@ def head_classes() -> dict[str, tuple[str, str]]:
     """Class name -> (model type, what its batch holds), of every text, vision and audio head, in the tables' order."""
     found: dict[str, tuple[str, str]] = {}
     for table, task in _TASKS.items():
-        for model_type, names in getattr(modeling_auto, table, {}).items():
+        for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES", {}).items():
             for name in (names,) if isinstance(names, str) else names:
                 found.setdefault(name, (model_type, task))
-    return found
+    return found | {name + _BALANCED: (found[name][0], "balanced tokens") for name in _EXPERTS if name in found}
 
 
 def judge_head(name: str, *, float32: bool = False) -> Verdict:
@@ -118,7 +116,7 @@ def judge_head(name: str, *, float32: bool = False) -> Verdict:
         )
     start = time.process_time()
     try:
-        with quiet(), _time_limit(_SECONDS):
+        with quiet(), time_limit(_SECONDS):
             verdict = _judged(name, *classes[name], float32=float32)
     except _SkipError as error:
         verdict = Verdict(name, note=f"skipped: {error}")
@@ -132,12 +130,16 @@ class _SkipError(Exception):
 
 
 def _judged(name: str, model_type: str, task: str, *, float32: bool) -> Verdict:
-    model = _build(name, model_type, num_labels=2 if task in ("spans", "sentences") or "NextSentence" in name else 3)
+    model = _build(
+        name.removesuffix(_BALANCED),
+        model_type,
+        num_labels=2 if task in ("spans", "sentences") or "NextSentence" in name else 3,
+    )
     notes = _make_repeatable(model)
     batch, precision = _batch(model, task), torch.float32
     try:
         model.double()
-        wide = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+        wide = _as(torch.float64, batch)
         full = _gradient_of(model, wide)
         batch, precision = wide, torch.float64
     except Exception:  # something in it is written for float32: a kernel, a constant, a cast
@@ -151,10 +153,16 @@ def _judged(name: str, model_type: str, task: str, *, float32: bool) -> Verdict:
     micros = _split(batch)
     parts = [_gradient_of(model, micro) for micro in micros]
     stock = window_gradient(transformers.Trainer, model, micros)
-    try:
-        exact = relative_error(window_gradient(ExactTrainer, model, micros), full)
-    except DagnnError as error:
-        exact, notes = None, [*notes, f"ExactTrainer refuses: {_first_line(error)}"]
+    exact, refusal = None, ""
+    for coupled in (False, True):
+        trainer_class = functools.partial(ExactTrainer, coupled=coupled)
+        try:
+            exact = relative_error(window_gradient(trainer_class, model, micros), full)
+            break
+        except DagnnError as error:
+            refusal = refusal or f"ExactTrainer refuses: {_first_line(error)}"
+    if coupled:
+        notes.append(refusal if exact is None else "coupled=True")
     parameters = [p for p in model.parameters() if p.requires_grad]
     report = judge(
         [n for n, p in model.named_parameters() if p.requires_grad],
@@ -164,13 +172,14 @@ def _judged(name: str, model_type: str, task: str, *, float32: bool) -> Verdict:
         parts,
         remedy="",
         tolerance=_tolerance(precision),
+        coupled=coupled,
     )
     narrow: dict[str, float] = {}
     if float32 and precision is torch.float64 and exact is not None:
         model.float()
-        batch = {k: v.float() if v.is_floating_point() else v for k, v in batch.items()}
+        batch = _as(torch.float32, batch)
         narrow["full_float32"] = relative_error(_gradient_of(model, batch), full)
-        narrow["exact_float32"] = relative_error(window_gradient(ExactTrainer, model, _split(batch)), full)
+        narrow["exact_float32"] = relative_error(window_gradient(trainer_class, model, _split(batch)), full)
     return Verdict(
         name,
         factor=_factor(stock, full, parts, parameters),
@@ -183,8 +192,12 @@ def _judged(name: str, model_type: str, task: str, *, float32: bool) -> Verdict:
     )
 
 
-def _split(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    pieces = {key: torch.split(value, list(SIZES)) for key, value in batch.items()}
+def _as(dtype: torch.dtype, batch: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in batch.items()}
+
+
+def _split(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    pieces = {k: torch.split(v, list(SIZES)) if isinstance(v, Tensor) else [v] * len(SIZES) for k, v in batch.items()}
     return [{key: values[i] for key, values in pieces.items()} for i in range(len(SIZES))]
 
 
@@ -200,7 +213,7 @@ def _tolerance(precision: torch.dtype) -> float:
     return 1e-6 if precision is torch.float64 else 2e-5
 
 
-def _run(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def _run(model: nn.Module, batch: dict[str, Any]) -> Tensor:
     model.train()
     outputs = model(**batch)
     loss = outputs["loss"] if isinstance(outputs, dict) and "loss" in outputs else None
@@ -211,7 +224,7 @@ def _run(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return loss.squeeze()  # type: ignore[no-any-return]
 
 
-def _gradient_of(model: nn.Module, batch: dict[str, Tensor]) -> Gradients:
+def _gradient_of(model: nn.Module, batch: dict[str, Any]) -> Gradients:
     model.zero_grad()
     _run(model, batch).backward()  # type: ignore[no-untyped-call]
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -330,14 +343,21 @@ def _tiny(config_class: type[Any], without: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _batch(model: Any, task: str) -> dict[str, Tensor]:
+def _batch(model: Any, task: str) -> dict[str, Any]:
     """Seven items whose labels are ragged: each has another number of valid ones."""
     torch.manual_seed(1)
     config, accepted = model.config, inspect.signature(model.forward).parameters
-    batch: dict[str, Tensor] = {}
+    batch: dict[str, Any] = {}
     text = getattr(config, "text_config", None) or config
     vocabulary = getattr(text, "vocab_size", None) or 96
     shape = (_ITEMS, 2, _TOKENS) if task == "choices" else (_ITEMS, _TOKENS)
+    if task == "pairs":
+        if not {"input_ids", "pixel_values", "return_loss"} <= set(accepted):
+            raise _SkipError("it computes no loss of pairs of text and image")
+        ids = torch.randint(5, vocabulary - 1, shape).scatter(1, torch.tensor([[_TOKENS - 1]] * _ITEMS), vocabulary - 1)
+        return {"input_ids": ids, "pixel_values": _pixels(config, video=False), "return_loss": True}
+    if task == "balanced tokens":
+        batch, task = {"output_router_logits": True}, "tokens"
     if model.main_input_name == "pixel_values" or ("pixel_values" in accepted and "input_ids" not in accepted):
         batch["pixel_values"] = _pixels(config, video="Video" in type(model).__name__)
     elif "input_values" in accepted and "input_ids" not in accepted:
@@ -428,23 +448,3 @@ def _run_shape(model: Any, batch: dict[str, Tensor]) -> tuple[int, int]:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:160] or type(error).__name__
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: int) -> Iterator[None]:
-    """Raise _SkipError in what takes more CPU time; without effect where there are no such alarms."""
-
-    def stop(*_: Any) -> None:
-        raise _SkipError(f"it took more than {seconds} CPU seconds")
-
-    try:
-        before = signal.signal(signal.SIGPROF, stop)
-    except (AttributeError, ValueError):
-        yield
-        return
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)

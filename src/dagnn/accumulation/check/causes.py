@@ -367,17 +367,20 @@ def _weights_cause(
 ) -> Cause:
     k, ratio = len(parts), ratio_of(actual, expected)[0]
     factor = f"{ratio:.4g} times that of the full batch"
+    text = f"no weights of the {k} micro-batches make the gradient of the full batch, of which this one is about "
+    other_loss = Cause(Kind.COUPLED, f"{text}{ratio:.4g} times: the loss of an item depends on the others.", remedy)
     loose = max(1e-6, 10 * tolerance)
     try:
         (found, rest), (right, right_rest) = (fit_finite(parts, each, parameters) for each in (actual, expected))
     except ConfigError:
+        if coupled:  # a batch of one has no gradient
+            return other_loss
         text = (
             f"the gradient is about {factor}; those of its {k} micro-batches are too much alike to tell their weights."
         )
         return Cause(Kind.WRONG_SCALE, text, remedy)
     if coupled and right_rest > loose:
-        text = f"no weights of the {k} micro-batches make the gradient of the full batch, of which this one is about "
-        return Cause(Kind.COUPLED, f"{text}{ratio:.4g} times: the loss of an item depends on the others.", remedy)
+        return other_loss
     if rest > loose:
         text = f"no weights of the {k} micro-batches explain the gradient, which is about {factor}: its loss has terms "
         return Cause(Kind.WRONG_DENOMINATOR, f"{text}that are divided by different counts.", remedy)
