@@ -78,17 +78,17 @@ def test_what_the_engine_misses_too_and_neighbourhoods_kept_from_training_are_ta
         *[Example("(tan 1.5)", "14", "14.1", False, "other value", engine_misses=True)] * 2,
     ]
     level = LevelResult.of(wrong, samples_seen=0, seconds=0)
-    held_out = {"symbolic": KindCount(1_199, 1_200, 1_199), "digit products": KindCount(1, 3, 3)}
+    held_out = {"symbolic": KindCount(1_199, 1_200, 1_199, 0.00517), "digit products": KindCount(1, 3, 3)}
     counts = NeighbourhoodCounts(9, 0, 0, held_out, calibration_error=0.00517)
     found = Evaluation({4: level}, None, None, None, step=1, neighbourhoods=counts)
 
     assert results_table(found)[2:] == [
         "3 wrong, of which 2 the engine's own steps miss too",
         "9 distinct neighbourhoods asked, 0 of them never trained on",
-        "kept from training    right  by smaller steps  neighbourhoods",
-        "symbolic            99.92 %           99.92 %           1,200",
-        "digit products      33.33 %          100.00 %               3",
-        "expected calibration error of the confidences, by smaller steps: 0.0052",
+        "kept from training    right  by smaller steps  calibration error  neighbourhoods",
+        "symbolic            99.92 %           99.92 %             0.0052           1,200",
+        "digit products      33.33 %          100.00 %                                  3",
+        "expected calibration error of all confidences there: 0.0052",
         "step 1",
     ]
     assert errors_table(found) == [

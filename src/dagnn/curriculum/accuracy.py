@@ -1,12 +1,12 @@
 """Evaluates a trained network on new expressions: the exact engine judges every answer."""
 
 import time
-from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
@@ -277,31 +277,35 @@ def _held_out_counts(
     pairs = [
         pair for pair in zip(traced.neighbourhoods, traced.replacements, strict=True) if is_held_out(pair[0], share)
     ]
-    asked = [neighbourhood for neighbourhood, _ in pairs]
-    guesses, finer = model.rewrite(asked), FinerSteps(model, trained).propose(asked)
-    total, right, by_steps = Counter[str](), Counter[str](), Counter[str]()
-    for (neighbourhood, replacement), guess, proposal in zip(pairs, guesses, finer, strict=True):
-        kind = kind_of(neighbourhood)
-        total[kind] += 1
-        right[kind] += guess == replacement
-        by_steps[kind] += proposal.replacement == replacement
-    counts = {kind: KindCount(right[kind], total[kind], by_steps[kind]) for kind in KINDS if total[kind]}
     if not pairs:
-        return counts, None
-    confidences = [proposal.confidence for proposal in finer]
-    return counts, _calibration_error(
-        confidences, [proposal.replacement == pair[1] for proposal, pair in zip(finer, pairs, strict=True)]
-    )
+        return {}, None
+    asked, wanted = [neighbourhood for neighbourhood, _ in pairs], [replacement for _, replacement in pairs]
+    finer = FinerSteps(model, trained).propose(asked)
+    guessed = np.array([guess == right for guess, right in zip(model.rewrite(asked), wanted, strict=True)])
+    right = np.array([proposal.replacement == right for proposal, right in zip(finer, wanted, strict=True)])
+    confidence = np.array([proposal.confidence for proposal in finer])
+    kinds = np.array([kind_of(neighbourhood) for neighbourhood in asked])
+    counts = {
+        kind: KindCount(
+            int(guessed[own].sum()),
+            int(own.sum()),
+            int(right[own].sum()),
+            _calibration_error(confidence[own], right[own]),
+        )
+        for kind in KINDS
+        if (own := kinds == kind).any()
+    }
+    return counts, _calibration_error(confidence, right)
 
 
-def _calibration_error(confidences: Sequence[float], right: Sequence[bool], bins: int = 15) -> float:
+def _calibration_error(confidence: NDArray[np.float64], right: NDArray[np.bool_], bins: int = 15) -> float:
     """The mean distance of the share of right ones from the mean confidence, over bins of equal width.
 
-    >>> _calibration_error([0.9, 0.9, 0.9, 0.9, 0.1], [True, True, True, False, False])
+    >>> _calibration_error(np.array([0.9, 0.9, 0.9, 0.9, 0.1]), np.array([True, True, True, False, False]))
     0.14
     """
-    place = np.minimum((np.array(confidences) * bins).astype(int), bins - 1)
-    off = np.bincount(place, np.array(confidences) - np.array(right, float), minlength=bins)
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    off = np.bincount(place, confidence - right, minlength=bins)
     return round(float(np.abs(off).sum() / len(right)), 6)
 
 

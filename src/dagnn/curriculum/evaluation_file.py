@@ -5,7 +5,7 @@
                                     "engine_misses": false}],
                       "errors": {"+": {"other value": 1}}, "engine_misses": 0}},
      "windows": {"asked": 12987, "unseen": 1371, "unseen_right": 1369,
-                 "held_out": {"symbolic": {"right": 7413, "total": 7419, "finer": 7413}},
+                 "held_out": {"symbolic": {"right": 7413, "total": 7419, "finer": 7413, "calibration_error": 0.0011}},
                  "calibration_error": 0.0011},
      "cpu_seconds": 301.5, "wall_seconds": 290.1, "parameters": 2371200, "step": 3000}
 
@@ -122,11 +122,13 @@ class KindCount(NamedTuple):
 
     Attributes:
         finer: those right where it may work out facts about digits by smaller steps, see `FinerSteps`.
+        calibration_error: as of `NeighbourhoodCounts`.
     """
 
     right: int
     total: int
     finer: int
+    calibration_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -156,12 +158,16 @@ class NeighbourhoodCounts:
     def from_json(cls, values: Mapping[str, Any]) -> "NeighbourhoodCounts":
         """What `to_json` gave; where nothing was held out, ``held_out`` may be missing."""
         held_out = {
-            str(kind): KindCount(int(count["right"]), int(count["total"]), int(count.get("finer", count["right"])))
+            str(kind): KindCount(
+                int(count["right"]),
+                int(count["total"]),
+                int(count.get("finer", count["right"])),
+                count.get("calibration_error"),
+            )
             for kind, count in values.get("held_out", {}).items()
         }
-        error = values.get("calibration_error")
         numbers = {key: int(values[key]) for key in ("asked", "unseen", "unseen_right")}
-        return cls(**numbers, held_out=held_out, calibration_error=None if error is None else float(error))
+        return cls(**numbers, held_out=held_out, calibration_error=values.get("calibration_error"))
 
 
 @dataclass(frozen=True)

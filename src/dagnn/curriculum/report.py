@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dagnn.curriculum.config import CurriculumConfig
-from dagnn.curriculum.evaluation_file import Evaluation, LevelResult, NeighbourhoodCounts
+from dagnn.curriculum.evaluation_file import Evaluation, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.report_page import Curves, draw_curves, errors_with_steps, page
 from dagnn.files import replace_file
 from dagnn.training.log import read_metrics
@@ -159,20 +159,20 @@ def _neighbourhoods(counts: NeighbourhoodCounts | None) -> list[str]:
     line = f"{counts.asked:,} distinct neighbourhoods asked, {counts.unseen:,} of them never trained on"
     if counts.unseen:
         line += f": {100 * counts.unseen_right / counts.unseen:.2f} % of those right"
-    kept = [
-        (
-            kind,
-            *(f"{100 * part / max(1, count.total):.2f} %" for part in (count.right, count.finer)),
-            f"{count.total:,}",
-        )
-        for kind, count in counts.held_out.items()
-    ]
-    if not kept:
+    if not counts.held_out:
         return [line]
-    lines = [line, *_aligned([("kept from training", "right", "by smaller steps", "neighbourhoods"), *kept])]
+    head = ("kept from training", "right", "by smaller steps", "calibration error", "neighbourhoods")
+    kept = [(kind, *_shown_count(count)) for kind, count in counts.held_out.items()]
+    lines = [line, *_aligned([head, *kept])]
     if counts.calibration_error is not None:
-        lines.append(f"expected calibration error of the confidences, by smaller steps: {counts.calibration_error:.4f}")
+        lines.append(f"expected calibration error of all confidences there: {counts.calibration_error:.4f}")
     return lines
+
+
+def _shown_count(count: KindCount) -> tuple[str, ...]:
+    shares = (f"{100 * right / count.total:.2f} %" for right in (count.right, count.finer))
+    error = "" if count.calibration_error is None else f"{count.calibration_error:.4f}"
+    return (*shares, error, f"{count.total:,}")
 
 
 def accuracies(row: Mapping[str, Any]) -> dict[int, float]:
