@@ -51,9 +51,8 @@ def test_a_run_is_that_of_a_plain_loop(path, monkeypatch):
     x, y = (part.double() for part in data())
     net = DagNN(pathways(), output_activation="tanh", dtype=torch.float64)
     weight, bias = first_parameters(net, 5)
-    train(
-        [Run(net._plan_on[torch.device("cpu")], weight, bias, x, y, 7)], SHORT, is_label=True, done=lambda count: None
-    )
+    run = Run(net._plan_on[torch.device("cpu")], weight, bias, x, y, 7)
+    train([run], SHORT, is_label=True, threads=1, done=lambda count: None)
 
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02, weight_decay=0.1)
     random = np.random.default_rng(7)
@@ -167,11 +166,19 @@ def test_deterministic_inputs_are_the_label():
         ({"controls": ["shuffle"]}, ConfigError, "got 'shuffle'"),
         ({"controls": "shuffled"}, ConfigError, "controls is a list"),
         ({"output": "z"}, GraphError, "'z'"),
+        ({"steps": 0}, ConfigError, "steps must be a whole number, at least 1, got 0"),
+        ({"baseline": torch.zeros(3)}, GraphError, "baseline must be a number, one sample"),
+        ({"baseline": torch.full((16,), torch.nan)}, ConfigError, "baseline is nan for the input 'g0'"),
     ],
 )
 def test_bad_input_is_refused(arguments, error, text):
     x, y = data()
+    trained = []
     with pytest.raises(error, match=text):
-        explain_replicates(pathways(), **{"x": x, "y": y, "training": SHORT} | arguments)
+        explain_replicates(
+            pathways(),
+            **{"x": x, "y": y, "training": SHORT, "progress": lambda *count: trained.append(count)} | arguments,
+        )
+    assert not trained  # not after hours of training
     with pytest.raises(ConfigError, match="lr must be a finite number above 0"):
         ReplicateTraining(lr=-1.0)

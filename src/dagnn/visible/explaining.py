@@ -20,7 +20,7 @@ from dagnn.nn import DagNN
 from dagnn.nn.learnable import value_of
 
 Kind = Literal["nodes", "edges"]
-# Edges of which one array holds all samples at a time, while means are taken.
+# Edges of which one array holds all samples at a time.
 _EDGES_AT_ONCE = 4096
 _LINEAR = ("sum", "mean")
 
@@ -293,15 +293,21 @@ def explain(
     True
     """
     _check_settings(net, rule, steps)
-    steps = int(steps)
-    # Whatever mode the caller is in: nothing here needs autograd, and what comes out is to be ordinary tensors.
+    weight, bias = (value_of(net, key).detach().cpu().clone() for key in ("edge_weight", "bias"))
+    return explain_with(net, weight, bias, x, baseline, output=output, rule=rule, steps=int(steps))
+
+
+def explain_with(
+    net: DagNN, weight: Tensor, bias: Tensor, x: Any, baseline: Any, *, output: Hashable, rule: Rule, steps: int
+) -> Explanation:
+    """`explain` with other parameters than those of the network; not public."""
+    # Nothing here needs autograd, and what comes out is to be ordinary tensors.
     with torch.inference_mode(False), torch.no_grad():
         samples = _samples(net, x)
-        start = _baseline(net, baseline, samples)
+        start = baseline_of(net, baseline, samples)
         name = _output(net, output)
         place = int(net._layout.place_of[net.dag.index_of(name)])
         network = net._plan_on[torch.device("cpu")]
-        weight, bias = (value_of(net, key).detach().cpu().clone() for key in ("edge_weight", "bias"))
         change = _values(network, place, samples, weight, bias) - _values(network, place, start, weight, bias)
         if not change.isfinite().all():
             sample = int((~change.isfinite()).nonzero()[0])
@@ -342,8 +348,7 @@ def _check_settings(net: object, rule: object, steps: object) -> None:
 
 def _samples(net: DagNN, x: Any) -> Tensor:
     """``[B, inputs]``, B at least 1: a copy on the CPU."""
-    given = x if isinstance(x, Tensor) else net.input_from(x)
-    given = _checked("x", net, given)
+    given = _checked("x", net, x if isinstance(x, Tensor) else net.input_from(x))
     if given.dim() == 1:
         given = given.unsqueeze(0)
     width = len(net.dag.inputs)
@@ -358,8 +363,8 @@ def _samples(net: DagNN, x: Any) -> Tensor:
     return given
 
 
-def _baseline(net: DagNN, baseline: Any, samples: Tensor) -> Tensor:
-    """``[B, inputs]``."""
+def baseline_of(net: DagNN, baseline: Any, samples: Tensor) -> Tensor:
+    """Where the path of each sample starts, ``[B, inputs]``; not public."""
     if isinstance(baseline, Real) and not isinstance(baseline, bool | np.bool_):
         given = torch.full_like(samples, float(baseline))
     else:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, final, get_args
 
 import numpy as np
@@ -15,15 +15,17 @@ from dagnn.errors import ConfigError, ConstantNodesWarning, DtypeError, GraphErr
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 from dagnn.nn.learnable import check_dag
-from dagnn.visible.explaining import explain
+from dagnn.visible.explaining import baseline_of, explain_with
 from dagnn.visible.runs import (
     ReplicateTraining,
     Run,
     deterministic,
+    each_on_one_thread,
     first_parameters,
     rewired,
     scores,
     shuffled,
+    single_threaded,
     train,
     with_one_output,
 )
@@ -243,7 +245,7 @@ def explain_replicates(
         x: ``[samples, inputs]``, standardised; or columns by name.
         y: ``[samples]``: 0 and 1, or numbers, which are standardised.
         replicates, shuffles: at least 1. 3 and 19 are the least for p-values of 0.05.
-        baseline: as of `explain`.
+        baseline: as of `explain`: a number, or one sample.
         held_out: share of the samples.
         training: by default ``ReplicateTraining()``.
         steps: points of the path, as of `explain`.
@@ -262,19 +264,20 @@ def explain_replicates(
     (['p'], 'p')
     """
     check_dag(dag)
-    names = _checked_settings(replicates, controls, shuffles, held_out, seed)
+    names = _checked_settings(replicates, controls, shuffles, held_out, seed, steps)
     how = ReplicateTraining() if training is None else training
     dag = with_one_output(dag, output)
-    with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]), single_threaded() as threads:
         net = _network(dag, how)
         samples = net.input_from(x) if not isinstance(x, Tensor) else x
         data = _Data.made(net, samples.detach().cpu(), y, held_out, seed)
+        baseline = baseline_of(net.to(data.x.dtype), baseline, data.x[data.test])  # before hours of training
         jobs = list(_jobs(net, dag, data, how, names, replicates, shuffles, seed))
         counter = _Counter(len(jobs), progress)
-        train([job.run for job in jobs], how, is_label=data.is_label, done=counter.add)
+        train([job.run for job in jobs], how, is_label=data.is_label, threads=threads, done=counter.add)
         found = {}
         for name in ("true", *names):
-            found[name] = _measured([job for job in jobs if job.of == name], data, baseline, steps)
+            found[name] = _measured([job for job in jobs if job.of == name], data, baseline, steps, threads)
     return Replicates(dag, dag.name_of(int(dag.outputs[0])), found, replicates)
 
 
@@ -351,9 +354,10 @@ class _Counter:
 
 
 def _checked_settings(
-    replicates: object, controls: Collection[str], shuffles: object, held_out: object, seed: object
+    replicates: object, controls: Collection[str], shuffles: object, held_out: object, seed: object, steps: object
 ) -> list[str]:
-    for name, value, least in (("replicates", replicates, 1), ("shuffles", shuffles, 1), ("seed", seed, 0)):
+    counts = (("replicates", replicates, 1), ("shuffles", shuffles, 1), ("seed", seed, 0), ("steps", steps, 1))
+    for name, value, least in counts:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name} must be a whole number, at least {least}, got {value!r}.")
     if not isinstance(held_out, float) or not 0 < held_out < 1:
@@ -407,19 +411,18 @@ def _seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def _measured(jobs: Sequence[_Job], data: _Data, baseline: Any, steps: int) -> _Measured:
+def _measured(jobs: Sequence[_Job], data: _Data, baseline: Any, steps: int, threads: int) -> _Measured:
     jobs = sorted(jobs, key=lambda job: job.place)
-    shares, sizes, error = [], [], 0.0
-    for job in jobs:
-        job.net.edge_weight.copy_(job.run.weight)
-        job.net.bias.copy_(job.run.bias)
-        found = explain(job.net, job.x, baseline, steps=steps)
+
+    def measured(job: _Job) -> tuple[Tensor, Tensor, float]:
+        weight, bias = job.run.weight.detach(), job.run.bias.detach()
+        found = explain_with(job.net, weight, bias, job.x, baseline, output=None, rule="path", steps=steps)
         size: NDArray[np.float64] = np.abs(found.nodes.numpy()).mean(axis=0, dtype=np.float64)
-        sizes.append(torch.from_numpy(size))
-        shares.append(found.node_shares)
-        error = max(error, found.error)
+        return found.node_shares, torch.from_numpy(size), found.error
+
+    shares, sizes, errors = zip(*each_on_one_thread([partial(measured, job) for job in jobs], threads), strict=True)
     own = scores([job.run for job in jobs], [job.x for job in jobs], [job.y for job in jobs], is_label=data.is_label)
-    return _Measured(torch.stack(shares), torch.stack(sizes), torch.tensor(own, dtype=torch.float64), error)
+    return _Measured(torch.stack(shares), torch.stack(sizes), torch.tensor(own, dtype=torch.float64), max(errors))
 
 
 def _statistics() -> Any:

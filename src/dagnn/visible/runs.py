@@ -5,9 +5,12 @@ Controls are shuffled labels, inputs that are the labels, and random graphs of t
 """
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from dagnn.graph import Dag
 from dagnn.kernels import NetworkPlan, replace_gradients, run_network
 from dagnn.nn import DagNN
 
+T = TypeVar("T")
 # Runs that one optimizer steps together: each call costs as much as a run of 50 samples takes in it. Every run is a
 # pair of tensors of its own, so that where a vector ends does not depend on its neighbours.
 _TOGETHER = 8
@@ -84,8 +88,10 @@ def first_parameters(net: DagNN, seed: int) -> tuple[nn.Parameter, nn.Parameter]
     return nn.Parameter(net.edge_weight.detach().clone()), nn.Parameter(net.bias.detach().clone())
 
 
-def train(runs: Sequence[Run], how: ReplicateTraining, *, is_label: bool, done: Callable[[int], None]) -> None:
-    """Train all runs, in place, on the threads that PyTorch may use.
+def train(
+    runs: Sequence[Run], how: ReplicateTraining, *, is_label: bool, threads: int, done: Callable[[int], None]
+) -> None:
+    """Train all runs, in place, on ``threads`` threads; call it inside `single_threaded`.
 
     No run waits for another, and each is on one thread: its bits depend on neither. Runs that follow each other with
     the same x and seed share the rows of a batch.
@@ -94,27 +100,38 @@ def train(runs: Sequence[Run], how: ReplicateTraining, *, is_label: bool, done: 
         is_label: y are labels, and the loss is that of logistic regression; else half the squared difference.
         done: called with the number of runs that have just ended.
     """
-    threads = torch.get_num_threads()
     size = max(1, min(_TOGETHER, -(-len(runs) // threads)))
-    groups = [runs[first : first + size] for first in range(0, len(runs), size)]
     lock = threading.Lock()
 
     def work(group: Sequence[Run]) -> None:
-        torch.set_num_threads(1)  # of this thread: several in each would wait for each other at every operation
         _train_group(group, how, is_label)
         with lock:
             done(len(group))
 
+    each_on_one_thread([partial(work, runs[first : first + size]) for first in range(0, len(runs), size)], threads)
+
+
+@contextmanager
+def single_threaded() -> Iterator[int]:
+    """PyTorch computes on one thread inside; yields how many it may use.
+
+    Threads that share one operation wait for each other by spinning. On a busy machine each such operation took a time
+    slice: drawing the first weights of eight runs took twice as long as training them.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        if threads == 1 or len(groups) == 1:
-            for group in groups:
-                work(group)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                for future in [pool.submit(work, group) for group in groups]:
-                    future.result()
+        yield threads
     finally:
         torch.set_num_threads(threads)
+
+
+def each_on_one_thread(works: Sequence[Callable[[], T]], threads: int) -> list[T]:
+    """What every function returns; so many of them run at once, each on one thread."""
+    if threads == 1 or len(works) == 1:
+        return [work() for work in works]
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return [future.result() for future in [pool.submit(work) for work in works]]
 
 
 def _train_group(runs: Sequence[Run], how: ReplicateTraining, is_label: bool) -> None:
