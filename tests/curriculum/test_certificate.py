@@ -104,7 +104,7 @@ def test_drawn_expressions_repeat_operands_and_parts_of_numbers():
     assert repeated >= 5
 
 
-@pytest.mark.parametrize("level", [2, 7])
+@pytest.mark.parametrize("level", [2, pytest.param(7, marks=pytest.mark.slow)])
 def test_expressions_are_found_for_what_can_occur(level):
     wanted = [each for index in range(10) for each in _met(drawn_expression(level, 5_000 + index))]
     some = sorted(set(wanted))[::80]

@@ -9,10 +9,11 @@ from small_curriculum import config_of, last_bytes, rows_without_clock
 
 from dagnn.curriculum import mending
 from dagnn.curriculum.accuracy import model_of
-from dagnn.curriculum.certificate import certify, closure_of
-from dagnn.curriculum.mending import CERTIFICATE_FILE, mend, with_closures
+from dagnn.curriculum.certificate import certify, closure_of, engine_answer
+from dagnn.curriculum.mending import CERTIFICATE_FILE, mend, with_closures, with_shared_integrals
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.run import train
+from dagnn.curriculum.traces import collect_neighbourhoods
 from dagnn.rewriting import GraphRewriter
 from dagnn.rewriting.dataset import NeighbourhoodLoader, NeighbourhoodSet, read_neighbourhoods
 from dagnn.training.run.checkpoints import read_checkpoint
@@ -104,6 +105,25 @@ def test_what_no_trace_met_counts_once_at_its_lowest_level():
     assert counts[first] == [0, 7]
     assert counts[second] == [1, 0]
     assert counts[next(each for each in closure_of(2) if each not in closure_of(1))] == [0, 1]
+
+
+def test_what_integrals_with_shared_parts_lead_to_counts_once_at_level_6(monkeypatch):
+    monkeypatch.setattr(mending, "_SHARED_INTEGRALS", 600)
+    traced = collect_neighbourhoods({6: 600, 7: 2})
+    more = with_shared_integrals(traced, seed=0, preset="full")
+    new = [i for i, each in enumerate(more.neighbourhoods) if each not in set(traced.neighbourhoods)]
+    assert len(new) > 60
+    assert more.counts[new].tolist() == [[1, 0]] * len(new)
+    assert all(more.replacements[i] == engine_answer(more.neighbourhoods[i]) for i in new)
+    kept = dict(zip(more.neighbourhoods, more.counts.tolist(), strict=True))
+    assert [kept[each] for each in traced.neighbourhoods] == traced.counts.tolist()
+
+
+def test_no_shared_integral_is_held_out(monkeypatch):
+    monkeypatch.setattr(mending, "_SHARED_INTEGRALS", 40)
+    monkeypatch.setattr(mending, "has_held_out_part", lambda expression: True)
+    traced = collect_neighbourhoods({6: 5})
+    assert len(with_shared_integrals(traced, seed=0, preset="full")) == len(traced)
 
 
 def test_mending_repairs_what_is_wrong_and_keeps_the_rest():

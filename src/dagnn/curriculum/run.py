@@ -24,7 +24,7 @@ from dagnn.curriculum.certificate import LEVELS as CERTIFIED
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation_file import Evaluation
 from dagnn.curriculum.levels import LEVELS
-from dagnn.curriculum.mending import certify_and_mend, with_closures
+from dagnn.curriculum.mending import certify_and_mend, with_closures, with_shared_integrals
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.algebra import COMMUTATIVE
 from dagnn.curriculum.traces import collect_neighbourhoods
@@ -220,10 +220,12 @@ def _certified_levels(config: CurriculumConfig) -> list[int]:
     None where neighbourhoods are kept from training, or where a network may exchange operands: it is then not expected
     to write what the engine writes.
     """
+    return [level for level in config.curriculum.levels if level in CERTIFIED] if _certifies(config) else []
+
+
+def _certifies(config: CurriculumConfig) -> bool:
     curriculum = config.curriculum
-    if not curriculum.certify or curriculum.held_out_windows or config.loss.alignment == "searched":
-        return []
-    return [level for level in curriculum.levels if level in CERTIFIED]
+    return curriculum.certify and not curriculum.held_out_windows and config.loss.alignment != "searched"
 
 
 def _judged(run: RunDirectory, config: CurriculumConfig) -> Evaluation:
@@ -266,8 +268,10 @@ def _traced(run: RunDirectory, config: CurriculumConfig, note: Callable[[str], o
     note(f"tracing {sum(samples.values()):,} expressions of the levels {', '.join(map(str, samples))}")
     start, cpu_start = time.perf_counter(), _cpu_seconds()
     collected = collect_neighbourhoods(samples, seed=config.seed, preset=config.curriculum.preset, processes=processes)
-    if _certified_levels(config):
+    if _certifies(config):
         collected = with_closures(collected, _certified_levels(config))
+        if 6 in config.curriculum.levels:
+            collected = with_shared_integrals(collected, seed=config.seed, preset=config.curriculum.preset)
     cost = Cost(time.perf_counter() - start, _cpu_seconds() - cpu_start)
     write_neighbourhoods(run.path, collected, cost, SIGNATURE)
     note(f"{len(collected):,} distinct neighbourhoods in {cost.seconds:.0f} s")
