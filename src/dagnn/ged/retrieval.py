@@ -283,8 +283,7 @@ class _Run:
         """Bounds of the graphs ``chosen`` by branch match, or by dual ascent and so many search nodes."""
         tables, query, unknown = self._tables, self._tables.graphs[0], np.iinfo(np.int64).max
         lower, upper = self._units, np.full(self._count, unknown)
-        limit = self._limit()[0]
-        units = NO_LIMIT if limit == np.inf else min(NO_LIMIT, int(Fraction(limit) / Fraction(tables.unit)))
+        limit, last = self._worth()
         parts = [part for part in np.array_split(chosen, 4 * self._workers) if len(part)]
         self._together(
             pool,
@@ -298,7 +297,8 @@ class _Run:
                     query.pairs,
                     self._collection,
                     part,
-                    units,
+                    limit,
+                    last,
                     nodes,
                     lower,
                     upper,
@@ -341,6 +341,15 @@ class _Run:
             return np.inf, self._count
         last = np.lexsort((np.arange(self._count), self._upper))[self._k - 1]
         return float(self._upper[last]), int(last)
+
+    def _worth(self) -> tuple[int, int]:
+        """The largest distance worth finding, in units, and the last place where that one is: one less after it."""
+        limit, last = self._limit()
+        if limit == np.inf:
+            return NO_LIMIT, self._count
+        units = min(NO_LIMIT, int(Fraction(limit) / Fraction(self._tables.unit)))
+        # After the k-th graph a lower bound equal to its distance is enough.
+        return units, last if as_float(units * self._tables.unit) == limit else self._count
 
     def _out(self) -> "NDArray[np.bool_]":
         limit, last = self._limit()

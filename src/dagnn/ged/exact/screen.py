@@ -160,6 +160,7 @@ def branch_bounds(
     graphs: Collection,
     chosen: Ints,
     limit: int,
+    last: int,
     nodes: int,
     lower: Ints,
     upper: Ints,
@@ -168,6 +169,7 @@ def branch_bounds(
     """Raise ``lower`` and lower ``upper`` for the graphs ``chosen`` by a search for distances up to ``limit``.
 
     Args:
+        last: graphs with a higher number are searched for distances below ``limit`` only.
         nodes: most search nodes for each; 0 stops after branch match at the root.
     """
     # For a literal 0 numba would compile `prepare` and `advance` once more.
@@ -176,6 +178,7 @@ def branch_bounds(
         other = graphs.kind[graphs.first[0, g] : graphs.first[0, g + 1]]
         n1, n2 = len(kind), len(other)
         matrix = graphs.pairs[graphs.first[1, g] : graphs.first[1, g + 1]].reshape((n2, n2))
+        most = limit - 1 if g > last else limit
         if n1 <= n2:
             problem = _problem(tables, kind, pairs, other, matrix)
         else:
@@ -183,11 +186,11 @@ def branch_bounds(
         if nodes > 0 and fits(problem):
             dual = allocate(problem, stop)
             nothing = np.full(len(problem.delete), DELETED, np.int64)
-            prepare(problem, dual, nothing, map_cost(problem, nothing), limit, none)
+            prepare(problem, dual, nothing, map_cost(problem, nothing), most, none)
             done = advance_dual(problem, dual, nodes)
             found, least = dual.numbers[UPPER], dual_lower(dual, done)
         else:
-            search = _search(problem, limit, stop)
+            search = _search(problem, most, stop)
             done = advance(problem, search, none, nodes)
             found, least = search.numbers[UPPER], proved_lower(search, done)
         if stop[0] != 0:
