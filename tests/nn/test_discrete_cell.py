@@ -231,6 +231,14 @@ def test_a_size_below_1_is_refused_by_name(name):
         DiscreteCell(**{"in_features": 3, "symbols": 4, name: 0})
 
 
+@pytest.mark.fault("graphs_and_networks", 1)
+def test_sizes_may_be_whole_numbers_of_numpy_and_are_kept_as_python_s():
+    cell = DiscreteCell(np.int64(3), np.int32(4), operators=np.uint8(2))
+    assert all(type(size) is int for size in (cell.in_features, cell.symbols, cell.operators, *cell.state_sizes))
+    with pytest.raises(ConfigError, match=r"symbols must be a whole number of at least 1, got np.float64\(4.0\)"):
+        DiscreteCell(3, np.float64(4))
+
+
 def test_operators_must_be_in_range_and_there():
     sweep = DagSweep(DiscreteCell(3, K, operators=2))
     outside = Dag([(0, 1)], node_attributes={"operator": torch.tensor([0, 2])})

@@ -89,9 +89,9 @@ class GraphTransformNet(LearnableModule):
         super().__init__()
         if cell not in _CELLS:
             raise ConfigError(f"cell must be one of {', '.join(_CELLS)}, got {cell!r}.")
-        check_size("message_layers", message_layers, least=0)
-        check_size("sweeps", sweeps, least=0)
-        check_size("attention_heads", attention_heads, least=0)
+        message_layers = check_size("message_layers", message_layers, least=0)
+        sweeps = check_size("sweeps", sweeps, least=0)
+        attention_heads = check_size("attention_heads", attention_heads, least=0)
         self.edge_types = check_size("edge_types", edge_types)
         self.embedding = Embedding(num_symbols, dim)
         self.messages = nn.ModuleList(

@@ -10,6 +10,7 @@ Checks of what users give to modules come last: each raises an error that says w
 
 import math
 from collections.abc import Iterable, Iterator
+from numbers import Integral
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -272,15 +273,15 @@ def _hooks(module: nn.Module, name: str) -> list[Any]:
     ]
 
 
-def check_size(argument: str, value: int, least: int = 1) -> int:
-    """``value``, if it is an int of at least ``least``.
+def check_size(argument: str, value: object, least: int = 1) -> int:
+    """``value`` as an int, if it is a whole number of at least ``least``, of Python or NumPy.
 
     Raises:
         ConfigError: it is not.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{argument} must be a whole number of at least {least}, got {value!r}.")
-    return value
+    return int(value)
 
 
 def check_dag(dag: object) -> None:

@@ -147,21 +147,17 @@ def _widths(dag: Dag, given: Any, hidden: Sequence[bool]) -> list[int]:
     if isinstance(given, Mapping):
         chosen = _by_node(dag, given, "width")
         return [
-            _width(chosen[node], f"width[{dag.name_of(node)!r}]") if node in chosen else 1
+            check_size(f"width[{dag.name_of(node)!r}]", chosen[node]) if node in chosen else 1
             for node in range(dag.num_nodes)
         ]
     if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str):
         levels, count = dag.levels.tolist(), int(dag.levels.max()) + 1 if dag.num_nodes else 0
         if len(given) != count:
             raise ConfigError(f"width lists {len(given)} numbers, expected one for each of {count} levels.")
-        listed = [_width(one, f"width[{level}]") for level, one in enumerate(given)]
+        listed = [check_size(f"width[{level}]", one) for level, one in enumerate(given)]
         return [listed[level] for level in levels]
-    one = _width(given, "width")
+    one = check_size("width", given)
     return [one if is_hidden else 1 for is_hidden in hidden]
-
-
-def _width(given: object, argument: str) -> int:
-    return check_size(argument, int(given) if isinstance(given, Integral) and not isinstance(given, bool) else given)  # type: ignore[arg-type]
 
 
 def _rates(dag: Dag, given: Any, hidden: Sequence[bool], inputs: set[int]) -> list[float]:
@@ -182,7 +178,7 @@ def _heads(dag: Dag, given: Any, inputs: set[int]) -> list[int]:
     if given is None:
         return [0] * dag.num_nodes
     if isinstance(given, Integral):
-        outputs = _width(given, "heads")
+        outputs = check_size("heads", given)
         return [0 if node in inputs else outputs for node in range(dag.num_nodes)]
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise ConfigError(
@@ -193,7 +189,7 @@ def _heads(dag: Dag, given: Any, inputs: set[int]) -> list[int]:
     for node, outputs in chosen.items():
         if node in inputs:
             raise GraphError(f"heads names the input {dag.name_of(node)!r}: a head reads a node that is computed.")
-        counts[node] = _width(outputs, f"heads[{dag.name_of(node)!r}]")
+        counts[node] = check_size(f"heads[{dag.name_of(node)!r}]", outputs)
     return counts
 
 

@@ -317,7 +317,7 @@ class WideDagNN(NamedBlocks, Seen, RecordsStructure):
             ConfigError: also a width below 1, and a layer norm of one unit.
         """
         check_own(self, self._parameter_names(), "grow")
-        check_size("width", width)
+        width = check_size("width", width)
         text = activation_text(activation)
         dag, new = edit.with_more(self.dag, edges, nodes)
         values = edit.new_weights(weight, list[Any](), 1, self.edge_weight)
