@@ -3,7 +3,7 @@
 A single run is what one writes: a `DagNN`, its backward pass, AdamW, in a loop over batches of 50, on one thread. The
 graph is Reactome's (14,628 nodes, 49,737 edges; `pip install --no-deps binn`), 300 patients, one epoch. On a machine
 whose cores are busy the replicates are no slower than single runs on one thread, and than such on two. Each replicate
-has the bits that it has alone, whatever the threads: that is checked first. `--quick` takes 10 replicates.
+has the bits that it has alone, whatever the threads: that is checked first. `--quick` takes 16 replicates.
 """
 
 import runpy
@@ -100,7 +100,7 @@ def cases(quick: bool) -> Iterable[Case]:
     if find_spec("binn") is None:
         print("Reactome is not here: pip install --no-deps binn", file=sys.stderr)
         return
-    runs = Runs(10 if quick else 50)
+    runs = Runs(16 if quick else 50)
     name = f"{runs.replicates} replicates"
     peers = {"single runs": runs.one_by_one(1)}
     one = Case(f"{name}, one thread", runs.at_once, peers, required=1 / 0.6, check=runs.check, threads=1)

@@ -189,6 +189,7 @@ def test_draw_takes_a_fitted_network_and_the_most_important(files, capsys):
         ([*FIT, "--target", "state", "--event", "state"], "data.csv: sample 's0', column 'state' has"),
         ([*FIT, "--target", "state", "--task", "survival"], "a survival model needs --event"),
         ([*FIT, "--target", "level", "--task", "survival", "--event", "level"], "column 'level' must hold 0"),
+        ([*FIT, "--target", "level", "--event", "died"], "has the time -"),
         ([*FIT, "--target", "one"], "y holds one class only, 'x'"),
         (["fit", "--graph", "none.gmt", "--data", "data.csv", "--target", "state"], "cannot read none.gmt"),
         (["fit", "--graph", "a.xyz", "--data", "data.csv", "--target", "state"], "a.xyz: the ending '.xyz' tells no"),

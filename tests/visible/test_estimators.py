@@ -17,6 +17,7 @@ from dagnn import Dag, DagNN
 from dagnn.errors import ConfigError, GraphError
 from dagnn.nn import WideDagNN
 from dagnn.visible import DagClassifier, DagRegressor, DagSurvival, align, read_edges
+from dagnn.visible.reading import check_rows
 
 DAG = Dag([("a", "p"), ("b", "p"), ("c", "q"), ("d", "q"), ("p", "root"), ("q", "root")])
 RNG = np.random.default_rng(0)
@@ -279,3 +280,37 @@ def test_many_features_share_the_default_graph():
     assert model.score(wide, y) > 0.9
     iris = load_iris(return_X_y=True)
     assert DagClassifier(random_state=0).fit(*iris).score(*iris) > 0.95
+
+
+def test_rows_in_another_order_are_refused():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=list("abcd"), index=[f"s{row}" for row in range(120)])
+    y = pandas.Series(Y, index=frame.index)
+    weight = pandas.Series(np.ones(120), index=frame.index)
+    model = DagClassifier(DAG, max_epochs=1)
+    for wrong in ({"y": y[::-1]}, {"y": y, "sample_weight": weight[::-1]}):
+        with pytest.raises(GraphError, match=r"row 0 is 's0' in X and 's119' in .*, and rows are taken by position"):
+            model.fit(frame, **wrong)
+    model.fit(frame, y, weight)
+    model.fit(frame, pandas.Series(Y))  # numbers beside names: nothing says that they are in another order
+
+
+def test_labels_of_rows_are_compared_where_both_have_them():
+    class Labelled:
+        def __init__(self, *labels):
+            self.index = np.array(labels)
+
+    check_rows("y", Labelled("s", "t"), Labelled("s", "t"))
+    check_rows("y", Labelled(0, 1), Labelled("s", "t"))
+    check_rows("y", [1, 2], Labelled("s", "t"))
+    with pytest.raises(GraphError, match=r"row 1 is 't' in X and 'u' in y.*y\.loc\[X\.index\]"):
+        check_rows("y", Labelled("s", "u"), Labelled("s", "t"))
+
+
+def test_what_is_no_table_and_no_graph_is_named():
+    with pytest.raises(ConfigError, match="X must be a data frame or an array, got a mapping"):
+        DagClassifier(DAG).fit({"a": X[:, 0]}, Y)
+    with pytest.raises(ConfigError, match="dag must be a Dag, what a reader gave, or None, got a str"):
+        DagClassifier("graph.gmt").fit(X, Y)
+    with pytest.raises(ValueError, match="the values of 'b' are too large for their variance in float64: scale X"):
+        DagClassifier(DAG).fit(X * np.array([1, 1e300, 1, 1]), Y)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies import dags
 
 from dagnn import Dag, DagNN
-from dagnn.errors import ConfigError, GraphError
+from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.visible import ReplicateTraining, explain_replicates, rewired
 from dagnn.visible.runs import Run, deterministic, first_parameters, train
 
@@ -166,6 +166,8 @@ def test_deterministic_inputs_are_the_label():
         ({"controls": ["shuffle"]}, ConfigError, "got 'shuffle'"),
         ({"controls": "shuffled"}, ConfigError, "controls is a list"),
         ({"output": "z"}, GraphError, "'z'"),
+        ({"y": np.array(["ill", "well"] * 40)}, DtypeError, "y must hold numbers, 0 and 1 for two classes, got <U4"),
+        ({"y": torch.arange(80) == 50}, ConfigError, "the 60 samples to train on have one value of y only"),
         ({"steps": 0}, ConfigError, "steps must be a whole number, at least 1, got 0"),
         ({"baseline": torch.zeros(3)}, GraphError, "baseline must be a number, one sample"),
         ({"baseline": torch.full((16,), torch.nan)}, ConfigError, "baseline is nan for the input 'g0'"),

@@ -244,6 +244,9 @@ def _target(given: Fit, samples: Samples, task: str) -> NDArray[Any]:
     event = samples.numbers(given.event)
     if not np.isin(event, (0, 1)).all():
         raise ConfigError(f"column {given.event!r} must hold 0 (censored) and 1 only.")
+    if (values < 0).any():
+        row = int(np.flatnonzero(values < 0)[0])
+        raise ConfigError(f"sample {samples.names[row]!r} has the time {values[row]:g}: it must be at least 0.")
     return np.array(list(zip(event == 1, values, strict=True)), dtype=[("event", bool), ("time", float)])
 
 

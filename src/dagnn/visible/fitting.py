@@ -22,7 +22,7 @@ from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag
 from dagnn.nn import DagNN, WideDagNN
 from dagnn.visible.columns import column_names, restrict
-from dagnn.visible.reading import Reading, checked_choice, listed
+from dagnn.visible.reading import Reading, check_rows, checked_choice, listed
 
 _FEW = 64  # so many features feed all nodes of the default graph's first level
 
@@ -79,6 +79,12 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, class_weight: Any = None) -> Self:
         self._check_parameters()
+        if isinstance(X, Mapping):
+            raise ConfigError(
+                "X must be a data frame or an array, got a mapping: make it one, with pandas.DataFrame(X)."
+            )
+        check_rows("y", y, X)
+        check_rows("sample_weight", sample_weight, X)
         names = _frame_names(X)
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
@@ -100,6 +106,10 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
         self._scale: NDArray[Any] = np.ones(X.shape[1])
         if self.standardize:
             self._mean, self._scale = moments(X, weight)
+            if not np.isfinite(self._scale).all():
+                column = int(np.flatnonzero(~np.isfinite(self._scale))[0])
+                name = self.dag_.name_of(int(self.dag_.inputs[column]))
+                raise ValueError(f"the values of {name!r} are too large for their variance in {X.dtype}: scale X.")
         x = torch.from_numpy(((X - self._mean) / self._scale).astype(X.dtype))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         if target.dtype.kind == "f":
@@ -114,6 +124,8 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _check_parameters(self) -> None:
+        if not isinstance(self.dag, Dag | Reading | None):
+            raise ConfigError(f"dag must be a Dag, what a reader gave, or None, got a {type(self.dag).__name__}.")
         checked_choice("missing", self.missing, ("refuse", "drop"))
         checked_choice("extra", self.extra, ("refuse", "ignore"))
         whole = ("max_epochs", "patience", *(() if self.batch_size is None else ("batch_size",)))
@@ -305,7 +317,8 @@ def moments(X: NDArray[Any], weight: NDArray[Any]) -> tuple[NDArray[Any], NDArra
     """Weighted mean and standard deviation of every column; 1 for one that is constant up to rounding."""
     exact = weight.astype(np.float64)
     mean = np.average(X, axis=0, weights=exact)
-    scale = np.sqrt(np.average(np.square(X - mean), axis=0, weights=exact))
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite then, which is refused
+        scale = np.sqrt(np.average(np.square(X - mean), axis=0, weights=exact))
     constant = scale <= 10 * np.finfo(X.dtype).eps * np.abs(mean)
     return mean, np.where(constant, 1.0, scale)
 

@@ -255,3 +255,23 @@ def checked_choice(argument: str, value: Any, choices: Iterable[str]) -> Any:
     if value not in allowed:
         raise ConfigError(f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
     return value
+
+
+def check_rows(argument: str, values: Any, X: Any) -> None:
+    """Refuse ``values`` whose row labels are some of those of ``X`` in other places; not public.
+
+    Both are taken by position, as scikit-learn takes them. Labels that have nothing in common say nothing.
+
+    Raises:
+        GraphError: the message names the first row that differs.
+    """
+    ours, theirs = (getattr(one, "index", None) for one in (X, values))
+    if ours is None or theirs is None or callable(ours) or callable(theirs) or len(ours) != len(theirs):
+        return
+    pairs = list(zip(ours.tolist(), theirs.tolist(), strict=True))
+    row = next((row for row, (a, b) in enumerate(pairs) if a != b), None)
+    if row is not None and not {a for a, _ in pairs}.isdisjoint(b for _, b in pairs):
+        raise GraphError(
+            f"row {row} is {pairs[row][0]!r} in X and {pairs[row][1]!r} in {argument}, and rows are taken by position: "
+            f"bring {argument} into the order of X, with {argument}.loc[X.index], or drop its labels with .to_numpy()."
+        )

@@ -16,6 +16,7 @@ from dagnn.graph import Dag
 from dagnn.nn import DagNN
 from dagnn.nn.learnable import check_dag
 from dagnn.visible.explaining import baseline_of, explain_with
+from dagnn.visible.reading import check_rows
 from dagnn.visible.runs import (
     ReplicateTraining,
     Run,
@@ -254,7 +255,8 @@ def explain_replicates(
 
     Raises:
         GraphError, DtypeError, ConfigError: as of `explain` and `DagNN`; y of another length, of one class only or all
-            equal, not finite; too few samples; a number out of range; an unknown control.
+            equal, not finite, no numbers, a series with the rows of x in another order; too few samples; a number out
+            of range; an unknown control.
 
     >>> dag = Dag([("a", "p"), ("b", "p"), ("c", "q"), ("d", "q"), ("p", "y"), ("q", "y")])
     >>> x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
@@ -269,6 +271,7 @@ def explain_replicates(
     dag = with_one_output(dag, output)
     with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]), single_threaded() as threads:
         net = _network(dag, how)
+        check_rows("y", y, x)
         samples = net.input_from(x) if not isinstance(x, Tensor) else x
         data = _Data.made(net, samples.detach().cpu(), y, held_out, seed)
         baseline = baseline_of(net.to(data.x.dtype), baseline, data.x[data.test])  # before hours of training
@@ -322,8 +325,13 @@ class _Data:
             row, column = (~x.isfinite()).nonzero()[0].tolist()
             name = net.input_names[column]
             raise ConfigError(f"x is {x[row, column].item()} for the input {name!r} of sample {row}: fill or drop it.")
-        labels = torch.as_tensor(np.asarray(y)).detach().cpu()
-        if labels.shape != (len(x),) or labels.is_complex():
+        given = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
+        if given.dtype.kind not in "buif":
+            raise DtypeError(
+                f"y must hold numbers, 0 and 1 for two classes, got {given.dtype}: compare it, y == 'ill'."
+            )
+        labels = torch.as_tensor(given)
+        if labels.shape != (len(x),):
             raise GraphError(
                 f"y must have one number for each of {len(x)} samples, got the shape {list(labels.shape)}."
             )
@@ -340,6 +348,11 @@ class _Data:
             labels = (labels - labels.mean()) / labels.std(unbiased=False)
         order = torch.from_numpy(np.random.default_rng([seed, _SPLIT]).permutation(len(x)))
         test = max(1, min(len(x) - 1, round(held_out * len(x))))
+        if bool((labels[order[test:]] == labels[order[test]]).all()):
+            raise ConfigError(
+                f"the {len(x) - test} samples to train on have one value of y only, the others are held out: change "
+                "seed= or held_out=, or give more samples."
+            )
         return cls(x.contiguous(), labels, order[test:], order[:test], is_label)
 
 
