@@ -1,4 +1,4 @@
-"""50 replicates trained as one take at most 0.6 of the time of 50 single runs on one thread, 0.35 on two.
+"""50 replicates trained at once should take 0.6 of the time of 50 single runs on one thread, and 0.35 on two.
 
 A single run is what one writes: a `DagNN`, its backward pass, AdamW, in a loop over batches of 50, on one thread. The
 graph is Reactome's (14,628 nodes, 49,737 edges; `pip install --no-deps binn`), 300 patients, one epoch. On a machine
