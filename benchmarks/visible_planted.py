@@ -1,4 +1,4 @@
-"""Six planted pathways, three of them deep, are found by `explain_replicates`, and hits on shuffled labels are rare.
+"""Six planted pathways, three of them deep, should be found by `explain_replicates`, and nothing on shuffled labels.
 
 A data seed draws a graph (100 pathways on five levels below a root, 1,000 genes, each in one pathway or two), plants
 six pathways of which none feeds another, three of them three to five edges below the root, and draws 2,000 patients:
@@ -10,7 +10,7 @@ a pathway is active or not, its genes follow with noise, and the disease follows
 - Level: the same patients with their labels in a random order. A hit is any significant pathway: in 5 % of
   the data seeds, and a binomial count of so many stays below the bar with a probability of 97.5 %.
 
-Three minutes of CPU time; `--quick`, with fewer data seeds, half a minute. The numbers do not depend on how fast.
+Three minutes of CPU time; `--quick`, with fewer data seeds, half a minute. The numbers do not depend on the machine.
 """
 
 import argparse
