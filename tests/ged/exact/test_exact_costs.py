@@ -136,6 +136,16 @@ def test_a_small_relabelling_beside_large_costs_is_found():
     assert [str(edit) for edit in result.edit_path] == ["substitute node 0 [a] by 0 [c] (0.001)"]
 
 
+def test_deletions_that_pay_less_than_a_unit_are_found():
+    a, b = nx.Graph([(1, 2)]), nx.Graph([(2, 2), (0, 1), (2, 3), (1, 3)])
+    a.add_node(0)
+    nx.set_node_attributes(a, "x", "label")
+    nx.set_node_attributes(b, "y", "label")
+    # Two nodes become others for the edge between them (6); the third is deleted, two nodes and three edges inserted.
+    found = graph_edit_distance(a, b, EditCosts(node_substitution=3, edge_deletion=1e30))
+    assert found.proved and found.distance == 12
+
+
 def test_sums_beyond_all_floats_are_not_proved():
     result = graph_edit_distance(Dag([], 3), Dag([], 0), EditCosts(node_deletion=1e308))
     assert not result.proved and result.upper == math.inf and result.lower < math.inf

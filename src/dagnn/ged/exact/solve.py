@@ -227,6 +227,8 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
         # Maps that differ by exchanges only count too, and those that delete where that is no better.
         problem.twin[:], problem.left_twin[:], problem.constants[DELETIONS_PAY] = -1, -1, 1
         patience = max(PATIENCE, options.budget // PATIENT)
+    elif judge is not None and tables.deletions_pay(i, j):
+        problem.constants[DELETIONS_PAY] = 1  # by an amount that units may not show
     watch, budget, starts = options.watch, options.budget, options.starts
     limit = INFINITE >> 2
     if options.bound is not None:

@@ -116,6 +116,12 @@ class CostTables:
         true, ones = self.true.tables
         return Fraction(_cost_of_map(true, self.graphs[i], self.graphs[j], image), ones)
 
+    def deletions_pay(self, i: int, j: int) -> bool:
+        """Whether matching some node of graph i to one of graph j costs more, exactly, than to delete and insert."""
+        true, _ = self.true.tables
+        above = true.substitute - true.delete[:, None] - true.insert
+        return bool((above[np.ix_(self.graphs[i].kind, self.graphs[j].kind)] > 0).any())
+
     def true_everything(self, i: int | None, j: int | None) -> Fraction:
         """The exact cost of deleting graph i and inserting graph j; None: no graph."""
         true, ones = self.true.tables
