@@ -101,6 +101,16 @@ def test_differences_do_not_depend_on_how_far_noise_moves_the_output():
     assert torch.allclose(other.difference, found.difference, atol=1e-12)
 
 
+def test_dead_networks_do_not_count_against_the_others():
+    found, fewer = (
+        explain_replicates(pathways(), *data(), replicates=2, shuffles=shuffles, training=SHORT) for shuffles in (3, 2)
+    )
+    found.control_sizes["shuffled"][4:] = 0  # what relu and a strong decay do to some: 0 / 0
+    found.control_shares["shuffled"][4:] = torch.nan
+    assert torch.equal(found.difference, fewer.difference) and found.top() == fewer.top()
+    assert found.likeness() == fewer.likeness() and not np.isnan(found.likeness()["shuffled"])
+
+
 def test_a_graph_without_hidden_nodes_has_differences():
     dag = Dag([("a", "y"), ("b", "y")])
     x = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))

@@ -100,7 +100,8 @@ class Replicates:
 
         The mean share alone ranks nodes by where they are in the graph. Shares on shuffled labels are scaled to the
         same sum over the hidden nodes, so that the differences of those sum to 0: a network of noise changes its
-        output little, since what flows cancels, and so its shares are large all over.
+        output little, since what flows cancels, and so its shares are large all over. Networks whose hidden nodes are
+        all dead, as some with "relu" and a strong decay are, have no such sum and do not count.
 
         Raises:
             ConfigError: there is no control of shuffled labels.
@@ -108,7 +109,7 @@ class Replicates:
         null = self._of("shuffled", self.control_sizes)
         summed = self._tested if self._tested.any() else self._dag.inputs
         part, null_part = (sizes / sizes[:, summed].sum(1, keepdim=True) for sizes in (self.sizes, null))
-        return (part.mean(0) - null_part.mean(0)) * self.shares[:, summed].sum(1).mean()
+        return (part.nanmean(0) - null_part.nanmean(0)) * self.shares[:, summed].sum(1).mean()
 
     @cached_property
     def p_values(self) -> Tensor:
@@ -154,7 +155,7 @@ class Replicates:
         chosen = self._tested
         found = {}
         for name, shares in self.control_shares.items():
-            pair = self.mean[chosen].numpy(), shares.mean(0)[chosen].numpy()
+            pair = self.mean[chosen].numpy(), shares.nanmean(0)[chosen].numpy()
             is_flat = len(pair[0]) < 2 or any((one == one[0]).all() for one in pair)
             found[name] = float("nan") if is_flat else float(_statistics().spearmanr(*pair).statistic)
         return found
@@ -169,7 +170,7 @@ class Replicates:
         low, high = self.interval()
         columns = {"share": self.mean, "low": low, "high": high}
         for name, shares in self.control_shares.items():
-            columns[f"share_{name}"] = shares.mean(0)
+            columns[f"share_{name}"] = shares.nanmean(0)
         if "shuffled" in self.control_shares:
             columns |= {"difference": self.difference, "p_value": self.p_values}
         return pandas.DataFrame({"node": list(self.node_names)} | {name: one.tolist() for name, one in columns.items()})
