@@ -98,8 +98,9 @@ _LANGUAGES: Mapping[int, _Language] = {
         (*_INTEGERS, *_SYMBOLS, "e", "pi"),
     ),
     7: _Language(
-        "equations in x without a part above the second degree or a division by x, of + - * / and powers with a whole "
-        "exponent, on whole numbers of any length and x, nested to any depth",
+        "equations in x of + - * / and powers with a whole exponent, on whole numbers of any length and x, nested to "
+        "any depth, without a part above the second degree, and without x in a divisor or under an exponent other than "
+        "0, 1 and 2",
         _with_powers,
         (*_INTEGERS, _SYMBOLS[0]),
         outermost=_equations,
