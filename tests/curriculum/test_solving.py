@@ -131,6 +131,14 @@ def test_a_right_answer_by_another_path_departs_too():
     assert str(found.departure).startswith("at step 1: (+ 2 3) -> (+ 3 2), where")
 
 
+@pytest.mark.parametrize("end", [lambda add: "end", lambda add: add[0]])
+def test_a_node_in_sight_and_its_label_written_anew_are_the_same_path(end):
+    def ended(add):
+        return end(add) if add.kind == "add" and add[0].kind == add[1].kind == "end" else None
+
+    assert solved("(+ 2 3)", ended).departure is None
+
+
 def test_what_has_no_answer_is_said_to_have_none():
     found = solved("(+ 1 (/ 5 0))")
     assert (found.right, found.has_answer) == (False, False)

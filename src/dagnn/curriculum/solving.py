@@ -357,10 +357,29 @@ def _first_departure(steps: Steps) -> int | None:
     for number in range(len(steps)):
         neighbourhood = steps.neighbourhood(number)
         if neighbourhood not in agreed:
-            if engine_replacement(neighbourhood) != steps[number].replacement:
+            right, written = engine_replacement(neighbourhood), steps[number].replacement
+            if right != written and (
+                right is None or _written_out(right, neighbourhood) != _written_out(written, neighbourhood)
+            ):
                 return number
             agreed.add(neighbourhood)
     return None
+
+
+def _written_out(replacement: ReplacementTokens, neighbourhood: NeighbourhoodTokens) -> list[int]:
+    """A replacement with labels in the place of nodes that are in full sight: it puts the same there."""
+    nodes, out = neighbourhood_nodes(read_neighbourhood(neighbourhood, SIGNATURE)), list[int]()
+    pending = [*reversed(replacement)]
+    while pending:
+        token = pending.pop()
+        place = token - len(SIGNATURE.labels)
+        label = SIGNATURE.id_of.get(nodes[place].kind) if place >= 0 else None
+        if label is None or len(nodes[place].children) != SIGNATURE.labels[label].arity:
+            out.append(token)
+        else:
+            out.append(label)
+            pending += (len(SIGNATURE.labels) + child.index for child in reversed(nodes[place].children))
+    return out
 
 
 def _engine_text(step: Step, names: dict[str, str]) -> str:
