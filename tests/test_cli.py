@@ -280,9 +280,8 @@ def test_run_whose_report_fails_is_still_trained(capsys, called, tmp_path):
 
 def test_evaluate_prints_a_table_or_json(capsys, called):
     assert main(["evaluate", "my-run", "--expressions", "9", "--seed", "4"]) == 0
-    assert called.calls == [
-        ("evaluate", ("my-run",), {"expressions": 9, "split": "test", "seed": 4, "depth": None, "digits": None})
-    ]
+    asked = {"expressions": 9, "split": "test", "seed": 4, "depth": None, "digits": None, "finer": False}
+    assert called.calls == [("evaluate", ("my-run",), asked)]
     assert capsys.readouterr().out.splitlines()[1].split() == ["1", "99.80", "%", "500", "0", "0"]
 
     level = LevelResult(0.5, 2, errors={"tan": {"other value (engine's steps too)": 1}}, engine_misses=1)

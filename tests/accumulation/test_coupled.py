@@ -179,7 +179,7 @@ def test_modules_inside_a_model_run_in_pieces_with_the_gradient_of_the_full_batc
 
     loss, names = in_pieces(model, batch, size)
 
-    assert names == {"towers", "blocks.0", "blocks.1", "norm"}
+    assert names == {"towers", "blocks.0", "blocks.1"}  # a single layer runs as a whole
     assert max(items[-2 * (-(-7 // size)) :]) == size  # both passes
     assert relative_error(model, reference) <= 1e-12 and loss.item() == pytest.approx(expected.item(), rel=1e-12)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
@@ -79,7 +80,7 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, class_weight: Any = None) -> Self:
         self._check_parameters()
-        if isinstance(X, Mapping):
+        if isinstance(X, Mapping) and not issparse(X):  # SciPy's dictionary of keys is a dict; it is refused as sparse
             raise ConfigError(
                 "X must be a data frame or an array, got a mapping: make it one, with pandas.DataFrame(X)."
             )
