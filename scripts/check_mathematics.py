@@ -197,6 +197,13 @@ def check_approximation(expr, given):
         return None
 
 
+def is_between_roundings(value):
+    """Is this in the middle between two numbers of 3 digits, as log(sqrt(exp 281)) is? No number of digits tells."""
+    with mp.workdps(60):
+        units = abs(value) * mp.mpf(10) ** (2 - mp.floor(mp.log10(abs(value))))
+        return abs(units - mp.floor(units) - mp.mpf("0.5")) < mp.mpf(10) ** -40
+
+
 def refused_wrongly(expr):
     """Refusals are right but for digits that exist and roots that SymPy finds."""
     if isinstance(expr, tuple) and expr[0] == "approx":
@@ -204,7 +211,9 @@ def refused_wrongly(expr):
             value = settled(expr[1])
         except Undefined:
             return None
-        return f"has the value {mp.nstr(value, 8)}" if 1e-300 < abs(value) < 1e300 else None
+        if not 1e-300 < abs(value) < 1e300 or is_between_roundings(value):
+            return None
+        return f"has the value {mp.nstr(value, 8)}"
     if isinstance(expr, tuple) and expr[0] == "solve":
         try:
             roots = real_roots(*expr[1][1:], expr[2])

@@ -78,6 +78,14 @@ def undefined(why, a):
     return Undefined(why) if a == 0 or abs(a) > 1e-30 else Unknown(why)
 
 
+def function(head, a):
+    """sin pi is 0, which no number of digits of pi would give."""
+    value = getattr(mp, head)(a)
+    if head in ("sin", "cos", "tan") and mp.im(a) == 0 and abs(value) < mp.mpf(10) ** (8 - mp.dps) * max(1, abs(a)):
+        return mp.mpf(0)
+    return value
+
+
 def apply(head, operands):
     a = operands[0]
     if len(operands) == 1:
@@ -85,7 +93,7 @@ def apply(head, operands):
             raise undefined(head, a)
         if head == "exp" and abs(a) > 1e6:
             raise Unknown("exp")
-        return -a if head == "-" else getattr(mp, head)(a)
+        return -a if head == "-" else function(head, a)
     for b in operands[1:]:
         if head == "+":
             a = a + b
@@ -140,7 +148,7 @@ def dual(expr, values, symbol):
             raise Unknown("exp")
         if (head == "log" and a == 0) or (head == "sqrt" and a == 0):
             raise Undefined(head)
-        value = getattr(mp, head)(a)
+        value = function(head, a)
         inner = {
             "sin": lambda: mp.cos(a),
             "cos": lambda: -mp.sin(a),
