@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> int:
         expression = draw.any()
         try:
             check(expression)
-            found = solve_with(model, expression, trained=trained, budget=20_000, seconds=10.0)
+            found = solve_with(model, expression, trained=trained, finer=True, budget=20_000, seconds=10.0)
         except ExpressionError:
             continue  # no expression, or one that the rewriting system cannot write
         confidence = found.confidence

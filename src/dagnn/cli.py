@@ -90,6 +90,8 @@ class Evaluate:
 def _evaluate(arguments: Sequence[str]) -> int:
     given = parsed(Evaluate, "evaluate", arguments)
     if given.task is not None:
+        if given != Evaluate(given.run, task=given.task, json=given.json):
+            raise ConfigError("--task goes with RUN and --json alone: its test= says what is asked.")
         from dagnn.commands.own_task import evaluated
 
         print(evaluated(given.run, given.task, as_json=given.json))

@@ -177,6 +177,12 @@ def test_no_file_and_no_variable_names_a_module(folder, fails, monkeypatch):
     assert "trap" not in sys.modules
 
 
+@pytest.mark.parametrize("option", [["--finer"], ["--expressions", "9"], ["--depth", "2"], ["--split", "validation"]])
+def test_an_evaluation_of_an_own_task_refuses_what_is_asked_of_levels(fails, option):
+    told = fails("evaluate", "runs/x", "--task", "my_tasks:addition", *option)
+    assert "--task goes with RUN and --json alone" in told
+
+
 def test_a_run_without_its_task_says_what_is_missing(folder, fails):
     assert main(["train", "--task", "my_tasks:addition", "--config", "addition.toml", "--max-steps", "10"]) == 0
     needs = (

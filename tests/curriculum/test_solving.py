@@ -210,7 +210,7 @@ def test_a_network_without_an_end_is_stopped(instead):
 
 def test_a_sub_expression_too_long_to_write_shows_its_neighbourhood():
     found = solved(f"(+ 3 {'7' * 1500})")
-    assert str(found.trace[0]) == "(+:number (positive:3 ?) (positive:>3 ?)) -> (positive (add ? ?))"
+    assert str(found.trace[0]) == "(+:number (positive:3 ?1) (positive:>3 ?2)) -> (positive (add ?1 ?2))"
 
 
 def test_solve_asks_the_network_of_a_run(learned):

@@ -306,3 +306,12 @@ def test_leads_are_those_of_the_least_certain_node():
         assert lead == pytest.approx(by_hand, rel=1e-4, abs=1e-5)
         assert (lead > 0) <= (others[number] == given[number])
     assert all(lead > 0 for lead, replacement in zip(leads, given, strict=True) if replacement != LEAVE)
+
+
+def test_a_network_of_nan_is_sure_of_nothing():
+    neighbourhoods = neighbourhoods_of_sums(0, 5)
+    net = GraphRewriter.from_neighbourhoods(SIGNATURE, neighbourhoods, width=6, blocks=1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(torch.nan)
+    assert {proposal.confidence for proposal in net.propose(neighbourhoods)} == {0.0}

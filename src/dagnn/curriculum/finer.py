@@ -28,6 +28,9 @@ _SUMS = {"add": 0, "add_carry": 1}
 _DIFFERENCES = {"subtract": "add", "subtract_borrow": "add_carry"}
 _DIGIT_OF = {SIGNATURE.id_of[label]: digit for digit, label in enumerate(_DIGITS)}
 _END = SIGNATURE.id_of["end"]
+# The same sum may meet other neighbourhoods when it is part of a longer number, or its operands change places: where
+# one of them was never shown, another may have been.
+_LONGER = (0, 100)
 _BUDGET = 10_000  # steps of a term; 9 additions of two digits take about 40
 
 
@@ -155,11 +158,6 @@ def _ways(root: Neighbourhood) -> Iterator[_Way]:
         yield from _difference_ways(root)
     elif root.kind == "add_carry" and "end" in kinds and any(kind in _DIGITS for kind in kinds):
         yield from _successor_ways(root)
-
-
-# The same sum may meet other neighbourhoods when it is part of a longer number, or its operands change places: where
-# one of them was never shown, another may have been.
-_LONGER = (0, 100)
 
 
 def _product_ways(root: Neighbourhood) -> Iterator[_Way]:

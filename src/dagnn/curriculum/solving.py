@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dagnn.curriculum.accuracy import STEP_BUDGET, engine_replacement, model_of, opened_run, trained_neighbourhoods
-from dagnn.curriculum.engine import RuleEngine, from_term, to_term
+from dagnn.curriculum.engine import RuleEngine, from_term, neighbourhood_text, replacement_text, to_term
 from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.evaluate import is_well_rounded, place, well_conditioned_value
 from dagnn.curriculum.expression import Expr, to_binary, to_text, walk
@@ -20,7 +20,6 @@ from dagnn.curriculum.verdict import is_worked_out, judge
 from dagnn.errors import ConfigError, ExpressionError
 from dagnn.rewriting import (
     LEAVE,
-    Neighbourhood,
     NeighbourhoodTokens,
     ReplacementTokens,
     RewritingMachine,
@@ -397,20 +396,5 @@ def _texts(step: Step, names: dict[str, str]) -> tuple[str, str]:
     if step.before and step.after:
         before, after = (to_text(from_term(tokens, names, numerals=True)) for tokens in (step.before, step.after))
         return before, after
-    root = read_neighbourhood(step.neighbourhood, SIGNATURE)
-    return repr(root), _replacement_text(step.replacement, root)
-
-
-def _replacement_text(replacement: ReplacementTokens, root: Neighbourhood) -> str:
-    """A replacement with the nodes of its neighbourhood in it."""
-    if replacement == LEAVE:
-        return repr(root)
-    nodes, parts = neighbourhood_nodes(root), list[str]()
-    for token in reversed(replacement):
-        if token >= len(SIGNATURE.labels):
-            parts.append(repr(nodes[token - len(SIGNATURE.labels)]))
-        else:
-            label = SIGNATURE.labels[token]
-            inner = "".join(f" {parts.pop()}" for _ in range(label.arity))
-            parts.append(f"({label.name}{inner})" if inner else label.name)
-    return parts.pop()
+    before = neighbourhood_text(step.neighbourhood)
+    return before, before if step.replacement == LEAVE else replacement_text(step.neighbourhood, step.replacement)

@@ -37,7 +37,8 @@ class Proposal(NamedTuple):
 
     Attributes:
         replacement: as tokens; the empty tuple leaves the neighbourhood as it is.
-        confidence: the probability that the network gives to it, the product over its nodes, 0 .. 1.
+        confidence: the probability that the network gives to it, the product over its nodes, 0 .. 1; 0 where its logits
+            are NaN.
     """
 
     replacement: ReplacementTokens
@@ -270,7 +271,7 @@ class GraphRewriter(LearnableModule):
             replacements = self._most_likely(part, logits)
             targets = self.features.encode_targets(part, replacements, self.num_slots).to(logits.device)
             chosen = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-            confidences = (chosen * (targets >= 0)).sum(1).exp().tolist()
+            confidences = (chosen * (targets >= 0)).sum(1).exp().nan_to_num(nan=0.0).tolist()
             proposals += [Proposal(*pair) for pair in zip(replacements, confidences, strict=True)]
         return proposals
 
