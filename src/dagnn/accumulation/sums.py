@@ -304,6 +304,8 @@ def values(gradient: Tensor) -> Tensor:
 
 def _local_part(gradient: Tensor) -> Tensor:
     """This process's part of a gradient that is sharded over processes (a DTensor), else ``gradient``."""
+    if type(gradient) is Tensor:
+        return gradient
     # By attribute, not by class: torch.distributed.tensor takes long to import and may be missing.
     to_local = getattr(gradient, "to_local", None)
     if to_local is None:
@@ -328,7 +330,7 @@ def _norms(gradients: Sequence[Tensor], at_least: torch.dtype) -> list[float]:
 def as_numbers(tensors: Sequence[Tensor]) -> list[float]:
     """0-dimensional ``tensors`` as numbers, with one transfer from a device; read one by one on the host, which is
     three times faster there than to stack them."""
-    if len(tensors) > 1 and len({(t.dtype, t.device) for t in tensors}) == 1 and not tensors[0].is_cpu:
+    if len(tensors) > 1 and not tensors[0].is_cpu and len({(t.dtype, t.device) for t in tensors}) == 1:
         values: list[float] = torch.stack(list(tensors)).tolist()
         return values
     return list(map(float, tensors))
