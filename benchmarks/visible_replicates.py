@@ -22,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from benchmarks.harness import Case, main
 from benchmarks.visible_explain import EXAMPLE
 from dagnn.nn import DagNN
-from dagnn.visible.runs import ReplicateTraining, Run, first_parameters, single_threaded, train, with_one_output
+from dagnn.visible.runs import ReplicateTraining, Run, Start, single_threaded, train, with_one_output
 
 PATIENTS, HOW = 300, ReplicateTraining(epochs=1)
 _SPIN = [sys.executable, "-c", "while True: pass"]
@@ -45,7 +45,8 @@ class Runs:
         plan = self.net._plan_on[torch.device("cpu")]
         with single_threaded() as threads:
             chosen = range(self.replicates) if number is None else [number]
-            runs = [Run(plan, *first_parameters(self.net, k), self.x, self.y, k) for k in chosen]
+            first = Start(self.net)
+            runs = [Run(plan, *first.drawn(k), self.x, self.y, k) for k in chosen]
             train(runs, HOW, is_label=True, threads=threads, done=lambda count: None)
         return runs
 

@@ -134,22 +134,28 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
 
 
 def replace_gradients(
-    plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, gradient_of: Callable[[Tensor], Tensor]
+    plan: NetworkPlan,
+    x: Tensor,
+    rows: Tensor,
+    edge_weight: Tensor,
+    bias: Tensor,
+    gradient_of: Callable[[Tensor], Tensor],
 ) -> None:
     """Gradients of the parameters for one batch, in their ``.grad``, which must be there; what it held is gone.
 
     Args:
-        x: ``[B, inputs]``, contiguous, B at least 1.
-        gradient_of: the gradient of the outputs ``[B, outputs]``, from the outputs.
+        x: ``[samples, inputs]``, contiguous.
+        rows: int64 ``[B]``, contiguous, rows of x: the batch; B at least 1.
+        gradient_of: the gradient of the outputs ``[B, outputs]``, from the outputs, in whose memory it may be.
     """
     if _is_compiled(x, edge_weight.detach(), bias.detach()) and not plan.why_reference:
-        _network.replace_gradients(plan, x, edge_weight, bias, gradient_of)
+        _network.replace_gradients(plan, x, rows, edge_weight, bias, gradient_of)
         return
     assert edge_weight.grad is not None
     assert bias.grad is not None
     with torch.enable_grad():
-        y = reference.run_network(plan.levels, x, edge_weight, bias)
-    found = torch.autograd.grad(y, (edge_weight, bias), gradient_of(y.detach()), allow_unused=True)
+        y = reference.run_network(plan.levels, x[rows], edge_weight, bias)
+    found = torch.autograd.grad(y, (edge_weight, bias), gradient_of(y.detach().clone()), allow_unused=True)
     for parameter, gradient in zip((edge_weight, bias), found, strict=True):
         assert parameter.grad is not None
         parameter.grad.zero_() if gradient is None else parameter.grad.copy_(gradient)

@@ -20,9 +20,9 @@ from dagnn.visible.reading import check_rows
 from dagnn.visible.runs import (
     ReplicateTraining,
     Run,
+    Start,
     deterministic,
     each_on_one_thread,
-    first_parameters,
     rewired,
     scores,
     shuffled,
@@ -391,7 +391,7 @@ def _jobs(
     net: DagNN, dag: Dag, data: _Data, how: ReplicateTraining, names: Sequence[str], replicates: int, shuffles: int,
     seed: int,
 ) -> Iterator[_Job]:  # fmt: skip
-    """All runs, those on the same samples in the same order next to each other."""
+    """All runs: replicate by replicate on the true and all shuffled labels, then those of the other controls."""
     labels = {("true", 0): data.y}
     if "shuffled" in names:
         for number in range(shuffles):
@@ -403,22 +403,24 @@ def _jobs(
         told = deterministic(data.y, data.x.shape[1])
         x_told, told_test = told[data.train], told[data.test]
 
-    def job(of: str, number: int, k: int, own: DagNN, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) -> _Job:
+    def job(
+        of: str, number: int, k: int, first: Start, own: DagNN, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor
+    ) -> _Job:
         # The same first weights and order for all labels: what differs between them is the labels.
-        weight, bias = first_parameters(own, _seed(seed, _FIRST, k))
-        run = Run(own._plan_on[torch.device("cpu")], weight, bias, x, y, _seed(seed, _ORDER, k))
+        run = Run(own._plan_on[torch.device("cpu")], *first.drawn(_seed(seed, _FIRST, k)), x, y, _seed(seed, _ORDER, k))
         return _Job(of, (number, k), own, run, x_test, y_test)
 
+    first = Start(net)
     for k in range(replicates):
         for (of, number), values in labels.items():
-            yield job(of, number, k, net, x, values[data.train], x_test, values[data.test])
+            yield job(of, number, k, first, net, x, values[data.train], x_test, values[data.test])
     for k in range(replicates if "deterministic" in names else 0):
-        yield job("deterministic", 0, k, net, x_told, y, told_test, y_test)
+        yield job("deterministic", 0, k, first, net, x_told, y, told_test, y_test)
     for k in range(replicates if "rewired" in names else 0):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConstantNodesWarning)  # of the same nodes, said already
             other = _network(rewired(dag, _seed(seed, _REWIRE, k)), how).to(data.x.dtype)
-        yield job("rewired", 0, k, other, x, y, x_test, y_test)
+        yield job("rewired", 0, k, Start(other), other, x, y, x_test, y_test)
 
 
 def _seed(*numbers: int) -> int:

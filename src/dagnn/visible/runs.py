@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag
 from dagnn.kernels import NetworkPlan, replace_gradients, run_network
 from dagnn.nn import DagNN
+from dagnn.nn.dag_nn.parameters import draw_uniform, initial_bounds
 
 T = TypeVar("T")
 # Runs that one optimizer steps together: each call costs as much as a run of 50 samples takes in it. Every run is a
@@ -82,10 +84,23 @@ class Run:
     seed: int
 
 
-def first_parameters(net: DagNN, seed: int) -> tuple[nn.Parameter, nn.Parameter]:
-    """Weights and biases of the network, drawn anew from a seed."""
-    net.reset_parameters(torch.Generator().manual_seed(seed))
-    return nn.Parameter(net.edge_weight.detach().clone()), nn.Parameter(net.bias.detach().clone())
+class Start:
+    """First parameters of a network from any seed: those that `DagNN.reset_parameters` draws.
+
+    Their bounds are worked out once: on Reactome that takes longer than a step of training.
+    """
+
+    def __init__(self, net: DagNN) -> None:
+        bounds = initial_bounds(net._layout, net.activations, net.aggregations)
+        self._like = list(zip((net.edge_weight.detach(), net.bias.detach()), bounds, strict=True))
+
+    def drawn(self, seed: int) -> tuple[nn.Parameter, nn.Parameter]:
+        """Weights and biases."""
+        generator = torch.Generator().manual_seed(seed)
+        weight, bias = (nn.Parameter(torch.empty_like(own)) for own, _ in self._like)
+        for parameter, (_, bound) in zip((weight, bias), self._like, strict=True):
+            draw_uniform(parameter, bound, generator)
+        return weight, bias
 
 
 def train(
@@ -93,14 +108,15 @@ def train(
 ) -> None:
     """Train all runs, in place, on ``threads`` threads; call it inside `single_threaded`.
 
-    No run waits for another, and each is on one thread: its bits depend on neither. Runs that follow each other with
-    the same x and seed share the rows of a batch.
+    No run waits for another, and each is on one thread: its bits depend on neither.
 
     Args:
         is_label: y are labels, and the loss is that of logistic regression; else half the squared difference.
         done: called with the number of runs that have just ended.
     """
-    size = max(1, min(_TOGETHER, -(-len(runs) // threads)))
+    # As many groups for every thread, of equal size but for one run.
+    groups = threads * -(-len(runs) // (threads * _TOGETHER))
+    bounds = [len(runs) * number // groups for number in range(groups + 1)]
     lock = threading.Lock()
 
     def work(group: Sequence[Run]) -> None:
@@ -108,7 +124,8 @@ def train(
         with lock:
             done(len(group))
 
-    each_on_one_thread([partial(work, runs[first : first + size]) for first in range(0, len(runs), size)], threads)
+    parts = [runs[first:last] for first, last in pairwise(bounds) if first < last]
+    each_on_one_thread([partial(work, part) for part in parts], threads)
 
 
 @contextmanager
@@ -145,14 +162,12 @@ def _train_group(runs: Sequence[Run], how: ReplicateTraining, is_label: bool) ->
         orders = [
             torch.from_numpy(random.permutation(len(run.x))) for random, run in zip(generators, runs, strict=True)
         ]
+        labels = [run.y[order].unsqueeze(1) for run, order in zip(runs, orders, strict=True)]
         for first in range(0, len(runs[0].x) - batch + 1, batch):
-            shared: tuple[int, int] | None = None
-            for run, order in zip(runs, orders, strict=True):
-                rows = order[first : first + batch]
-                if shared != (id(run.x), run.seed):
-                    x, shared = run.x.index_select(0, rows), (id(run.x), run.seed)
-                gradient_of = _gradient(run.y[rows].unsqueeze(1), how.gain, is_label)
-                replace_gradients(run.plan, x, run.weight, run.bias, gradient_of)
+            part = slice(first, first + batch)
+            for run, order, y in zip(runs, orders, labels, strict=True):
+                gradient_of = _gradient(y[part], how.gain, is_label)
+                replace_gradients(run.plan, run.x, order[part], run.weight, run.bias, gradient_of)
             optimizer.step()
     for parameter in parameters:
         parameter.grad = None
@@ -160,9 +175,10 @@ def _train_group(runs: Sequence[Run], how: ReplicateTraining, is_label: bool) ->
 
 def _gradient(y: Tensor, gain: float, is_label: bool) -> Callable[[Tensor], Tensor]:
     def gradient_of(output: Tensor) -> Tensor:
-        scaled = output * gain
-        prediction = scaled.sigmoid() if is_label else scaled
-        return (prediction - y).mul_(gain / len(y))
+        prediction = output.mul_(gain)
+        if is_label:
+            prediction = prediction.sigmoid_()
+        return prediction.sub_(y).mul_(gain / len(y))
 
     return gradient_of
 

@@ -95,6 +95,36 @@ def test_any_network_equals_the_reference(plan, batch, dtype):
     agree(plan, batch, dtype)
 
 
+@settings(max_examples=25)
+@given(networks(), st.sampled_from(BATCHES), st.sampled_from([torch.float32, torch.float64]))
+def test_parameters_have_the_same_gradients_where_that_of_x_is_not_needed(plan, batch, dtype):
+    x, weight, bias, grad_y = tensors(plan, batch, dtype)
+    _, saved = passes.forward(plan.compiled, x, weight, bias)
+    found = []
+    for needs_x in (True, False):
+        into = Gradients(torch.full_like(weight, 7.0), torch.full_like(bias, 7.0), accumulate=False)
+        passes.backward(plan.compiled, grad_y, saved, weight, bias, into, needs_x=needs_x)
+        found.append((into.weight, into.bias))
+    assert all(map(torch.equal, *found))
+
+
+@settings(max_examples=25)
+@given(networks(), st.sampled_from(BATCHES), st.sampled_from([torch.float32, torch.float64]))
+def test_chosen_rows_are_a_batch_of_those_rows(plan, batch, dtype):
+    x, weight, bias, _ = tensors(plan, batch, dtype)
+    rows = torch.randint(batch, (batch // 2 + 1,), generator=torch.Generator().manual_seed(batch))
+    expected, _ = passes.forward(plan.compiled, x[rows], weight, bias)
+    assert torch.equal(passes.forward(plan.compiled, x, weight, bias, rows)[0], expected)
+
+
+@pytest.mark.parametrize("batch", [4, 12, 50])
+def test_inputs_beside_other_sources_of_either_number(batch):
+    """Constants before, between and behind the inputs: of what leaves them, weights are needed, of inputs not."""
+    for inputs in ([0, 1], [1, 3], [2, 3], [0, 1, 2, 3], []):
+        dag = Dag([(u, v) for u in range(4) for v in (4, 5)] + [(4, 6), (5, 6), (1, 6)], 7, inputs=inputs)
+        agree(network(dag, ["tanh"] * 7), batch, torch.float64)
+
+
 @pytest.mark.slow
 @settings(max_examples=500)
 @given(networks(max_nodes=40), st.sampled_from(BATCHES), st.sampled_from([torch.float32, torch.float64]))

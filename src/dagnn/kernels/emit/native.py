@@ -61,6 +61,7 @@ FIELDS = (
     "num_sums",
     # what enters and leaves
     "x",
+    "chosen",  # the rows of x that are the samples of the batch; 0 for all of them
     "num_inputs",
     "input_rows",
     "y",

@@ -3,8 +3,8 @@
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
 from dagnn.kernels.emit.functions import keeps_slope, sgd_step, through
-from dagnn.kernels.emit.writer import I64, CodeWriter, Value
-from dagnn.kernels.network import Shape
+from dagnn.kernels.emit.writer import I8, I64, CodeWriter, Value
+from dagnn.kernels.network import INPUT, Shape
 from dagnn.kernels.network.aggregation import SCALED, by_aggregation, scale_of, write_edge_rows
 from dagnn.kernels.network.forward import ask_for_row, by_activation, is_given, read_rows, write_rows
 
@@ -42,7 +42,7 @@ def write_backward(module: Value, shape: Shape, name: str) -> None:
             deltas = code.offset(own_deltas, code.field("delta_tile_bytes"), tile)
             with build.if_then(is_given(code, "grad_y")):
                 grad_y, columns, rows = (code.field(field) for field in ("grad_y", "num_outputs", "output_rows"))
-                read_rows(code, tile, deltas, grad_y, columns, rows, repeat_last=False)
+                read_rows(code, tile, deltas, grad_y, columns, rows, code.i64(0), repeat_last=False)
             with code.loop(code.i64(0), build.sub(code.field("last"), code.field("first"))) as count:
                 place = build.sub(build.sub(code.field("last"), code.i64(1)), count)
                 node = code.index_at(code.field("live_nodes"), place)
@@ -87,6 +87,29 @@ def _write_node(
 ) -> None:
     build = code.build
     row = [code.load_vector(address) for address in shape.row(code, base, node)]
+    if shape.apart:  # dense blocks add to the rows of inputs, too
+        _write_whole_node(code, shape, base, slopes, deltas, node, row, sums)
+        return
+    is_input = build.icmp_signed("==", code.byte_at(code.field("codes"), node), ir.Constant(I8, INPUT))
+    is_unread = build.icmp_signed("==", code.field("grad_x"), code.i64(0))
+    with build.if_else(build.and_(is_input, is_unread)) as (alone, whole):
+        with alone:  # nobody asks for the gradient of the node itself
+            _pull(code, shape, deltas, node, row, None, sums)
+        with whole:
+            _write_whole_node(code, shape, base, slopes, deltas, node, row, sums)
+
+
+def _write_whole_node(
+    code: CodeWriter,
+    shape: Shape,
+    base: Value,
+    slopes: Value,
+    deltas: Value,
+    node: Value,
+    row: list[Value],
+    sums: _Sums,
+) -> None:
+    build = code.build
     delta_row = shape.row(code, deltas, node)
     gradient = [code.variable(code.vector) for _ in range(shape.vectors)]
     for place in gradient:
@@ -140,20 +163,31 @@ def _to_messages(code: CodeWriter, shape: Shape, base: Value, deltas: Value, nod
 
 
 def _pull(
-    code: CodeWriter, shape: Shape, deltas: Value, node: Value, row: list[Value], gradient: list[Value], sums: _Sums
+    code: CodeWriter,
+    shape: Shape,
+    deltas: Value,
+    node: Value,
+    row: list[Value],
+    gradient: list[Value] | None,
+    sums: _Sums,
 ) -> None:
-    """Adds weight times delta over the edges out of a node to its gradient, and their dot products to ``sums``."""
+    """Adds weight times delta over the edges out of a node to its gradient, and their dot products to ``sums``.
+
+    Without ``gradient`` the dot products only, with the same bits.
+    """
     # Both in one visit of the target's row: each loaded vector is used twice.
     build = code.build
 
     def product(edge: Value) -> Value:
         """The lanes whose sum is the edge's dot product."""
-        weight = code.splat(code.load(code.at(code.field("out_weight"), edge, shape.size), code.number))
         target = code.index_at(code.field("out_targets"), edge)
+        if gradient is not None:
+            weight = code.splat(code.load(code.at(code.field("out_weight"), edge, shape.size), code.number))
         dot = None
         for k, address in enumerate(shape.row(code, deltas, target)):
             delta = code.load_vector(address)
-            build.store(code.multiply_add(weight, delta, build.load(gradient[k])), gradient[k])
+            if gradient is not None:
+                build.store(code.multiply_add(weight, delta, build.load(gradient[k])), gradient[k])
             dot = build.fmul(delta, row[k]) if dot is None else code.multiply_add(delta, row[k], dot)
         return dot
 

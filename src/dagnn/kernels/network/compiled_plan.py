@@ -157,6 +157,10 @@ class CompiledPlan:
         # Sorted by source, for the backward pass pulls: each node then reads its edges front to back.
         out_index = sparse[stable_order(source[sparse].astype(np.int64), self.num_nodes)]
 
+        # Of these edges, sorted by source: those in front of the first whose source is no input.
+        from_others = np.flatnonzero(~is_input[source[out_index]])
+        self.num_from_inputs = int(from_others[0]) if len(from_others) else self.num_sparse
+
         self.dead_edges = torch.from_numpy(np.flatnonzero(~live[edges[:, 1]]))
         self.dead_biases = torch.from_numpy(bias_index[~live & (bias_index >= 0)])
         self._arrays: dict[str, NDArray[np.generic]] = {
@@ -273,6 +277,11 @@ class CompiledPlan:
             self.forget()
         made = self._prepared[batch, double] = Prepared(cut, self.functions(cut.shape), frame)
         return made
+
+    def index_address(self, edge: int) -> int:
+        """Where the index of the weight of an edge lies, for edges sorted by source."""
+        index = self._arrays["out_index"]
+        return int(index.__array_interface__["data"][0]) + edge * index.itemsize
 
     def forget(self) -> None:
         """Drop what `prepared` keeps."""

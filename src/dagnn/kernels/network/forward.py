@@ -29,15 +29,15 @@ def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> No
     code = shape.writer(module, name)
     code.fields(
         "pieces", "batch", "live_nodes", "first", "last", "values", "slopes", "row_bytes", "tile_bytes", "codes",
-        "in_offsets", "in_sources", "weight", "bias", "bias_index", "x", "num_inputs", "input_rows", "y", "num_outputs",
-        "output_rows", *(("kinds", "scales") if shape.aggregations else ()),
+        "in_offsets", "in_sources", "weight", "bias", "bias_index", "x", "chosen", "num_inputs", "input_rows", "y",
+        "num_outputs", "output_rows", *(("kinds", "scales") if shape.aggregations else ()),
     )  # fmt: skip
     with code.pieces() as tile:
         shift = code.build.mul(tile, code.field("tile_bytes"))
         base, slopes = (code.build.add(code.field(field), shift) for field in ("values", "slopes"))
         with code.build.if_then(is_given(code, "x")):
             x, columns, rows = (code.field(field) for field in ("x", "num_inputs", "input_rows"))
-            read_rows(code, tile, base, x, columns, rows, repeat_last=True)
+            read_rows(code, tile, base, x, columns, rows, code.field("chosen"), repeat_last=True)
         with code.loop(code.field("first"), code.field("last")) as place:
             node = code.index_at(code.field("live_nodes"), place)
             _write_node(code, shape, base, slopes, node, summed)
@@ -179,7 +179,7 @@ def is_given(code: CodeWriter, name: str) -> Value:
     return code.build.icmp_signed("!=", code.field(name), code.i64(0))
 
 
-_ARGUMENTS = ("tile", "base", "matrix", "columns", "rows", "batch", "row_bytes", "repeat_last")
+_ARGUMENTS = ("tile", "base", "matrix", "columns", "rows", "chosen", "batch", "row_bytes", "repeat_last")
 
 
 def write_read_rows(module: Value, shape: Shape) -> None:
@@ -188,14 +188,24 @@ def write_read_rows(module: Value, shape: Shape) -> None:
     build, batch = code.build, part["batch"]
     last, repeats = build.sub(batch, code.i64(1)), build.icmp_signed("!=", part["repeat_last"], code.i64(0))
     zero = ir.Constant(code.number, 0.0)
+    # Where the row of every lane begins, once: squares only add their column.
+    starts = build.ptrtoint(code.variable(ir.ArrayType(I64, shape.tile)), I64)
+    own = code.variable(I64)
+    is_chosen = build.icmp_signed("!=", part["chosen"], code.i64(0))
+    with code.loop(code.i64(0), code.i64(shape.tile)) as lane:
+        sample = build.add(part["first_sample"], lane)
+        # Behind the end of the batch there may be no memory: those lanes read the last sample.
+        sample = build.select(build.icmp_signed("<", sample, batch), sample, last)
+        build.store(sample, own)
+        row = build.select(is_chosen, code.at(part["chosen"], sample, 8), build.ptrtoint(own, I64))
+        code.store(code.offset(part["matrix"], part["stride"], code.load(row, I64)), code.at(starts, lane, 8))
     # Square by square, transposed in registers: number by number, every load would be a cache line of its own.
     with _squares(code, shape, part) as (column, first_lane):
         rows = []
         for number in range(shape.lanes):
             sample = _sample(code, part, first_lane, number)
             inside = build.icmp_signed("<", sample, batch)
-            # Behind the end of the batch there may be no memory: those lanes read the last sample.
-            address = code.offset(part["matrix"], part["stride"], build.select(inside, sample, last))
+            address = code.offset_at(starts, build.add(first_lane, code.i64(number)))
             vector = code.load(code.at(address, column, shape.size), code.vector, shape.size)
             rows.append(build.select(build.or_(inside, repeats), vector, code.constant(0)))
         for number, vector in enumerate(code.transposed(rows)):
@@ -207,8 +217,7 @@ def write_read_rows(module: Value, shape: Shape) -> None:
     ):
         sample = build.add(part["first_sample"], lane)
         inside = build.icmp_signed("<", sample, batch)
-        address = code.offset(part["matrix"], part["stride"], build.select(inside, sample, last))
-        value = code.load(code.at(address, column, shape.size), code.number)
+        value = code.load(code.at(code.offset_at(starts, lane), column, shape.size), code.number)
         value = build.select(build.or_(inside, repeats), value, zero)
         code.store(value, code.at(_row(code, part, column), lane, shape.size))
     code.finish()
@@ -240,20 +249,30 @@ def write_write_rows(module: Value, shape: Shape) -> None:
 
 
 def read_rows(
-    code: CodeWriter, tile: Value, base: Value, matrix: Value, columns: Value, rows: Value, *, repeat_last: bool
+    code: CodeWriter,
+    tile: Value,
+    base: Value,
+    matrix: Value,
+    columns: Value,
+    rows: Value,
+    chosen: Value,
+    *,
+    repeat_last: bool,
 ) -> None:
     """Columns of a matrix ``[batch, columns]`` become rows of a tile that starts at ``base``.
+
+    ``chosen`` is the address of the int64 numbers of the batch's rows in a longer matrix, or 0.
 
     Lanes behind the end of the batch repeat the last sample, so that they overflow only where it does; or they are 0,
     as gradients must be, since sums run over all lanes.
     """
-    given = (code.field("batch"), code.field("row_bytes"), code.i64(int(repeat_last)))
+    given = (chosen, code.field("batch"), code.field("row_bytes"), code.i64(int(repeat_last)))
     code.build.call(code.module.globals["read_rows"], [tile, base, matrix, columns, rows, *given])
 
 
 def write_rows(code: CodeWriter, tile: Value, base: Value, matrix: Value, columns: Value, rows: Value) -> None:
     """The inverse of `read_rows`: rows of a tile become columns of a matrix."""
-    given = (code.field("batch"), code.field("row_bytes"), code.i64(0))
+    given = (code.i64(0), code.field("batch"), code.field("row_bytes"), code.i64(0))
     code.build.call(code.module.globals["write_rows"], [tile, base, matrix, columns, rows, *given])
 
 

@@ -52,19 +52,26 @@ def accumulate(
 
 
 def replace_gradients(
-    plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor, gradient_of: Callable[[Tensor], Tensor]
+    plan: NetworkPlan,
+    x: Tensor,
+    rows: Tensor,
+    edge_weight: Tensor,
+    bias: Tensor,
+    gradient_of: Callable[[Tensor], Tensor],
 ) -> None:
     """One forward and backward pass without autograd, whose gradients replace the ``.grad`` of both parameters.
 
     Args:
+        x: contiguous ``[samples, inputs]``.
+        rows: contiguous int64 ``[B]``, the samples of the batch; B at least 1. Nothing checks that x has them.
         edge_weight, bias: contiguous leaves with a ``.grad`` of their own form.
-        gradient_of: of the outputs ``[B, outputs]``, contiguous, from the outputs; B at least 1.
+        gradient_of: of the outputs ``[B, outputs]``, contiguous, from the outputs, in whose memory it may be.
     """
     weight, own_bias = edge_weight.detach(), bias.detach()
     check_sizes(plan, weight, own_bias)
     assert edge_weight.grad is not None
     assert bias.grad is not None
-    y, saved = passes.forward(plan.compiled, x, weight, own_bias)
+    y, saved = passes.forward(plan.compiled, x, weight, own_bias, rows)
     into = Gradients(edge_weight.grad, bias.grad, accumulate=False)
     passes.backward(plan.compiled, gradient_of(y), saved, weight, own_bias, into, needs_x=False)
 

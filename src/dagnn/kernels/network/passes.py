@@ -44,14 +44,19 @@ class Gradients(NamedTuple):
     lr: float | None = None
 
 
-def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Saved]:
+def forward(
+    plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor, chosen: Tensor | None = None
+) -> tuple[Tensor, Saved]:
     """Outputs ``[B, outputs]`` for ``x [B, inputs]``, contiguous as the parameters are; B at least 1.
 
-    All of one dtype, float32 or float64.
+    All of one dtype, float32 or float64. With ``chosen``, contiguous int64 ``[B]``, x has more rows, and the batch is
+    ``x[chosen]``: it is read from where it is, in place of a copy. Nothing checks that there are such rows.
     """
-    batch, double = x.shape[0], x.dtype == torch.float64
+    batch, double = x.shape[0] if chosen is None else len(chosen), x.dtype == torch.float64
     y = x.new_empty(batch, plan.num_outputs)
     if plan.is_single(batch):
+        if chosen is not None:
+            x = x.index_select(0, chosen)
         saved = Saved(plan, batch * plan.num_nodes, x.dtype)
         frame = plan.frame(batch=batch)
         frame.set_addresses(x=x, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
@@ -62,7 +67,7 @@ def forward(plan: CompiledPlan, x: Tensor, weight: Tensor, bias: Tensor) -> tupl
     row_length = cut.row_length if plan.blocks else cut.tiles * cut.shape.tile
     saved = Saved(plan, plan.num_nodes * row_length, x.dtype)
     frame = frame.copy()
-    frame.set_addresses(x=x, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
+    frame.set_addresses(x=x, chosen=chosen, y=y, weight=weight, bias=bias, values=saved.values, slopes=saved.slopes)
     if not plan.blocks:
         run(functions["forward"], frame, cut.tiles, is_shared=cut.is_shared)
         return y, saved
@@ -131,7 +136,15 @@ def backward(
     # Edges are independent here: how they are divided changes no bit, so it may follow the number of threads. A thread
     # needs some thousand edges to be worth its start.
     edge_pieces = num_workers(plan.num_sparse // 4096)
-    run(functions["gather"], frame, edge_pieces)
+    pulled = plan.num_sparse
+    if grad_x is None and not plan.blocks:
+        # Nothing is pulled along the edges out of inputs, which come first.
+        pulled -= plan.num_from_inputs
+    first = plan.num_sparse - pulled
+    gathered = frame.copy(
+        num_edges=pulled, out_weight=weights_at + first * size, out_index=plan.index_address(first)
+    )
+    run(functions["gather"], gathered, num_workers(pulled // 4096))
     if plan.blocks:
         with SingleThreadedProducts():
             _backward_steps(plan, cut, frame, saved.values, weight, into, grad_x)

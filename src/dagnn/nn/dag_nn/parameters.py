@@ -346,7 +346,8 @@ def initial_bounds(
     Float64, in the order of the parameters. See `DagNN.reset_parameters` for the rule and its source.
     """
     with ordinary_tensors():
-        moment = torch.tensor(list(map(second_moment, activations)), dtype=torch.float64)[layout.node_at]
+        moments = np.fromiter(map(second_moment, activations), np.float64, len(activations))
+        moment = torch.from_numpy(moments)[layout.node_at]
         terms = layout.in_degree.double()
         if not set(aggregations) <= {"sum"}:
             power = torch.tensor([_TERMS.get(name, 0.0) for name in aggregations], dtype=torch.float64)
