@@ -10,19 +10,22 @@ from dagnn.kernels.emit.functions import OPERATIONS, Registers
 from dagnn.kernels.emit.writer import Value
 from dagnn.kernels.sweep import packed, sums
 from dagnn.kernels.sweep.cell_plan import CellPlan, Place
-from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, Row, each_block
+from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, Row, each_block, edge_ahead
 from dagnn.kernels.sweep.packed import PRODUCT, PackedLayout, PackedWriter, call
 
 Sinks = Sequence[tuple[Expr, Place]]
 Sum = tuple[Expr, Expr, Expr | None]
 _ALL_FIELDS = (
-    *FIELDS, "hidden_width", "num_nodes", "projected", "weight", "weight_pack", "back_weight", "back_weight_pack",
+    *FIELDS, "hidden_width", "projected", "weight", "weight_pack", "back_weight", "back_weight_pack",
     "bias", "states", "y", "grad_y", "in_places", "out_edges", "hidden", "forget_weight", "back_forget_weight",
     "forget_products", "forget_gradients", "hidden_gradients", "state_gradients", "edge_gates", "slot_kept",
     "slot_rows", "slot_gradients", "grad_projected", "scores", "score_weight", "edge_weights", "edge_gradients",
     "score_gradients",
 )  # fmt: skip
 _ENDS = {"y": "in_sources", "states": "in_sources", "forget_products": "in_places"}
+# What the way back prefetches: of a node, and of a slot and its edges. Everything else has been written shortly before.
+_OF_NODES = ("projected", "gates", "states", "y")
+_OF_SLOTS = ("slot_gradients", "slot_rows", "slot_kept", "edge_gates")
 _WANTED = "grad_projected"  # is written only where the pass has been given its address
 # Read where they are used, also in a loop: nothing writes over them, and a register that holds them costs more.
 _READ_IN_PLACE = ("feature", "vector", "number")
@@ -66,6 +69,8 @@ def _write_forward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None:
         with block.each_row() as row:
             with row.each_pack() as pack:
                 body = _Body(code, plan, row, pack, plan.there)
+                # The product has just written the gates: they are in the caches.
+                _Body(code, plan, row.ahead(), pack, plan.there).prefetch(plan.second, "projected")
                 body.block(NODE, [], plan.second)
                 # A second time, pack by pack: the product that follows reads neighbouring lines, which ``y`` has not.
                 for half in (0, 1) if plan.each else ():
@@ -99,6 +104,7 @@ def _write_backward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None
         with block.each_row() as row:
             shared = sums.shared_gradient(code, row) if plan.has_attention else None
             with row.each_pack() as pack:
+                _Body(code, plan, row.ahead(), pack, plan.there_back).prefetch(plan.back, *_OF_NODES)
                 if plan.each:
                     lines = waiting(row, pack)
                     pulled = {
@@ -147,6 +153,7 @@ def _pulled(
     first = plan.states[0]
     names = [*plan.states, *([plan.each] if plan.each else [])]
     places = {(name, half): code.places(1)[0] for name in names for half in (0, 1)}
+    code.prefetch(row.ahead().state("grad_y", pack), code.layout.line)
     for half in (0, 1):
         value = code.load_half(row.state("grad_y", pack), half)
         if shared is not None:
@@ -154,9 +161,11 @@ def _pulled(
             value = code.multiply_add(shared, weight, value)
         code.build.store(value, places[first, half])
     with row.each_out_edge() as edge:
-        at_source = _Body(code, plan, row, pack, plan.there_at_source)
-        at_source.slot = code.index_at(code.field("out_index"), edge)
-        at_source.edge = code.index_at(code.field("out_edges"), edge)
+        later, at_source = (_Body(code, plan, row, pack, plan.there_at_source) for _ in range(2))
+        for body, number in ((later, edge_ahead(code, edge)), (at_source, edge)):
+            body.slot = code.index_at(code.field("out_index"), number)
+            body.edge = code.index_at(code.field("out_edges"), number)
+        later.prefetch(((one, None) for one in plan.pulled.values()), *_OF_SLOTS)
         for (name, half), place in places.items():
             if name in plan.pulled:
                 code.build.store(at_source.added(plan.pulled[name], code.build.load(place), half), place)
@@ -242,6 +251,13 @@ class _Body:
             self._masks[half] = code.lanes_below(code.build.sub(code.field("hidden_width"), first))
         return self._code.build.select(self._masks[half], value, self._code.constant(0))
 
+    def prefetch(self, sinks: Iterable[tuple[Expr, Place | None]], *fields: str) -> None:
+        """Bring into the caches what the sinks need of these fields."""
+        needed = ancestors([expr for expr, _ in sinks], self._there.__contains__)
+        for at in dict.fromkeys(self._there[one] for one in needed if one in self._there):
+            if at.field in fields and (at.level < EDGE or self.edge is not None):
+                self._code.prefetch(self._address(at), self._code.layout.line)
+
     def block(self, level: int, wanted: Sequence[Expr], sinks: Sinks) -> None:
         """Makes `value` of the wanted expressions known or computable, and writes the sinks of this level and below.
 
@@ -310,7 +326,9 @@ class _Body:
             if level == SLOT:
                 self.local, self.slot = number, code.build.add(row.first_slot, number)
             else:
-                self.edge = number
+                later = _Body(code, self._plan, row, self._pack, self._there)
+                self.edge, later.edge = number, edge_ahead(code, number)
+                later.prefetch(((term, None) for _, term, _ in sums), *_ENDS)
             self.block(level, [term for _, term, _ in sums], sinks)
             for half in (0, 1):
                 for (one, term, _), places in zip(sums, totals, strict=True):

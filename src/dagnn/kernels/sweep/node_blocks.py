@@ -20,11 +20,15 @@ from dagnn.kernels.sweep.plan import BLOCK_FIELDS, CLASS_FIELDS
 # Looks at the counter before a waiting worker gives up its core. A level is often done within these; and where more
 # threads run than there are cores, the one that is waited for may need this very core.
 _LOOKS = 256
+# Prefetched so far ahead. Rows of features, outputs and gradients lie in the graph's order, so the processor cannot foresee
+# which comes next, and every one was waited for. Run in turns, 512 random DAGs, d=64: forward passes took 0.66 (minimal
+# gated unit) to 0.81 (TreeLSTM) of the time, backward passes 0.8 to 1. Edges 4 and 16 ahead measured alike.
+_ROWS_AHEAD, _EDGES_AHEAD = 4, 8
 
 FIELDS = (
     "pieces", "block_table", "class_table", "blocks_done", "yield_core", "nodes", "feature_rows", "first_slots",
     "in_offsets", "in_sources", "out_offsets", "out_index", "packs", "state_bytes", "projected_bytes", "operands",
-    "gates", "weight_stride", "width",
+    "gates", "weight_stride", "width", "num_nodes", "num_edges",
 )  # fmt: skip
 
 
@@ -150,11 +154,17 @@ class Row:
         first_slot: its first slot.
     """
 
-    def __init__(self, code: PackedWriter, block: NodeBlock, row: Value) -> None:
+    def __init__(self, code: PackedWriter, block: NodeBlock, row: Value, place: Value | None = None) -> None:
         self._code, self.block, self.row = code, block, row
-        self.place = code.build.add(block.first, row)
+        self.place = code.build.add(block.first, row) if place is None else place
         self.node = code.index_at(code.field("nodes"), self.place)
         self.first_slot = code.index_at(code.field("first_slots"), self.place)
+
+    def ahead(self) -> "Row":
+        """The row whose lines are to be prefetched now; it may belong to the next block."""
+        code, further = self._code, self._code.i64(_ROWS_AHEAD)
+        place = _at_most_last(code, code.build.add(self.place, further), "num_nodes")
+        return Row(code, self.block, code.build.add(self.row, further), place)
 
     def projected(self, gate: int, pack: Value, field: str = "projected") -> Value:
         """The line of a gate of the projected features, or of their gradient."""
@@ -218,6 +228,16 @@ def each_block(code: PackedWriter, gates: GateRows, *, back: bool = False) -> It
         # Release: a worker that sees this count in `_wait` also sees every row that the block has written. A count
         # added to stays ordered behind the counts before it, so one counter serves for all blocks.
         build.atomic_rmw("add", _done(code), code.i64(1), "acq_rel")
+
+
+def edge_ahead(code: PackedWriter, edge: Value) -> Value:
+    """The edge, in or out, whose lines are to be prefetched now."""
+    return _at_most_last(code, code.build.add(edge, code.i64(_EDGES_AHEAD)), "num_edges")
+
+
+def _at_most_last(code: PackedWriter, index: Value, count: str) -> Value:
+    last = code.build.sub(code.field(count), code.i64(1))
+    return code.build.select(code.build.icmp_signed("<", index, last), index, last)
 
 
 def _ends(code: PackedWriter, field: str, group: Value) -> tuple[Value, Value]:

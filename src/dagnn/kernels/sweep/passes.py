@@ -269,6 +269,7 @@ class Sweep:
             out_index=_address(plan.out_slots),
             num_blocks=len(plan.blocks),
             num_nodes=plan.num_nodes,
+            num_edges=plan.num_edges,
             blocks_done=self._done.data_ptr(),
             yield_core=_yield_core(),
             packs=layout.count(self._hidden),
