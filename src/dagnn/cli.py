@@ -289,20 +289,9 @@ def _ged(arguments: Sequence[str]) -> int:
 
         return run_search(arguments[1:])
     given = parsed(Ged, "ged", arguments)
-    from dagnn.commands.ged import compare_files
-    from dagnn.ged import EditCosts
+    from dagnn.commands.ged import compare_files, options_of
 
-    kinds = [f"{part}_{edit}" for part in ("node", "edge") for edit in ("insertion", "deletion", "substitution")]
-    found = compare_files(
-        given.a,
-        given.b,
-        EditCosts(**{kind: getattr(given, kind) for kind in kinds}),
-        budget=given.budget,
-        seconds=given.seconds,
-        node_label=None if given.node_label == "none" else given.node_label,
-        edge_label=None if given.edge_label == "none" else given.edge_label,
-        plot=given.plot,
-    )
+    found = compare_files(given.a, given.b, plot=given.plot, **options_of(given))
     print(json.dumps(found.summary()) if given.json else found.text)
     return 0
 

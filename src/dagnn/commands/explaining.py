@@ -1,8 +1,8 @@
 """`dagnn visible explain`: what a fitted network's output flows through, over replicates trained anew if asked."""
 
 import html
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -84,7 +84,7 @@ def run_explain(arguments: Sequence[str]) -> int:
     say_aside(f"{len(samples.names):,} samples, {model.net.dag.num_nodes:,} nodes")
     output = _output(model.net, given.output)
     found = explain(model.net, model.inputs(samples), output=output, rule=given.rule, steps=given.steps)
-    anew = _replicated(given, model, samples, output) if given.replicates else None
+    anew = _replicates(given, model, samples, output) if given.replicates else None
     order = np.argsort(-np.abs(found.node_means.numpy()), kind="stable")
     names = [found.node_names[place] for place in order.tolist()]
     level, height = model.net.dag.levels.numpy(), model.net.dag.heights.numpy()
@@ -131,19 +131,6 @@ def run_explain(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _replicated(given: Explain, model: Model, samples: Samples, output: Any) -> Replicates:
-    training = ReplicateTraining(epochs=given.epochs, lr=given.learning_rate, weight_decay=given.weight_decay)
-
-    def progress(done: int, total: int) -> None:
-        if done * 10 // total > (done - 1) * 10 // total:
-            say_aside(f"{done:,} of {total:,} networks trained")
-
-    return _replicates(
-        model, samples, output, replicates=given.replicates, shuffles=given.shuffles, training=training,
-        seed=given.seed, progress=progress,
-    )  # fmt: skip
-
-
 def _output(net: DagNN, wanted: str | None) -> Any:
     """The output that is called so, in full or by its class; the only one where none is."""
     known = {str(plain_name(name)): name for name in net.output_names}
@@ -160,51 +147,34 @@ def _output(net: DagNN, wanted: str | None) -> Any:
     return names[wanted]
 
 
-def _replicates(
-    model: Model,
-    samples: Samples,
-    output: Hashable,
-    *,
-    replicates: int,
-    shuffles: int,
-    training: ReplicateTraining,
-    seed: int,
-    progress: Callable[[int, int], None],
-) -> Replicates:
-    """What `explain_replicates` finds on the graph of a fitted network.
-
-    Args:
-        model: a classification or a regression.
-        samples: with the inputs, and the target that was learned.
-        output: a head. Of several classes, its class is told from all others.
-        replicates, shuffles, training, seed, progress: as of `explain_replicates`.
+def _replicates(given: Explain, model: Model, samples: Samples, output: Hashable) -> Replicates:
+    """What `explain_replicates` finds on the graph of a fitted network; of several classes, one against all others.
 
     Raises:
         ConfigError: a survival model, an output that is no head, a class that the fit did not know.
         DataError: the samples lack the target, or hold a cell that is no number.
     """
+    net = model.net
     if model.task == "survival":
         raise ConfigError(
             "--replicates is for classes and numbers, and this network is a survival model: leave it out."
         )
-    if output not in model.net.output_names:
+    if output not in net.output_names:
         raise ConfigError(f"--replicates trains towards the target, and {output!r} is no output: leave --output out.")
     y = _target(model, samples, output)
-    net = model.net
+    training = ReplicateTraining(epochs=given.epochs, lr=given.learning_rate, weight_decay=given.weight_decay)
     hidden = {net.activations[node] for node in range(net.dag.num_nodes)} - {"identity"}
     if len(hidden) == 1:
-        training = ReplicateTraining(**{**vars(training), "activation": hidden.pop()})
+        training = replace(training, activation=hidden.pop())
+
+    def progress(done: int, total: int) -> None:
+        if done * 10 // total > (done - 1) * 10 // total:
+            say_aside(f"{done:,} of {total:,} networks trained")
+
     return explain_replicates(
-        net.dag,
-        model.inputs(samples),
-        y,
-        output=output,
-        replicates=replicates,
-        shuffles=shuffles,
-        training=training,
-        seed=seed,
-        progress=progress,
-    )
+        net.dag, model.inputs(samples), y, output=output, replicates=given.replicates, shuffles=given.shuffles,
+        training=training, seed=given.seed, progress=progress,
+    )  # fmt: skip
 
 
 def _target(model: Model, samples: Samples, output: Hashable) -> NDArray[np.float64]:

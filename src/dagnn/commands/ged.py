@@ -104,14 +104,24 @@ def compare_files(
     return Comparison(result, target)
 
 
+def options_of(given: Any) -> dict[str, Any]:
+    """Costs, labels and limits, as the flags of either command give them."""
+    kinds = [f"{part}_{edit}" for part in ("node", "edge") for edit in ("insertion", "deletion", "substitution")]
+    labels = {name: getattr(given, name) for name in ("node_label", "edge_label")}
+    return {
+        "costs": EditCosts(**{kind: getattr(given, kind) for kind in kinds}),
+        "budget": given.budget,
+        "seconds": given.seconds,
+        **{name: None if label == "none" else label for name, label in labels.items()},
+    }
+
+
 def _kind(plot: Path) -> Literal["svg", "png"]:
     """The kind of a picture; checked before the search, which may take long."""
-    match plot.suffix.lower():
-        case ".svg":
-            return "svg"
-        case ".png":
-            return "png"
-    raise ConfigError(f"the picture {plot} must end in .svg or .png.")
+    kinds: dict[str, Literal["svg", "png"]] = {".svg": "svg", ".png": "png"}
+    if plot.suffix.lower() not in kinds:
+        raise ConfigError(f"the picture {plot} must end in .svg or .png.")
+    return kinds[plot.suffix.lower()]
 
 
 def _read(path: Path) -> Dag:
@@ -137,9 +147,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tensor | np.ndarray):
         return _plain(value.tolist())
     if isinstance(value, str) or not isinstance(value, Sequence):
-        if isinstance(value, float) and not math.isfinite(value):
-            return str(value)
-        return value
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
     return [_plain(item) for item in value]
 
 
@@ -200,14 +208,10 @@ class Found:
     def text(self) -> str:
         """For a terminal: a line for every graph, and what is known about the rest."""
         found, settled = self.matches, self.matches.settled
-        lines = [
-            f"{len(found.index):,} of {len(self.names):,} graphs, "
-            + (
-                "exact"
-                if found.complete
-                else f"not exact, {len(found.undecided):,} undecided: raise --budget or --seconds"
-            )
-        ]
+        how = "exact"
+        if not found.complete:
+            how = f"not exact, {len(found.undecided):,} undecided: raise --budget or --seconds"
+        lines = [f"{len(found.index):,} of {len(self.names):,} graphs, {how}"]
         for place, lower, upper in zip(found.index.tolist(), found.lower.tolist(), found.upper.tolist(), strict=True):
             distance = f"{upper:g}" if lower == upper else f"{lower:g} .. {upper:g}"
             lines.append(f"  {distance:<10}  {spelled(self.names[place])}")
@@ -284,20 +288,9 @@ def run_search(arguments: Sequence[str]) -> int:
     given = parsed(Search, "ged search", arguments)
     if not given.database:
         raise ConfigError("no files or folders to search in; see dagnn ged search --help.")
-    kinds = [f"{part}_{edit}" for part in ("node", "edge") for edit in ("insertion", "deletion", "substitution")]
     found = search_files(
-        given.query,
-        given.database,
-        EditCosts(**{kind: getattr(given, kind) for kind in kinds}),
-        k=given.k,
-        radius=given.radius,
-        budget=given.budget,
-        seconds=given.seconds,
-        workers=given.workers,
-        progress=sys.stderr.isatty(),
-        directed=False if given.undirected else None,
-        node_label=None if given.node_label == "none" else given.node_label,
-        edge_label=None if given.edge_label == "none" else given.edge_label,
-    )
+        given.query, given.database, k=given.k, radius=given.radius, workers=given.workers,
+        progress=sys.stderr.isatty(), directed=False if given.undirected else None, **options_of(given),
+    )  # fmt: skip
     print(json.dumps(found.summary()) if given.json else found.text)
     return 0

@@ -26,6 +26,7 @@ from dagnn.training.run.tensors import load_model
 from dagnn.training.run.tools import checkpoint_of, export_weights, import_weights, list_checkpoints, verify
 
 DESCRIPTION = "description.json"
+_MODULE_DEPTH = 2  # `cells.0.linear.weight` counts for `cells.0`
 
 
 def export_program(path: str | Path, target: str | Path, *, averaged: bool = True) -> int:
@@ -68,9 +69,6 @@ def export_program(path: str | Path, target: str | Path, *, averaged: bool = Tru
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror or error}.") from error
     return model.num_parameters()
-
-
-_MODULE_DEPTH = 2  # `cells.0.linear.weight` counts for `cells.0`
 
 
 def info(path: str | Path) -> str:
@@ -160,9 +158,7 @@ class Verify:
 
 
 def _verify(arguments: Sequence[str]) -> int:
-    given = parsed(Verify, "checkpoint verify", arguments)
-
-    print("\n".join(verify(given.path)))
+    print("\n".join(verify(parsed(Verify, "checkpoint verify", arguments).path)))
     return 0
 
 
@@ -175,9 +171,7 @@ class List:
 
 
 def _list(arguments: Sequence[str]) -> int:
-    given = parsed(List, "checkpoint list", arguments)
-
-    print("\n".join(list_checkpoints(given.run)))
+    print("\n".join(list_checkpoints(parsed(List, "checkpoint list", arguments).run)))
     return 0
 
 
@@ -220,7 +214,6 @@ class Import:
 
 def _import(arguments: Sequence[str]) -> int:
     given = parsed(Import, "checkpoint import", arguments)
-
     count = import_weights(given.source, given.output, key=given.key)
     print(f"{count} tensors in {given.output}")
     return 0
