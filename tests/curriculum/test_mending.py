@@ -7,13 +7,13 @@ import pytest
 import torch
 from small_curriculum import config_of, last_bytes, rows_without_clock
 
-from dagnn.curriculum import mending
+from dagnn.curriculum import run as job
+from dagnn.curriculum import traces
 from dagnn.curriculum.accuracy import model_of
 from dagnn.curriculum.certificate import certify, closure_of, engine_answer
-from dagnn.curriculum.mending import CERTIFICATE_FILE, mend, with_closures, with_shared_integrals
 from dagnn.curriculum.rules import SIGNATURE
-from dagnn.curriculum.run import train
-from dagnn.curriculum.traces import collect_neighbourhoods
+from dagnn.curriculum.run import CERTIFICATE_FILE, mend, train
+from dagnn.curriculum.traces import collect_neighbourhoods, with_more, with_shared_integrals
 from dagnn.rewriting import GraphRewriter
 from dagnn.rewriting.dataset import NeighbourhoodLoader, NeighbourhoodSet, read_neighbourhoods
 from dagnn.training.run.checkpoints import read_checkpoint
@@ -37,9 +37,9 @@ LEVEL_1 = {
 def quick():
     """A few steps of mending, and no search for expressions."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mending, "_STEPS", 6)
-        patch.setattr(mending, "_STEPS_BETWEEN_CHECKS", 3)
-        patch.setattr(mending, "_EXPRESSIONS", 0)
+        patch.setattr(job, "_MENDING_STEPS", 6)
+        patch.setattr(job, "_STEPS_BETWEEN_CHECKS", 3)
+        patch.setattr(job, "_EXPRESSIONS", 0)
         yield
 
 
@@ -98,7 +98,7 @@ def test_what_no_trace_met_counts_once_at_its_lowest_level():
     first, second = list(closure_of(1))[:2]
     answer = closure_of(1)[first]
     traced = NeighbourhoodSet([first], [answer], np.array([[0, 7]]), (1, 2))
-    closed = with_closures(traced, [2, 1])
+    closed = with_more(traced, {level: closure_of(level) for level in (2, 1)})
     assert len(closed) == len(closure_of(2))
     assert closed.neighbourhoods == sorted(closure_of(2))
     counts = dict(zip(closed.neighbourhoods, closed.counts.tolist(), strict=True))
@@ -108,7 +108,7 @@ def test_what_no_trace_met_counts_once_at_its_lowest_level():
 
 
 def test_what_integrals_with_shared_parts_lead_to_counts_once_at_level_6(monkeypatch):
-    monkeypatch.setattr(mending, "_SHARED_INTEGRALS", 600)
+    monkeypatch.setattr(traces, "_SHARED_INTEGRALS", 600)
     traced = collect_neighbourhoods({6: 600, 7: 2})
     more = with_shared_integrals(traced, seed=0, preset="full")
     new = [i for i, each in enumerate(more.neighbourhoods) if each not in set(traced.neighbourhoods)]
@@ -120,8 +120,8 @@ def test_what_integrals_with_shared_parts_lead_to_counts_once_at_level_6(monkeyp
 
 
 def test_no_shared_integral_is_held_out(monkeypatch):
-    monkeypatch.setattr(mending, "_SHARED_INTEGRALS", 40)
-    monkeypatch.setattr(mending, "has_held_out_part", lambda expression: True)
+    monkeypatch.setattr(traces, "_SHARED_INTEGRALS", 40)
+    monkeypatch.setattr(traces, "has_held_out_part", lambda expression: True)
     traced = collect_neighbourhoods({6: 5})
     assert len(with_shared_integrals(traced, seed=0, preset="full")) == len(traced)
 

@@ -1,13 +1,15 @@
-"""The main job: collects the neighbourhoods of all levels, trains a GraphRewriter on them, and evaluates it."""
+"""The main job: collects the neighbourhoods of all levels, trains a GraphRewriter on them, mends and evaluates it."""
 
 import functools
+import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dagnn.accumulation.state import seed_everything
@@ -21,14 +23,15 @@ from dagnn.curriculum.accuracy import (
     samples_of,
 )
 from dagnn.curriculum.certificate import LEVELS as CERTIFIED
+from dagnn.curriculum.certificate import certify, closure_of
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation_file import Evaluation
 from dagnn.curriculum.levels import LEVELS
-from dagnn.curriculum.mending import certify_and_mend, with_closures, with_shared_integrals
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.algebra import COMMUTATIVE
-from dagnn.curriculum.traces import collect_neighbourhoods
+from dagnn.curriculum.traces import collect_neighbourhoods, with_more, with_shared_integrals
 from dagnn.errors import CheckpointError, ConfigError, RunError
+from dagnn.files import replace_file
 from dagnn.rewriting import GraphRewriter, NeighbourhoodTokens, RewritingMachine
 from dagnn.rewriting.dataset import (
     Cost,
@@ -41,10 +44,12 @@ from dagnn.rewriting.dataset import (
     write_neighbourhoods,
 )
 from dagnn.rewriting.network import replacement_objective
-from dagnn.training.counters import StagePromotion
+from dagnn.training.counters import Clock, StagePromotion
 from dagnn.training.evaluation import Meter
-from dagnn.training.processes import Processes
+from dagnn.training.processes import Processes, torch_threads
+from dagnn.training.run.checkpoints import Checkpoint
 from dagnn.training.run.directory import RunDirectory, open_checkpoints, open_run
+from dagnn.training.run.tensors import model_tensors
 from dagnn.training.step import LrCurve
 from dagnn.training.trainer import Trainer
 
@@ -55,6 +60,12 @@ _NEWEST_SHARE = 0.5
 _WRONG_NEIGHBOURHOODS_AT_MOST = 0.03
 # The longest right path of a drawn expression takes 14,000 steps; a network that knows little takes all it is given.
 _STEP_BUDGET = 20_000
+
+CERTIFICATE_FILE = "certificate.json"
+# What is still wrong at the end takes about fifty more steps, after thousands.
+_MENDING_STEPS, _STEPS_BETWEEN_CHECKS, _RATE = 150, 50, 2e-4
+_OF_ALL, _OF_WRONG = 448, 64  # neighbourhoods of a batch
+_EXPRESSIONS = 2_000  # drawn in search of some that show what is still wrong: `dagnn certify` draws more
 
 
 def train(
@@ -228,6 +239,92 @@ def _certifies(config: CurriculumConfig) -> bool:
     return curriculum.certify and not curriculum.held_out_windows and config.loss.alignment != "searched"
 
 
+def certify_and_mend(
+    run: RunDirectory,
+    config: CurriculumConfig,
+    loader: NeighbourhoodLoader,
+    levels: Sequence[int],
+    note: Callable[[str], object],
+) -> None:
+    """Mends the run's network where it is wrong, and writes the certificates of these levels into `CERTIFICATE_FILE`.
+
+    A network that was mended is kept as a checkpoint of its own, of a later step: a resume goes on from there.
+
+    Args:
+        run, config: a run whose training has ended.
+        loader: of its neighbourhoods.
+        levels: that the closures in them are of.
+        note: called with a line about what is being done, and with the lines of the certificates.
+    """
+    store = open_checkpoints(run, config)
+    checkpoint = store.latest()
+    assert checkpoint is not None
+    model = model_of(checkpoint)
+    clock = Clock(checkpoint.clock["seconds"], checkpoint.clock["cpu_seconds"])
+    with clock.running(), torch_threads(config.threads):
+        steps = mend(model, loader, levels, seed=config.seed, note=note)
+    if steps:
+        note(f"mended the network in {steps} more steps")
+        step, tensors = checkpoint.step + steps, model_tensors(model)
+        groups = {name: tensors if name in ("model", "ema") else kept for name, kept in checkpoint.tensors.items()}
+        state = {**checkpoint.state, "counters": {**checkpoint.state["counters"], "step": step}}
+        store.save(Checkpoint(run.run_id, step, None, groups, state, clock.to_json()))
+    found = [certify(model, level, expressions=_EXPRESSIONS, note=note) for level in levels]
+    replace_file(run.path / CERTIFICATE_FILE, json.dumps([each.summary() for each in found], indent=1).encode())
+    for line in (line for each in found for line in each.lines):
+        note(line)
+
+
+@torch.enable_grad()
+def mend(
+    model: GraphRewriter,
+    loader: NeighbourhoodLoader,
+    levels: Sequence[int],
+    *,
+    seed: int,
+    note: Callable[[str], object] = lambda line: None,
+) -> int:
+    """Trains a network that is wrong at neighbourhoods of these levels until it is not; returns the steps made.
+
+    A batch has some neighbourhoods that were wrong and many of all stages, so that nothing else is forgotten. The
+    network stays as it was, and 0 is returned, where more are wrong in the end than at first.
+
+    Args:
+        model: in eval mode, as which it comes back.
+        loader: whose neighbourhoods are trained on.
+        levels: that have to be right.
+        seed: of the batches.
+        note: called with a line about what is wrong.
+    """
+    everything = tuple(LEVELS)
+    wrong = loader.wrong_neighbourhoods(model, levels)
+    if not wrong:
+        return 0
+    note(f"the network is wrong at {len(wrong):,} neighbourhoods of the levels {', '.join(map(str, levels))}")
+    wrong_at_first = len(loader.wrong_neighbourhoods(model, everything))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    draws = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), _RATE)
+    items, hard = loader.neighbourhoods_of(everything), loader.items_of(wrong)
+    for step in range(1, _MENDING_STEPS + 1):
+        parts = ((items, _OF_ALL), (hard, _OF_WRONG))
+        chosen = torch.cat([pool[torch.randint(len(pool), (count,), generator=draws)] for pool, count in parts])
+        model.zero_grad()
+        model.loss(loader.rows[chosen], loader.targets[chosen]).backward()  # type: ignore[no-untyped-call]
+        model.clip_gradients(1.0)
+        optimizer.step()
+        if step % _STEPS_BETWEEN_CHECKS == 0:
+            with torch.no_grad():
+                wrong = loader.wrong_neighbourhoods(model, everything)
+            if not wrong:
+                return step
+            hard = torch.cat([hard, loader.items_of(wrong)])
+    if len(wrong) > wrong_at_first:
+        model.load_state_dict(before)
+        return 0
+    return _MENDING_STEPS
+
+
 def _judged(run: RunDirectory, config: CurriculumConfig) -> Evaluation:
     found = evaluate(run.path, expressions=config.test_samples)
     found.write(run.path)
@@ -269,7 +366,7 @@ def _traced(run: RunDirectory, config: CurriculumConfig, note: Callable[[str], o
     start, cpu_start = time.perf_counter(), _cpu_seconds()
     collected = collect_neighbourhoods(samples, seed=config.seed, preset=config.curriculum.preset, processes=processes)
     if _certifies(config):
-        collected = with_closures(collected, _certified_levels(config))
+        collected = with_more(collected, {level: closure_of(level) for level in _certified_levels(config)})
         if 6 in config.curriculum.levels:
             collected = with_shared_integrals(collected, seed=config.seed, preset=config.curriculum.preset)
     cost = Cost(time.perf_counter() - start, _cpu_seconds() - cpu_start)

@@ -10,9 +10,10 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from dagnn.curriculum.draw import Draws, part_of
 from dagnn.curriculum.engine import RuleEngine, to_term
 from dagnn.curriculum.expression import FUNCTIONS, Expr
-from dagnn.curriculum.generator import make_sample
+from dagnn.curriculum.generator import has_held_out_part, make_sample
 from dagnn.curriculum.levels import LEVELS, level_spec
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.elementary import constant_terms
@@ -20,19 +21,20 @@ from dagnn.curriculum.rules.numbers import RULES
 from dagnn.errors import ConfigError
 from dagnn.rewriting.dataset import NeighbourhoodSet
 from dagnn.rewriting.machine import LabelTokens, RewritingMachine
-from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, encode_replacement
+from dagnn.rewriting.system import LEAVE, NeighbourhoodTokens, ReplacementTokens, encode_replacement
 
 # Kinds of neighbourhoods. A network must see a fact of the last two, such as 7 * 8 + 5 or the sine of 0.3, to know it.
 SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS = "symbolic", "digits", "digit products", "functions"
 KINDS = (SYMBOLIC, DIGITS, PRODUCTS, CONSTANTS)
 
 # Of the files of rules; every other one is symbolic.
-_KIND_OF_SUBJECT = {"numbers": DIGITS, "rationals": DIGITS, "elementary": CONSTANTS}
+_KIND_OF_SUBJECT = {"numbers": DIGITS, "elementary": CONSTANTS}
 
 # Samples traced before the shared stack is unwound; enough to make the cost of one call small.
 _CHUNK = 500
 # How often each drilled term counts beside the drawn samples.
 _DRILL_COUNT = 25
+_SHARED_INTEGRALS = 20_000  # 6 CPU seconds
 
 
 def collect_neighbourhoods(
@@ -79,6 +81,52 @@ def collect_neighbourhoods(
         np.array([[counts[level][neighbourhood] for level in levels] for neighbourhood in neighbourhoods], np.int64),
         levels,
     )
+
+
+def with_more(
+    collected: NeighbourhoodSet, found: Mapping[int, Mapping[NeighbourhoodTokens, ReplacementTokens]]
+) -> NeighbourhoodSet:
+    """The set with what was found at each level, such as its closure: what is new counts once, at the lowest."""
+    replacement_of = dict(zip(collected.neighbourhoods, collected.replacements, strict=True))
+    counts = dict(zip(collected.neighbourhoods, collected.counts, strict=True))
+    for level, more in sorted(found.items()):
+        once = np.array([stage == level for stage in collected.stages], np.int64)
+        for neighbourhood, replacement in more.items():
+            replacement_of.setdefault(neighbourhood, replacement)
+            counts.setdefault(neighbourhood, once)
+    neighbourhoods = sorted(replacement_of)
+    return NeighbourhoodSet(
+        neighbourhoods,
+        [replacement_of[each] for each in neighbourhoods],
+        np.stack([counts[each] for each in neighbourhoods]),
+        collected.stages,
+    )
+
+
+def with_shared_integrals(collected: NeighbourhoodSet, *, seed: int, preset: str) -> NeighbourhoodSet:
+    """The set with what integrals lead to whose integrand is an operation on a training sample's and a part of it.
+
+    Level 6 has no list of all neighbourhoods, and its samples hardly ever hold the same twice: a network that was right
+    at all that they lead to had 50 of 300 such integrals wrong. What no trace met counts once.
+    """
+    machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
+    for first in range(0, _SHARED_INTEGRALS, _CHUNK):
+        drawn = (
+            _shared_integral(seed, preset, index) for index in range(first, min(first + _CHUNK, _SHARED_INTEGRALS))
+        )
+        machine.clear_graph()
+        machine.absorb([to_term(expression)[0] for expression in drawn if not has_held_out_part(expression)])
+    numbers = range(machine.num_neighbourhoods)
+    return with_more(collected, {6: {machine.neighbourhood(w): machine.replacement(w) or LEAVE for w in numbers}})
+
+
+def _shared_integral(seed: int, preset: str, index: int) -> Expr:
+    draws = Draws(f"shared 6 {seed} {preset} {index}")
+    sample = make_sample(6, seed=seed, index=index, preset=preset).input
+    assert isinstance(sample, tuple)
+    whole, *rest = sample[1:]
+    operator, part = draws.choice(("+", "+", "-", "-", "*", "/")), part_of(draws, whole)
+    return ("integrate", (operator, whole, part) if draws.chance(0.5) else (operator, part, whole), *rest)
 
 
 def kind_of(neighbourhood: NeighbourhoodTokens) -> str:

@@ -1,13 +1,13 @@
 """The exact engine's rewrite rules, by subject: a rule sees one neighbourhood and returns its replacement."""
 
-from dagnn.curriculum.rules import algebra, elementary, numbers, rationals
+from dagnn.curriculum.rules import algebra, elementary, numbers
 from dagnn.curriculum.rules.numbers import LABELS, apply_rule
 from dagnn.rewriting.system import Signature
 
 __all__ = ["SIGNATURE", "SUBJECTS", "apply_rule"]
 
 # Importing a file declares its labels and rules.
-SUBJECTS = (numbers, rationals, algebra, elementary)
+SUBJECTS = (numbers, algebra, elementary)
 
 SIGNATURE = Signature(
     labels=tuple(LABELS[name] for name in sorted(LABELS)),

@@ -5,6 +5,7 @@ from dagnn.curriculum.rules.numbers import (
     ONE,
     TWO,
     ZERO,
+    arithmetic,
     constructor,
     has_number,
     integer,
@@ -12,7 +13,6 @@ from dagnn.curriculum.rules.numbers import (
     is_number,
     rule,
 )
-from dagnn.curriculum.rules.rationals import arithmetic
 from dagnn.rewriting.system import Neighbourhood, Replacement
 
 # Operators whose operands may be exchanged.
