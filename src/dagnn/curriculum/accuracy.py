@@ -274,12 +274,11 @@ def _held_out_counts(
 
     And the calibration error of its confidences in them.
     """
-    pairs = [
-        pair for pair in zip(traced.neighbourhoods, traced.replacements, strict=True) if is_held_out(pair[0], share)
-    ]
-    if not pairs:
+    pairs = zip(traced.neighbourhoods, traced.replacements, strict=True)
+    wanted_of = {each: replacement for each, replacement in pairs if is_held_out(each, share)}
+    if not wanted_of:
         return {}, None
-    asked, wanted = [neighbourhood for neighbourhood, _ in pairs], [replacement for _, replacement in pairs]
+    asked, wanted = list(wanted_of), list(wanted_of.values())
     finer = FinerSteps(model, trained).propose(asked)
     guessed = np.array([guess == right for guess, right in zip(model.rewrite(asked), wanted, strict=True)])
     right = np.array([proposal.replacement == right for proposal, right in zip(finer, wanted, strict=True)])
@@ -317,15 +316,9 @@ def engine_replacement(neighbourhood: NeighbourhoodTokens) -> ReplacementTokens 
         return None
 
 
-def _answer(result: Rewritten, names: dict[str, str]) -> tuple[Expr | None, str]:
-    if result.tokens is None:
-        return None, ""
-    answer = from_term(result.tokens, names)
-    return answer, to_text(answer)
-
-
 def _example(sample: Sample, result: Rewritten, names: dict[str, str]) -> Example:
-    answer, text = _answer(result, names)
+    answer = None if result.tokens is None else from_term(result.tokens, names)
+    text = "" if answer is None else to_text(answer)
     verdict = judge(sample.level, sample.input, answer)
     reason = "" if verdict.right else _kind_of_error(sample, result, answer)
     return Example(to_text(sample.input), text, to_text(sample.answer), verdict.right, reason)

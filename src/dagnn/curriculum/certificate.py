@@ -7,7 +7,7 @@ wrong one. What follows from it, and what does not, is proved in docs/explanatio
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -32,10 +32,7 @@ _CHUNK = 500
 _SHOWN = 5
 
 _ZERO: Value = ("positive", "Zero")
-_INTEGERS: tuple[Value, ...] = (
-    _ZERO,
-    *((sign, size) for sign in ("positive", "negative") for size in ("One", "Many")),
-)
+_INTEGERS: tuple[Value, ...] = (_ZERO, *((sign, size) for sign in ("positive", "negative") for size in ("One", "Many")))
 _SYMBOLS = ("x", "y", "z")
 
 
@@ -181,12 +178,9 @@ class Counterexample:
     def lines(self) -> list[str]:
         """As `dagnn certify` prints it."""
         shown = [f"  wrong at {self.neighbourhood}: writes {self.written}, the engine {self.expected}"]
-        if self.expression:
-            return [
-                *shown,
-                f"    {self.expression} leads there; the answer is {self.answer}, the network: {self.given}",
-            ]
-        return [*shown, "    no expression was found that leads there; perhaps none does"]
+        if not self.expression:
+            return [*shown, "    no expression was found that leads there; perhaps none does"]
+        return [*shown, f"    {self.expression} leads there; the answer is {self.answer}, the network: {self.given}"]
 
 
 @dataclass(frozen=True)
@@ -310,22 +304,14 @@ def _counterexample(
     expected: ReplacementTokens,
     expression: Expr | None,
 ) -> Counterexample:
-    found = Counterexample(
-        neighbourhood_text(neighbourhood),
-        *(replacement_text(neighbourhood, tokens) for tokens in (expected, written)),
-    )
+    texts = (replacement_text(neighbourhood, tokens) for tokens in (expected, written))
+    found = Counterexample(neighbourhood_text(neighbourhood), *texts)
     if expression is None:
         return found
     # A wrong step may lead round in circles.
     solution = solve_with(model, expression, budget=_BUDGET, seconds=_SECONDS_OF_ONE)
-    return Counterexample(
-        found.neighbourhood,
-        found.expected,
-        found.written,
-        to_text(expression),
-        to_text(answer(expression)),
-        (f"{solution.answer}, " if solution.answer else "") + solution.verdict,
-    )
+    given = (f"{solution.answer}, " if solution.answer else "") + solution.verdict
+    return replace(found, expression=to_text(expression), answer=to_text(answer(expression)), given=given)
 
 
 def expressions_for(

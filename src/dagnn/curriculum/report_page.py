@@ -96,10 +96,6 @@ def _title(axes: Any, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=11)
 
 
-def _legend(axes: Any, columns: int = 3) -> None:
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=columns, frameon=False, fontsize=9)
-
-
 def _draw_loss(axes: Any, steps: Sequence[Mapping[str, Any]]) -> None:
     _title(axes, "loss")
     axes.set(xlabel="step")
@@ -113,7 +109,7 @@ def _draw_loss(axes: Any, steps: Sequence[Mapping[str, Any]]) -> None:
     # A logarithm only where there is something to take it of: one positive loss.
     if any(loss > 0 for loss in losses):
         axes.set_yscale("log", nonpositive="mask")
-        _legend(axes)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False, fontsize=9)
 
 
 def _draw_accuracy(axes: Any, accuracy_of_level: Mapping[int, Sequence[tuple[int, float]]]) -> None:
@@ -237,10 +233,12 @@ def page(
         explained: wrong answers with their steps.
         settings: text of config.toml.
     """
+    svg = re.sub(r"^.*?(?=<svg)", "", draw_curves(curves, "svg").decode(), flags=re.DOTALL)  # without its XML head
+    none = "<p>none</p>" if evaluation.evaluated else "<p>not evaluated yet</p>"
     parts = [
         ("Accuracy", _lines(results)),
-        ("Curves", f"<figure>{_inline(draw_curves(curves, 'svg'))}</figure>"),
-        ("Errors", (_lines(errors) if errors else "") + "".join(map(_explained, explained)) or _none(evaluation)),
+        ("Curves", f"<figure>{svg}</figure>"),
+        ("Errors", (_lines(errors) if errors else "") + "".join(map(_explained, explained)) or none),
         ("Examples", "".join(_examples(evaluation))),
         ("Written on", _table(machine().items())),
         ("Settings", f"<details><summary>config.toml</summary>{_lines([settings])}</details>"),
@@ -275,15 +273,6 @@ def _lines(lines: Iterable[str]) -> str:
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:
     return "<table>" + "".join(f"<tr><td>{_escaped(a)}</td><td>{_escaped(b)}</td></tr>" for a, b in rows) + "</table>"
-
-
-def _inline(svg: bytes) -> str:
-    """The element alone: an HTML file has no XML head."""
-    return re.sub(r"^.*?(?=<svg)", "", svg.decode(), flags=re.DOTALL)
-
-
-def _none(evaluation: Evaluation) -> str:
-    return "<p>none</p>" if evaluation.evaluated else "<p>not evaluated yet</p>"
 
 
 def _explained(found: Explained) -> str:

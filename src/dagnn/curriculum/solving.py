@@ -322,12 +322,7 @@ class _Remembering:
     """A network as a `Rewriter` that keeps its confidence in every neighbourhood."""
 
     def __init__(
-        self,
-        model: Proposer,
-        trained: Container[NeighbourhoodTokens] | None,
-        *,
-        finer: bool,
-        doubts_digits: bool,
+        self, model: Proposer, trained: Container[NeighbourhoodTokens] | None, *, finer: bool, doubts_digits: bool
     ) -> None:
         self._steps = FinerSteps(model, trained)
         self._judge = self._steps.judge if finer else self._steps.guess

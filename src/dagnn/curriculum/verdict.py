@@ -92,13 +92,15 @@ def judge(level: int, expression: Expr, answer: object) -> Verdict:
     expected = exact_answer(expression, level)
     if given == expected:
         return Verdict(True, "equal to the engine's answer")
-    if level == 4:
-        return _judge_digits(expected, given)
-    if level == 7:
-        return _judge_roots(expected, given)
-    value = number_of(expected)
-    if value is not None and level != 5:
-        return _judge_number(expected, given)
+    if level == 4 and same_decimal(given, expected):
+        return Verdict(True, "the same number")
+    if level == 7 and _roots(given) == _roots(expected):
+        return Verdict(True, "the same roots")
+    if level in (4, 7) or (level != 5 and number_of(expected) is not None):
+        value = number_of(given)
+        if level not in (4, 7) and value is not None and from_fraction(value) == expected:
+            return Verdict(False, f"the right value, but not in its one spelling: {place(expected)}")
+        return Verdict(False, f"{place(given)}, not {place(expected)}")
     named = f"equivalent to {place(expected)}"
     verdict = _judge_equivalence(expected, given, named, f"not {named}")
     # A definite integral may be log(-1) - log(-2), the antiderivative at its bounds: the two turns cancel.
@@ -154,25 +156,6 @@ def _left_over(answer: Expr) -> str | None:
         if isinstance(item, tuple) and item[0] not in _PLAIN_OPERATORS and not (item is answer and item[0] == "roots"):
             return str(item[0])
     return None
-
-
-def _judge_number(expected: Expr, given: Expr) -> Verdict:
-    value = number_of(given)
-    if value is not None and from_fraction(value) == expected:
-        return Verdict(False, f"the right value, but not in its one spelling: {place(expected)}")
-    return Verdict(False, f"{place(given)}, not {place(expected)}")
-
-
-def _judge_digits(expected: Expr, given: Expr) -> Verdict:
-    if same_decimal(given, expected):
-        return Verdict(True, "the same number")
-    return Verdict(False, f"{place(given)}, not {place(expected)}")
-
-
-def _judge_roots(expected: Expr, given: Expr) -> Verdict:
-    if _roots(given) == _roots(expected):
-        return Verdict(True, "the same roots")
-    return Verdict(False, f"{place(given)}, not {place(expected)}")
 
 
 def _roots(expr: Expr) -> set[Expr]:

@@ -109,10 +109,8 @@ def _resolved(expr: tuple[Any, ...]) -> Expr:
         result = solve(_one_value(resolve(left), expr), _one_value(resolve(right), expr), expr[2])
         if any(isinstance(item, tuple) and item[0] == "derive" for item in walk(body)):
             for root in result[1:] if isinstance(result, tuple) and result[0] == "roots" else (result,):
-                for side in (left, right):
-                    resolve(
-                        ("subst", side, expr[2], root)
-                    )  # refused where the function to be differentiated has no value
+                for side in (left, right):  # refused where the function to be differentiated has no value
+                    resolve(("subst", side, expr[2], root))
         return result
     elif head == "approx":
         return approximate(_one_value(resolve(body), expr))

@@ -10,12 +10,7 @@ from typing import Any
 
 from dagnn.curriculum.exact.continuity import refuse_discontinuous
 from dagnn.curriculum.exact.evaluate import place, substitute
-from dagnn.curriculum.exact.polynomial import (
-    polynomial_expression,
-    polynomial_of,
-    raised,
-    value_at,
-)
+from dagnn.curriculum.exact.polynomial import polynomial_expression, polynomial_of, raised, value_at
 from dagnn.curriculum.exact.precise import Undecided, enclosure, refuse_undefined
 from dagnn.curriculum.exact.simplify import (
     add,
