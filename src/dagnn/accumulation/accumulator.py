@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.coupled import step_with_closure
 from dagnn.accumulation.eager import Eager, LastBackwardSums, MomentumSums, check_eager
 from dagnn.accumulation.optimizers import OwnedParameters, check_models, check_optimizers
 from dagnn.accumulation.partition import (
@@ -25,7 +24,7 @@ from dagnn.accumulation.shares import Reduction
 from dagnn.accumulation.state import BatchNormMode, BatchNorms
 from dagnn.accumulation.stepping import Finalizer, Update
 from dagnn.accumulation.sums import AccumulateDtype, GradientSums, Sums, check_accumulate_dtype
-from dagnn.accumulation.whole_batch import Job, LossFn, MicroBatchSize, run_batch
+from dagnn.accumulation.whole_batch import Job, LossFn, MicroBatchSize, run_batch, step_with_closure
 from dagnn.accumulation.window import OnNonfinite, Window
 from dagnn.errors import AccumulationError, ConfigError
 

@@ -2,7 +2,7 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,11 +11,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
-
-
-def _unique_parameters(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Each parameter once, in order: tied weights and several optimizers may list one twice."""
-    return list({id(parameter): parameter for parameter in parameters}.values())
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -134,7 +129,8 @@ class OwnedParameters:
     def _look_up(self) -> None:
         if not self._is_current():
             self._listed = self._groups()
-            self._unique = _unique_parameters(self._listed)
+            # Tied weights and several optimizers may list one twice.
+            self._unique = list({id(parameter): parameter for parameter in self._listed}.values())
 
     def _check_stale(self, without_gradient: list[nn.Parameter]) -> None:
         """Parameters without a gradient are unused, or no part of the model any more, which has others instead."""
@@ -203,7 +199,7 @@ def average_updates(ema: Any, models: Sequence[nn.Module]) -> list[Callable[[], 
             raise ConfigError(f"ema holds {len(ema)} averages, but there are {len(models)} models: {_ONE_EACH}.")
         pairs = zip(ema, models, strict=True)
         return [_update_of(average, model) for average, model in pairs if average is not None]
-    if len(models) == 1 or _needs_no_model(ema):
+    if len(models) == 1 or not _method(ema)[1]:
         return [_update_of(ema, models[0])]
     fitting = [model for model in models if _fits(ema, model)]
     if len(fitting) != 1 or not _has_copy(ema):
@@ -231,16 +227,12 @@ def _check_scheduler(scheduler: Any, optimizers: Sequence[Optimizer]) -> None:
             "object whose step() does so."
         )
     moved = getattr(scheduler, "optimizer", None)
-    if isinstance(moved, Optimizer) and not any(_same_groups(moved, optimizer) for optimizer in optimizers):
+    # Wrappers of optimizers (Accelerate's) share the groups of what they wrap.
+    if isinstance(moved, Optimizer) and not any(moved.param_groups is each.param_groups for each in optimizers):
         raise ConfigError(
             f"the {name} in scheduler= moves the learning rate of another optimizer than the accumulator's: make it "
             "from the optimizer that is passed as optimizer=, or call its step() yourself."
         )
-
-
-def _same_groups(moved: Optimizer, optimizer: Optimizer) -> bool:
-    # Wrappers of optimizers (Accelerate's) share the groups of what they wrap.
-    return moved is optimizer or moved.param_groups is optimizer.param_groups
 
 
 def _update_of(average: Any, model: nn.Module) -> Callable[[], Any]:
@@ -272,10 +264,6 @@ def _method(average: Any) -> tuple[Callable[..., Any], list[str]]:
         "ema must have update_parameters(model), as torch.optim.swa_utils.AveragedModel has, or update(), or be a "
         f"function of the model, got {name}."
     )
-
-
-def _needs_no_model(average: Any) -> bool:
-    return not _method(average)[1]
 
 
 def _has_copy(average: Any) -> bool:

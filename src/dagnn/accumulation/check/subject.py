@@ -63,7 +63,8 @@ class Subject:
         self.avoided: set[torch.dtype] = set()
         self.model, self.batch, self.narrowest = _copy(model), batch, torch.float64
         if wide:
-            self.model, self.batch = _widen(self.model), _to_double(batch)
+            self.model._apply(lambda tensor: tensor.to(WIDE.get(tensor.dtype, tensor.dtype)))  # type: ignore[no-untyped-call]
+            self.batch = _to_double(batch)
             if not self._runs():
                 self.model, self.batch, self._wide = _copy(model), batch, False
                 self.avoided.clear()
@@ -277,10 +278,6 @@ def _to_double(batch: Any) -> Any:
         fields = {f.name: _to_double(getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.init}
         return dataclasses.replace(batch, **fields)
     return batch
-
-
-def _widen(model: nn.Module) -> nn.Module:
-    return model._apply(lambda tensor: tensor.to(WIDE.get(tensor.dtype, tensor.dtype)))  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _copy(model: nn.Module) -> nn.Module:
