@@ -3,8 +3,9 @@
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from dagnn.errors import DataError
@@ -61,10 +62,8 @@ class Source:
         """Whether a comment on one of the lines, or alone on the line before, says to ignore ``rule``."""
         above = self.lines[line - 2].strip() if line > 1 else ""
         texts = [*self.lines[line - 1 : last], *([above] if above.startswith("#") else [])]
-        for found in filter(None, map(_IGNORE.search, texts)):
-            if found[1] is None or rule in [name.strip() for name in found[1].split(",")]:
-                return True
-        return False
+        found = filter(None, map(_IGNORE.search, texts))
+        return any(each[1] is None or rule in [name.strip() for name in each[1].split(",")] for each in found)
 
     def runs_backward(self, node: ast.AST) -> bool:
         return self._contains(node, "backward", self.backward, (".backward", ".manual_backward"))
@@ -72,21 +71,16 @@ class Source:
     def has_events(self, node: ast.AST) -> bool:
         """Whether gradients may be made, used or zeroed in ``node``."""
         names = (".backward", ".manual_backward", ".step", ".zero_grad", ".optimizer_step")
-        return self._contains(node, "events", self.eventful, names) or self._zeroes_by_hand(node)
+        return self._contains(node, "events", self.eventful, names) or self._once("grad", node, _mentions_grad)
 
     def yields(self, function: ast.AST) -> bool:
         """Whether it is a generator."""
-        key = ("yields", id(function))
-        if key not in self.found:
-            self.found[key] = any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(function))
-        return self.found[key]
+        kinds = (ast.Yield, ast.YieldFrom)
+        return self._once("yields", function, lambda node: any(isinstance(n, kinds) for n in ast.walk(node)))
 
     def has_loop(self, node: ast.AST) -> bool:
         """Whether a backward pass runs in a loop inside of ``node``, also in a function that it calls."""
-        key = ("loop", id(node))
-        if key not in self.found:
-            self.found[key] = self._finds_loop(node)
-        return self.found[key]
+        return self._once("loop", node, self._finds_loop)
 
     def _finds_loop(self, node: ast.AST) -> bool:
         waiting, done = [*ast.iter_child_nodes(node)], set[str]()
@@ -102,28 +96,26 @@ class Source:
 
     def may_matter(self, statements: Sequence[ast.stmt]) -> bool:
         """Whether it makes a difference to the analysis that ``statements`` run."""
-        return any(map(self._matters, statements))
+        return any(self._once("matters", statement, self._matters) for statement in statements)
 
-    def _matters(self, statement: ast.stmt) -> bool:
-        key = ("matters", id(statement))
-        if key not in self.found:
-            kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, *_STOPS)
-            assigns = any(isinstance(node, kinds) for node in ast.walk(statement))
-            clips = any("clip" in name or "unscale" in name for name in called_names(statement))
-            self.found[key] = assigns or clips or self.has_events(statement)
-        return self.found[key]
-
-    def _zeroes_by_hand(self, node: ast.AST) -> bool:
-        key = ("grad", id(node))
-        if key not in self.found:
-            self.found[key] = any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(node))
-        return self.found[key]
+    def _matters(self, statement: ast.AST) -> bool:
+        kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, *_STOPS)
+        assigns = any(isinstance(node, kinds) for node in ast.walk(statement))
+        clips = any("clip" in name or "unscale" in name for name in called_names(statement))
+        return assigns or clips or self.has_events(statement)
 
     def _contains(self, node: ast.AST, what: str, functions: set[str], methods: Sequence[str]) -> bool:
+        return self._once(what, node, lambda n: any(name in functions or name in methods for name in called_names(n)))
+
+    def _once(self, what: str, node: ast.AST, compute: Callable[[ast.AST], bool]) -> bool:
         key = (what, id(node))
         if key not in self.found:
-            self.found[key] = any(name in functions or name in methods for name in called_names(node))
+            self.found[key] = compute(node)
         return self.found[key]
+
+
+def _mentions_grad(node: ast.AST) -> bool:
+    return any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(node))
 
 
 def called_names(node: ast.AST) -> Iterator[str]:
@@ -191,14 +183,9 @@ def _note_facts(source: Source) -> None:
                 stepped.add(ast.unparse(node.func.value))
     source.optimizers = zeroed & stepped
     source.called = set(called_names(source.tree))
-    reached = {name: {*called_names_of(nodes)} for name, nodes in source.functions.items()}
+    reached = {name: {*chain.from_iterable(map(called_names, nodes))} for name, nodes in source.functions.items()}
     source.backward = _reaching(reached, {".backward", ".manual_backward"})
     source.eventful = _reaching(reached, {".backward", ".manual_backward", ".zero_grad", ".optimizer_step"})
-
-
-def called_names_of(functions: Sequence[AnyFunction]) -> Iterator[str]:
-    for function in functions:
-        yield from called_names(function)
 
 
 def _reaching(reached: dict[str, set[str]], wanted: set[str]) -> set[str]:
