@@ -158,8 +158,7 @@ def _zero_divisor(_: str, b: str) -> str | None:
 
 ARITHMETIC = {
     "+": Arithmetic(
-        _operation("+", {"add": _CARRYING}, _sum, "0"),
-        lambda a, b: _decimal(int(a) + int(b), _of_longest(a, b)),
+        _operation("+", {"add": _CARRYING}, _sum, "0"), lambda a, b: _decimal(int(a) + int(b), _of_longest(a, b))
     ),
     # Below zero in ten's complement: 3 - 5 = 98, as the cells of one more digit give it; so zeros in front count.
     "-": Arithmetic(
@@ -175,12 +174,7 @@ ARITHMETIC = {
         lambda a, b: f"{_decimal(int(a) // int(b), len(a))}r{_decimal(int(a) % int(b), len(b))}",
     ),
     "gcd": Arithmetic(
-        _operation(
-            "gcd",
-            {"subtract": _CARRYING, "times": _TIMES, "add": _CARRYING},
-            _gcd,
-            "0",
-        ),
+        _operation("gcd", {"subtract": _CARRYING, "times": _TIMES, "add": _CARRYING}, _gcd, "0"),
         lambda a, b: _decimal(math.gcd(int(a), int(b)), max(len(a), len(b))),
         given=("/", "*"),
         factors=True,

@@ -194,9 +194,8 @@ class _Search:
         """Counts the answers that the facts do not give, and finds the rows at which they gather."""
         facts, operation = self.facts, self.facts.operation
         facts.contradicted, facts.explained, facts.examples = 0, 0, []
-        needed = np.zeros(
-            operation.layout.rows, np.int64
-        )  # answers that need a row, and of those the contradicted ones
+        # Answers that need a row, and of those the contradicted ones.
+        needed = np.zeros(operation.layout.rows, np.int64)
         against = np.zeros_like(needed)
         symbols = np.array(list(operation.alphabets[operation.output]))
         for group in self.groups:

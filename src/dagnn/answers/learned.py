@@ -1,7 +1,7 @@
 """A learned operation: networks for its cells, the facts they were trained on, and the certificate."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -285,12 +285,7 @@ def _networks(operation: Operation) -> nn.ModuleDict:
 
 
 def learn(
-    operation: Operation,
-    pairs: Sequence[Pair],
-    *,
-    given: Sequence[Learned] = (),
-    seed: int = 0,
-    steps: int = 2000,
+    operation: Operation, pairs: Sequence[Pair], *, given: Sequence[Learned] = (), seed: int = 0, steps: int = 2000
 ) -> Learned:
     """Learns the cells of an operation from questions and answers.
 
@@ -377,8 +372,3 @@ def _train(network: nn.Module, inputs: Tensor, targets: Tensor, steps: int) -> N
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-
-
-def count_by_cell(learned: Learned) -> Counter[str]:
-    """Facts with evidence, by cell."""
-    return Counter(learned.operation.layout.cell_of[row] for row in learned.facts.support)

@@ -63,7 +63,7 @@ def read_records(path: str | Path) -> list[Record]:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read the dataset {path}: {_reason(error)}.") from error
+        raise DataError(f"cannot read the dataset {path}: {error.strerror or error}.") from error
 
     lines = content.split(b"\n")
     cut_off = lines.pop()  # what follows the last newline: nothing, in a whole file
@@ -133,10 +133,10 @@ def write_records(path: str | Path, records: Iterable[Record]) -> int:
         with replaced_file(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
             return _write_lines(file.write, records)
     except FileNotFoundError as error:
-        reason = f"{_reason(error)}. Create the folder {Path(path).parent} first"
+        reason = f"{error.strerror or error}. Create the folder {Path(path).parent} first"
         raise DataError(f"cannot write the dataset {path}: {reason}.") from error
     except OSError as error:
-        raise DataError(f"cannot write the dataset {path}: {_reason(error)}; nothing was changed.") from error
+        raise DataError(f"cannot write the dataset {path}: {error.strerror or error}; nothing was changed.") from error
 
 
 def _write_lines(write: Callable[[str], object], records: Iterable[Record]) -> int:
@@ -147,10 +147,6 @@ def _write_lines(write: Callable[[str], object], records: Iterable[Record]) -> i
         seen.add(record.id)
         write(record_to_line(record) + "\n")
     return len(seen)
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def record_to_line(record: Record) -> str:
@@ -189,12 +185,7 @@ def record_from_line(line: str) -> Record:
         raise ValueError(f"'level' must be an integer from 1, got {level!r}")
 
     return Record(
-        fields["id"],
-        level,
-        fields["input"],
-        fields["answer"],
-        fields.get("split", ""),
-        _graphs(fields.get("graphs")),
+        fields["id"], level, fields["input"], fields["answer"], fields.get("split", ""), _graphs(fields.get("graphs"))
     )
 
 

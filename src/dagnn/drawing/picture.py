@@ -251,14 +251,7 @@ def _path(layout: Layout, sizes: _Sizes, levels: Sequence[int], pair: tuple[int,
 
 
 def _draw_node(
-    axes: Any,
-    place_at: Point,
-    sizes: _Sizes,
-    level: int,
-    name: str,
-    scale: _Scale | None,
-    place: int,
-    is_output: bool,
+    axes: Any, place_at: Point, sizes: _Sizes, level: int, name: str, scale: _Scale | None, place: int, is_output: bool
 ) -> None:
     from matplotlib.patches import FancyBboxPatch
 

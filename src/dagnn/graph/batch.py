@@ -30,17 +30,9 @@ if TYPE_CHECKING:
     import networkx
 
 _TENSORS = (
-    "edges",
-    "levels",
-    "heights",
-    "inputs",
-    "outputs",
-    "node_offsets",
-    "edge_offsets",
-    "input_offsets",
-    "output_offsets",
-    "graph_of_node",
-)
+    "edges", "levels", "heights", "inputs", "outputs",
+    "node_offsets", "edge_offsets", "input_offsets", "output_offsets", "graph_of_node",
+)  # fmt: skip
 
 
 @final
@@ -83,15 +75,10 @@ class DagBatch:
         node_attributes: Attributes,
         edge_attributes: Attributes,
     ) -> None:
-        self.edges = edges
-        self.levels = levels
-        self.heights = heights
-        self.inputs = inputs
-        self.outputs = outputs
-        self.node_offsets = node_offsets
-        self.edge_offsets = edge_offsets
-        self.input_offsets = input_offsets
-        self.output_offsets = output_offsets
+        self.edges, self.levels, self.heights = edges, levels, heights
+        self.inputs, self.outputs = inputs, outputs
+        self.node_offsets, self.edge_offsets = node_offsets, edge_offsets
+        self.input_offsets, self.output_offsets = input_offsets, output_offsets
         self.graph_of_node = graph_of_node
         self.names = names
         self.node_attributes = MappingProxyType(dict(node_attributes))
@@ -148,11 +135,7 @@ class DagBatch:
 
     @classmethod
     def from_pyg(
-        cls,
-        batch: Any,
-        *,
-        node_attributes: Iterable[str] | None = None,
-        edge_attributes: Iterable[str] | None = None,
+        cls, batch: Any, *, node_attributes: Iterable[str] | None = None, edge_attributes: Iterable[str] | None = None
     ) -> "DagBatch":
         """The graphs of a ``torch_geometric.data.Batch``, on its device; read as by `Dag.from_pyg`, all in one pass.
 

@@ -170,8 +170,7 @@ class Content:
         node_attributes: Attributes,
         edge_attributes: Attributes,
     ) -> None:
-        if inputs is None:
-            inputs = np.flatnonzero(levels == 0)
+        inputs = np.flatnonzero(levels == 0) if inputs is None else inputs
         if outputs is None:
             outputs = np.flatnonzero(np.bincount(edges[:, 0], minlength=len(levels)) == 0)
         vars(self).update(  # not by assignment, which a Dag refuses
@@ -264,10 +263,7 @@ def induced(dag: Content, nodes: Any) -> dict[str, Any]:
 
 def _fed_and_read(dag: Content) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which nodes some input reaches, and from which some output is reached: bool ``[num_nodes]`` each."""
-    return (
-        _reached(dag, dag.inputs.numpy(), forwards=True),
-        _reached(dag, dag.outputs.numpy(), forwards=False),
-    )
+    return _reached(dag, dag.inputs.numpy(), forwards=True), _reached(dag, dag.outputs.numpy(), forwards=False)
 
 
 def _reached(dag: Content, starts: NDArray[np.int64], *, forwards: bool) -> NDArray[np.bool_]:
@@ -297,8 +293,7 @@ def _among(dag: Content, edges: Any) -> NDArray[np.bool_]:
 
 
 def _renumbered(nodes: Tensor, stays: NDArray[np.bool_], number: NDArray[np.int64]) -> NDArray[np.int64]:
-    left: NDArray[np.int64] = number[nodes.numpy()[stays[nodes.numpy()]]]
-    return left
+    return np.asarray(number[nodes.numpy()[stays[nodes.numpy()]]], np.int64)
 
 
 def _names(dag: Content, chosen: NDArray[np.bool_]) -> tuple[Hashable, ...]:

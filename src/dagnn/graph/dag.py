@@ -143,11 +143,7 @@ class Dag(Content):
 
     @classmethod
     def from_pyg(
-        cls,
-        data: Any,
-        *,
-        node_attributes: Iterable[str] | None = None,
-        edge_attributes: Iterable[str] | None = None,
+        cls, data: Any, *, node_attributes: Iterable[str] | None = None, edge_attributes: Iterable[str] | None = None
     ) -> Self:
         """A Dag from a ``torch_geometric.data.Data``.
 

@@ -61,11 +61,7 @@ def stable_order(keys: NDArray[np.int64], bound: int) -> NDArray[np.int64]:
 
 
 def canonical_order(
-    source: NDArray[np.int64],
-    target: NDArray[np.int64],
-    num_nodes: int,
-    edge_attributes: Attributes,
-    name_of: _NameOf,
+    source: NDArray[np.int64], target: NDArray[np.int64], num_nodes: int, edge_attributes: Attributes, name_of: _NameOf
 ) -> NDArray[np.int64] | None:
     """Indices that sort the edges by (target, source), or by (target, position); None if they are sorted already.
 

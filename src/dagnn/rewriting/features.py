@@ -371,12 +371,6 @@ def target_orders(targets: Tensor, arity: Tensor, unordered: Collection[int]) ->
     return torch.from_numpy(orders).to(targets.device)
 
 
-def cheapest_order(cost: Tensor) -> Tensor:
-    """The order of least cost for each neighbourhood: int64 ``[batch]`` from ``[batch, orders]``; the first of equal
-    ones."""
-    return cost.detach().argmin(1)
-
-
 def _orders(row: list[int], arity: list[int], unordered: set[int]) -> list[list[int]]:
     """All preorders of one tree, the given one first."""
 

@@ -140,12 +140,7 @@ class RewritingMachine:
     # ---- rewriting -------------------------------------------------------------------------------------------------
 
     def run(
-        self,
-        terms: Sequence[LabelTokens],
-        *,
-        budget: int = 200_000,
-        rounds: int = 1_000,
-        seconds: float | None = None,
+        self, terms: Sequence[LabelTokens], *, budget: int = 200_000, rounds: int = 1_000, seconds: float | None = None
     ) -> list[Rewritten]:
         """Rewrites every term to its normal form.
 

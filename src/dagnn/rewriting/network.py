@@ -16,7 +16,6 @@ from dagnn.rewriting.features import (
     GraphEncoder,
     NeighbourhoodFeatures,
     NeighbourhoodGraphs,
-    cheapest_order,
     edit_cost,
     replacement_graphs,
 )
@@ -234,7 +233,7 @@ class GraphRewriter(LearnableModule):
             return edit_cost(costs[0], targets[:, 0], self.arity, alpha=alpha, beta=beta, gamma=gamma)
         cost = torch.stack(costs, 1)
         weighted = cost * torch.where(targets > len(self.arity), beta, alpha) * (targets >= 0)
-        best = cheapest_order(weighted.sum(2))
+        best = weighted.sum(2).detach().argmin(1)  # the first of equal ones
         items = torch.arange(len(targets), device=targets.device)
         return edit_cost(cost[items, best], targets[items, best], self.arity, alpha=alpha, beta=beta, gamma=gamma)
 

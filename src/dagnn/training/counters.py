@@ -254,14 +254,10 @@ class StagePromotion:
         if order not in ("mixed", "progressive"):
             raise ConfigError(f"order = {order}: allowed is one of mixed, progressive.")
         self.stages = tuple(stages)
-        self.order = order
-        self.threshold = threshold
-        self.minimum_steps = minimum_steps
-        self.patience = patience
+        self.order, self.threshold = order, threshold
+        self.minimum_steps, self.patience = minimum_steps, patience
         self._num_open = len(self.stages) if order == "mixed" else 1
-        self._since_step = 0
-        self._passed = 0
-        self._finished = False
+        self._since_step, self._passed, self._finished = 0, 0, False
 
     @property
     def active(self) -> tuple[int, ...]:

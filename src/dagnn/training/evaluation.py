@@ -114,7 +114,8 @@ def checked_metrics(returned: Any, config: TrainingConfig, promotion: StagePromo
     for name in (config.monitor, *(f"accuracy/{stage}" for stage in stages)):
         if not isinstance(metrics.get(name, 0.0), Meter | int | float | None):
             raise ConfigError(f"evaluate's {name} is {metrics[name]!r:.60}: it must be a number.")
-    if config.monitor not in metrics and _waits_for_monitor(config):
+    waits = config.checkpoint.keep_best or config.early_stopping.patience or config.schedule.name == "plateau"
+    if waits and config.monitor not in metrics:
         raise ConfigError(f"monitor = {config.monitor}: the evaluation returned {', '.join(metrics) or 'nothing'}.")
     return metrics
 
@@ -142,8 +143,3 @@ def _metrics_of(returned: Any) -> dict[str, Any]:
             raise ConfigError(f"evaluate returned a metric called {name!r}, which {problem}: call it by another text.")
         metrics[str(name)] = value if isinstance(value, Meter) else json_value(value, f"evaluate's {name}")
     return metrics
-
-
-def _waits_for_monitor(config: TrainingConfig) -> bool:
-    plateau = config.schedule.name == "plateau"
-    return bool(config.checkpoint.keep_best or config.early_stopping.patience or plateau)

@@ -247,19 +247,16 @@ def as_loader(given: BatchLoader[Any] | Iterable[Any], *, seed: int, rank: int) 
 
 def _parts_of(batches: Any) -> Iterator[Any]:
     """A loader, its samplers and its dataset; for other iterables, these alone."""
-    found = [batches]
-    for name in ("sampler", "batch_sampler", "dataset"):
-        found.append(getattr(batches, name, None))
+    found = [batches, *(getattr(batches, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
     found.append(getattr(found[2], "sampler", None))
     for number, part in enumerate(found):
         if part is not None and not any(part is each for each in found[:number]):
             yield part
 
 
-def _generators_in(part: Any) -> Iterator[Any]:
-    for each in getattr(part, "__dict__", {}).values():
-        if isinstance(each, torch.Generator | np.random.Generator | random.Random):
-            yield each
+def _generators_in(part: Any) -> list[Any]:
+    kinds = torch.Generator | np.random.Generator | random.Random
+    return [each for each in getattr(part, "__dict__", {}).values() if isinstance(each, kinds)]
 
 
 def _fingerprint(generator: Any) -> str:

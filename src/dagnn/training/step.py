@@ -210,11 +210,7 @@ class WindowStep:
         self._autocast = _autocast(model, config.precision)
         self._rates = ScheduledRates(optimizer, make_schedule(config.schedule, config.schedule_steps, drops), step)
         self._accumulator = GradientAccumulator(
-            model,
-            optimizer,
-            max_norm=config.max_norm or None,
-            scheduler=self._rates,
-            process_group=processes.group,
+            model, optimizer, max_norm=config.max_norm or None, scheduler=self._rates, process_group=processes.group
         )
         self._epochs: list[tuple[int | None, bool]] = []
         self._windows = self._accumulator.windows(

@@ -35,13 +35,7 @@ from dagnn.graph.cached import ordinary_tensors
 from dagnn.graph.names import sort_key
 from dagnn.graph.text_formats import json_arguments
 from dagnn.kernels.nodes import ACTIVATIONS
-from dagnn.nn.dag_nn.parameters import (
-    ParameterLayout,
-    bias_mask,
-    node_activations,
-    node_aggregations,
-    node_responses,
-)
+from dagnn.nn.dag_nn.parameters import ParameterLayout, bias_mask, node_activations, node_aggregations, node_responses
 from dagnn.nn.learnable import LearnableModule
 
 _FORMAT, _VERSION = "dagnn.DagNN", 2

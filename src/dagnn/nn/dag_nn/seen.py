@@ -79,11 +79,7 @@ class Seen(NamedInputs):
         )
 
     def table(
-        self,
-        of: Literal["edges", "nodes"] = "edges",
-        *,
-        x: Any = None,
-        importance: Any = None,
+        self, of: Literal["edges", "nodes"] = "edges", *, x: Any = None, importance: Any = None
     ) -> dict[str, list[Any]]:
         """Columns of the same length: one row an edge, in the order of ``edge_names()``, or one a node, in the Dag's.
 
@@ -131,13 +127,7 @@ class Seen(NamedInputs):
             columns["importance"] = _found(_parts(importance)[0], names, "node")
         return columns
 
-    def to_frame(
-        self,
-        of: Literal["edges", "nodes"] = "edges",
-        *,
-        x: Any = None,
-        importance: Any = None,
-    ) -> Any:
+    def to_frame(self, of: Literal["edges", "nodes"] = "edges", *, x: Any = None, importance: Any = None) -> Any:
         """`table` as a ``pandas.DataFrame``. Arguments and errors as there, and MissingPackageError without pandas."""
         columns = self.table(of, x=x, importance=importance)
         pandas = library("pandas", "to_frame, unlike net.table(...),", "pandas")

@@ -4,6 +4,7 @@ After the class come the helpers that make ``x`` from a table or a mapping, and 
 name.
 """
 
+import contextlib
 import math
 import reprlib
 from collections import Counter
@@ -318,20 +319,14 @@ def _numbers(name: Hashable, column: Any) -> NDArray[Any]:
         try:  # nullable columns know their own missing value
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         except (AttributeError, TypeError, ValueError):
-            values = _as_floats(values)
+            with contextlib.suppress(TypeError, ValueError):
+                values = values.astype(np.float64)
     if values.dtype.kind not in _NUMERIC:
         kind = "texts or other objects" if values.dtype.kind in "OUSV" else str(values.dtype)
         raise DtypeError(
             f"column {name!r} of x holds {kind}, not real numbers: convert it, for instance with .astype(float)."
         )
     return values
-
-
-def _as_floats(values: NDArray[Any]) -> NDArray[Any]:
-    try:
-        return values.astype(np.float64)
-    except (TypeError, ValueError):
-        return values
 
 
 def _on(values: NDArray[Any], like: Tensor) -> Tensor:
@@ -359,7 +354,9 @@ def _check_shapes(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
 
 def _check_labels(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
     """Raise if columns of pandas or xarray label their rows differently: stacking by position would mix the rows up."""
-    axes = [(name, column) for name, column in zip(names, columns, strict=True) if _has_axes(column)]
+    named = list(zip(names, columns, strict=True))
+    # Arrays of xarray, whose axes have names and labels.
+    axes = [(name, column) for name, column in named if hasattr(column, "dims") and hasattr(column, "indexes")]
     for name, column in axes[1:]:
         first_name, first = axes[0]
         if column.dims != first.dims:
@@ -373,22 +370,13 @@ def _check_labels(names: Sequence[Hashable], columns: Sequence[Any]) -> None:
                     f"the columns {first_name!r} and {name!r} of x have different labels along {axis!r}: align them "
                     "first, for instance with xarray.align."
                 )
-    labels = [(name, column.index) for name, column in zip(names, columns, strict=True) if _has_labels(column)]
+    labels = [(name, column.index) for name, column in named if hasattr(getattr(column, "index", None), "equals")]
     for name, index in labels[1:]:
         if index is not labels[0][1] and not labels[0][1].equals(index):
             raise GraphError(
                 f"the columns {labels[0][0]!r} and {name!r} of x have different row labels (.index): "
                 "align them first, for instance with pandas.DataFrame(x)."
             )
-
-
-def _has_axes(column: Any) -> bool:
-    """Whether it is an array of xarray, whose axes have names and labels."""
-    return hasattr(column, "dims") and hasattr(column, "indexes")
-
-
-def _has_labels(column: Any) -> bool:
-    return hasattr(column, "index") and hasattr(column.index, "equals")
 
 
 def _described(given: Any) -> str:

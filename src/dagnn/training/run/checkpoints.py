@@ -268,11 +268,8 @@ class CheckpointStore:
             keep_best: checkpoints with the best scores to keep beside them.
             mode: "max" when a larger score is better, else "min".
         """
-        self.path = path
-        self.run_id = run_id
-        self.keep_last = keep_last
-        self.keep_best = keep_best
-        self.mode = mode
+        self.path, self.run_id = path, run_id
+        self.keep_last, self.keep_best, self.mode = keep_last, keep_best, mode
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint of this run, whole or not, rising."""
@@ -432,10 +429,7 @@ class CheckpointStore:
         """Remove what is too many of the run's own up to step ``newest``: later ones are not of this training."""
         own = {step: each for step, each in self._own().items() if step <= newest}
         kept = {*sorted(own)[-self.keep_last :], *self._ranked(own)[: self.keep_best]}
-        paths = {step: self.path_of(step) for step in own}
-        for step, path in paths.items():
-            if step in kept:
-                continue
+        for path in (self.path_of(step) for step in own if step not in kept):
             doomed = self.path / f".removing-{path.name}"
             try:
                 # Renamed first: a half-removed checkpoint must not be met as a damaged one.

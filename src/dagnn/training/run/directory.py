@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from dagnn import __version__
@@ -170,9 +169,7 @@ class RunDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -270,19 +267,16 @@ def _locked(path: Path) -> int:
         OSError: the lock file cannot be opened.
     """
     descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    if fcntl is None:
-        _held.add(descriptor)
-        return descriptor
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
         os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise
         raise RunError(
             f"another process is using the run in {path}: wait for it, or choose another run_directory."
         ) from None
-    except OSError:
-        os.close(descriptor)
-        raise
     _held.add(descriptor)
     return descriptor
 

@@ -219,10 +219,7 @@ class Resumable:
             raise CheckpointError(f"the checkpoint of step {checkpoint.step} has another form: {error!r}.") from error
 
     def _restore(
-        self,
-        tensors: Mapping[str, Mapping[str, Any]],
-        state: Mapping[str, Any],
-        announce_stages: Callable[[], None],
+        self, tensors: Mapping[str, Mapping[str, Any]], state: Mapping[str, Any], announce_stages: Callable[[], None]
     ) -> Counters:
         if (self.average is None) != ("ema" not in tensors) or (self.promotion is None) != (state["promotion"] is None):
             raise CheckpointError(
