@@ -1,20 +1,18 @@
 """The passes of a `CellPlan` as compiled functions, on the blocks, products and gathers that every sweep has."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
-from dagnn.kernels.emit.expressions import EDGE, NODE, REDUCTIONS, SLOT, Expr
+from dagnn.kernels.emit.expressions import EDGE, NODE, SLOT, Expr
 from dagnn.kernels.emit.formula import ancestors
-from dagnn.kernels.emit.functions import OPERATIONS, Registers
 from dagnn.kernels.emit.writer import Value
 from dagnn.kernels.sweep import packed, sums
+from dagnn.kernels.sweep.cell_body import Body, Sinks
 from dagnn.kernels.sweep.cell_plan import CellPlan, Place
 from dagnn.kernels.sweep.node_blocks import FIELDS, GateRows, NodeBlock, Row, each_block, edge_ahead
 from dagnn.kernels.sweep.packed import PRODUCT, PackedLayout, PackedWriter, call
 
-Sinks = Sequence[tuple[Expr, Place]]
-Sum = tuple[Expr, Expr, Expr | None]
 _ALL_FIELDS = (
     *FIELDS, "hidden_width", "projected", "weight", "weight_pack", "back_weight", "back_weight_pack",
     "bias", "states", "y", "grad_y", "in_places", "out_edges", "hidden", "forget_weight", "back_forget_weight",
@@ -27,8 +25,6 @@ _ENDS = {"y": "in_sources", "states": "in_sources", "forget_products": "in_place
 _OF_NODES = ("projected", "gates", "states", "y")
 _OF_SLOTS = ("slot_gradients", "slot_rows", "slot_kept", "edge_gates")
 _WANTED = "grad_projected"  # is written only where the pass has been given its address
-# Read where they are used, also in a loop: nothing writes over them, and a register that holds them costs more.
-_READ_IN_PLACE = ("feature", "vector", "number")
 
 
 def write_cell(module: Value, layout: PackedLayout, plan: CellPlan) -> list[str]:
@@ -63,14 +59,14 @@ def _write_forward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None:
                 if plan.has_attention:
                     sums.attend(code, row)
                 with row.each_pack() as pack:
-                    _Body(code, plan, row, pack, plan.there_first).block(NODE, [], plan.first)
+                    _PackBody(code, plan, row, pack, plan.there_first).block(NODE, [], plan.first)
             left_packs = code.build.mul(block.slots, code.at(code.i64(0), code.field("packs"), len(plan.aggregates)))
             block.forward_product("product", "weight", _columns(code, block, plan), left_packs)
         with block.each_row() as row:
             with row.each_pack() as pack:
-                body = _Body(code, plan, row, pack, plan.there)
+                body = _PackBody(code, plan, row, pack, plan.there)
                 # The product has just written the gates: they are in the caches.
-                _Body(code, plan, row.ahead(), pack, plan.there).prefetch(plan.second, "projected")
+                _PackBody(code, plan, row.ahead(), pack, plan.there).prefetch(plan.second, "projected")
                 body.block(NODE, [], plan.second)
                 # A second time, pack by pack: the product that follows reads neighbouring lines, which ``y`` has not.
                 for half in (0, 1) if plan.each else ():
@@ -97,14 +93,14 @@ def _write_backward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None
         if plan.each:  # the gradient of an output is whole only with that of its product with the weight of operands
             with block.each_row() as row, row.each_pack() as pack:
                 lines = waiting(row, pack) | {plan.each: _by_place(code, "forget_gradients", pack, row.place)}
-                body = _Body(code, plan, row, pack, {})
+                body = _PackBody(code, plan, row, pack, {})
                 for (name, half), value in _pulled(code, plan, row, pack, None).items():
                     code.store_half(body.masked(value, half), lines[name], half)
             _each_product(code, block, "product_added", "forget_gradients", "back_forget_weight", "hidden_gradients")
         with block.each_row() as row:
             shared = sums.shared_gradient(code, row) if plan.has_attention else None
             with row.each_pack() as pack:
-                _Body(code, plan, row.ahead(), pack, plan.there_back).prefetch(plan.back, *_OF_NODES)
+                _PackBody(code, plan, row.ahead(), pack, plan.there_back).prefetch(plan.back, *_OF_NODES)
                 if plan.each:
                     lines = waiting(row, pack)
                     pulled = {
@@ -113,7 +109,7 @@ def _write_backward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None
                 else:
                     pulled = _pulled(code, plan, row, pack, shared)
                 seeds = {(plan.seeds[name], half): value for (name, half), value in pulled.items()}
-                _Body(code, plan, row, pack, plan.there_back, seeds).block(NODE, [], plan.back)
+                _PackBody(code, plan, row, pack, plan.there_back, seeds).block(NODE, [], plan.back)
         with code.build.if_then(block.has_operands):
             first_slot = code.index_at(code.field("first_slots"), block.first)
             first_line = _numbered(code, first_slot, len(plan.aggregates), 0)
@@ -126,7 +122,7 @@ def _write_backward(code: PackedWriter, plan: CellPlan, gates: GateRows) -> None
                         sums.attention_gradients(code, row)
                     if plan.last:
                         with row.each_pack() as pack:
-                            _Body(code, plan, row, pack, plan.there_last).block(NODE, [], plan.last)
+                            _PackBody(code, plan, row, pack, plan.there_last).block(NODE, [], plan.last)
     code.finish()
 
 
@@ -161,7 +157,7 @@ def _pulled(
             value = code.multiply_add(shared, weight, value)
         code.build.store(value, places[first, half])
     with row.each_out_edge() as edge:
-        later, at_source = (_Body(code, plan, row, pack, plan.there_at_source) for _ in range(2))
+        later, at_source = (_PackBody(code, plan, row, pack, plan.there_at_source) for _ in range(2))
         for body, number in ((later, edge_ahead(code, edge)), (at_source, edge)):
             body.slot = code.index_at(code.field("out_index"), number)
             body.edge = code.index_at(code.field("out_edges"), number)
@@ -201,12 +197,11 @@ def _by_place(code: PackedWriter, field: str, pack: Value, place: Value) -> Valu
     return code.at(code.field(field), code.build.add(rows, place), code.layout.line)
 
 
-class _Body:
+class _PackBody(Body):
     """What a pass does in one pack of one row.
 
     Args:
-        there: where to read what is in memory.
-        known: halves of values in registers.
+        there, known: as of `Body`.
 
     Attributes:
         slot, edge: that it is about now, numbered among all. ``local``: the slot among those of the node.
@@ -221,25 +216,13 @@ class _Body:
         there: Mapping[Expr, Place],
         known: Mapping[tuple[Expr, int], Value] | None = None,
     ) -> None:
-        self._code, self._plan, self._row, self._pack, self._there = code, plan, row, pack, there
-        self._halves = [
-            Registers(
-                code, {one: value for (one, k), value in (known or {}).items() if k == half}, partial(self._read, half)
-            )
-            for half in (0, 1)
-        ]
+        super().__init__(code, there, known)
+        self._plan, self._row, self._pack = plan, row, pack
         self._lines: dict[Place, Value] = {}
         self._masks: dict[int, Value] = {}
         self.slot: Value | None = None
         self.edge: Value | None = None
         self.local: Value | None = None
-
-    def value(self, one: Expr, half: int) -> Value:
-        """Half of the value, in a register."""
-        return self._halves[half].value(one)
-
-    def added(self, one: Expr, total: Value, half: int) -> Value:
-        return self._halves[half].added(one, total)
 
     def masked(self, value: Value, half: int) -> Value:
         """The value, and 0 in the columns that fill up the last pack."""
@@ -258,98 +241,23 @@ class _Body:
             if at.field in fields and (at.level < EDGE or self.edge is not None):
                 self._code.prefetch(self._address(at), self._code.layout.line)
 
-    def block(self, level: int, wanted: Sequence[Expr], sinks: Sinks) -> None:
-        """Makes `value` of the wanted expressions known or computable, and writes the sinks of this level and below.
-
-        In phases: what can be computed now, then a loop over the level below, whose sums the next phase computes with.
-        Values of the level below are computed in each loop that needs them; the last loop writes them down.
-        """
-        ends = [*wanted, *(expr for expr, _ in sinks)]
-        needed = ancestors(ends, lambda one: one in self._there or one.level < level)
-        phase: dict[Expr, int] = {}
-        for one in needed:
-            before = 0 if one in self._there else max((phase.get(arg, 0) for arg in one.args), default=0)
-            phase[one] = before + (one.op in REDUCTIONS and one.level == level and one not in self._there)
-        sums = self._sums(level, needed, ends, phase)
-        below, here = ([sink for sink in sinks if (sink[1].level > level) == is_below] for is_below in (True, False))
-        last = max([phase[one] - 1 for one, _, _ in sums] + [phase[expr] for expr, _ in below], default=-1)
-        end, rest = max([last + 1, *(phase[expr] for expr, _ in here)]), list(here)
-        for now in range(end + 1):
-            of_loop = [one for one in sums if phase[one[0]] == now + 1]
-            to_write = below if now == last else []
-            inside = [term for _, term, _ in of_loop] + [expr for expr, _ in to_write]
-            inside = ancestors(inside, lambda one: one in self._there or one.level <= level)
-            self._load([start for _, _, start in of_loop if start is not None])
-            self._load([one for one in inside if one.level <= level])
-            # In a loop, what a further loop does not need is computed after it: a register that waits costs more.
-            due = [
-                sink
-                for sink in rest
-                if now == end or sink[0] in self._halves[0].known or (level == NODE and phase[sink[0]] <= now)
-            ]
-            rest = [sink for sink in rest if not any(sink is one for one in due)]
-            places = {at for _, at in due}
-            self._load(one for one in needed if self._there.get(one) in places)  # before it is written over
-            self._write(due)
-            if of_loop or to_write:
-                self._loop(level + 1, of_loop, to_write)
-
-    def _sums(self, level: int, needed: Sequence[Expr], ends: Sequence[Expr], phase: Mapping[Expr, int]) -> list[Sum]:
-        """Sums and maxima over the level below: the result, what it is over, and what a sum starts from.
-
-        That is what it is added to, if nothing else needs the sum.
-        """
-        users: dict[Expr, list[Expr]] = {}
-        for one in needed:
-            for arg in () if one in self._there else one.args:
-                users.setdefault(arg, []).append(one)
-        result: list[Sum] = []
-        for one in needed:
-            if one.op in REDUCTIONS and one.level == level and one not in self._there:
-                result.append((one, one.args[0], None))
-                user = users.get(one, [])
-                if one.op == "over" and one not in set(ends) and [(u.op, u.level) for u in user] == [("add", level)]:
-                    other = user[0].args[user[0].args[0] is one]
-                    if phase.get(other, 0) < phase[one] and user[0] not in {first for first, _, _ in result}:
-                        result[-1] = (user[0], one.args[0], other)
-        return result
-
-    def _loop(self, level: int, sums: Sequence[Sum], sinks: Sinks) -> None:
+    @contextmanager
+    def _each(self, level: int, terms: Sequence[Expr]) -> Iterator[None]:
         code, row = self._code, self._row
-        outside = [dict(half.known) for half in self._halves], dict(self._lines), dict(self._masks)
-        totals = [code.places() for _ in sums]
-        for (one, _, start), places in zip(sums, totals, strict=True):
-            for half, place in enumerate(places):
-                first = code.constant(float("-inf") if one.op == "largest" else 0)
-                code.build.store(first if start is None else self.value(start, half), place)
+        outside = dict(self._lines), dict(self._masks)
         with row.each_slot() if level == SLOT else row.each_in_edge(self.local) as number:
             if level == SLOT:
                 self.local, self.slot = number, code.build.add(row.first_slot, number)
             else:
-                later = _Body(code, self._plan, row, self._pack, self._there)
+                later = _PackBody(code, self._plan, row, self._pack, self._there)
                 self.edge, later.edge = number, edge_ahead(code, number)
-                later.prefetch(((term, None) for _, term, _ in sums), *_ENDS)
-            self.block(level, [term for _, term, _ in sums], sinks)
-            for half in (0, 1):
-                for (one, term, _), places in zip(sums, totals, strict=True):
-                    total = code.build.load(places[half])
-                    if one.op == "largest":
-                        total = OPERATIONS["maximum"](code, self.value(term, half), total)
-                    else:
-                        total = self.added(term, total, half)
-                    code.build.store(total, places[half])
-        known, self._lines, self._masks = outside
+                later.prefetch(((term, None) for term in terms), *_ENDS)
+            yield
+        self._lines, self._masks = outside
         if level == SLOT:
             self.local = self.slot = None
         else:
             self.edge = None
-        for half, registers in enumerate(self._halves):
-            registers.known = known[half]
-            for (one, _, _), places in zip(sums, totals, strict=True):
-                value = code.build.load(places[half])
-                if one.op == "largest":  # of nothing it is 0: a slot below one in use has no edge perhaps
-                    value = code.build.select(self._has_edges(), value, code.constant(0))
-                registers.known[one] = value
 
     def _has_edges(self) -> Value:
         return self._code.build.icmp_signed(">", self._count(), self._code.i64(0))
@@ -362,7 +270,6 @@ class _Body:
         return code.build.sub(after, code.offset_at(offsets, self.slot))
 
     def _read(self, half: int, one: Expr) -> Value | None:
-        """Half of a value that lies in memory; None for one that has to be computed."""
         code, at = self._code, self._there.get(one)
         if one.op == "share":
             edges = code.build.select(self._has_edges(), self._count(), code.i64(1))  # a slot with none has a sum of 0
@@ -379,12 +286,6 @@ class _Body:
         if one.op == "column" and at.level == NODE:
             value = code.build.select(self._row.block.has_operands, value, code.constant(0))
         return value
-
-    def _load(self, values: Iterable[Expr]) -> None:
-        values = [one for one in values if one.op not in _READ_IN_PLACE]
-        for half in (0, 1):
-            for one in values:
-                self.value(one, half)
 
     def _line(self, at: Place) -> Value:
         if at.level == SLOT and self.slot is None:  # what slots have in common lies in the first one too

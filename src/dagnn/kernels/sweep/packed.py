@@ -85,6 +85,8 @@ class PackedWriter(CodeWriter):
         layout: the precision and the processor.
     """
 
+    halves = (0, 1)
+
     def __init__(self, module: Value, layout: PackedLayout, name: str, num_arguments: int | None = None) -> None:
         super().__init__(
             module,
