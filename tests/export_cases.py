@@ -28,9 +28,12 @@ def compiled(folder: Path, sources: list[str]) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def run_c(library: ctypes.CDLL, name: str, x: np.ndarray, num_outputs: int) -> np.ndarray:
+def run_c(
+    library: ctypes.CDLL, name: str, x: np.ndarray, num_outputs: int, dtype: np.dtype | type | None = None
+) -> np.ndarray:
+    """``dtype``: of the results; by default that of x."""
     x = np.ascontiguousarray(x)
-    y = np.empty((len(x), num_outputs), x.dtype)
+    y = np.empty((len(x), num_outputs), dtype or x.dtype)
     getattr(library, f"{name}_batch")(*map(ctypes.c_void_p, (x.ctypes.data, y.ctypes.data)), ctypes.c_size_t(len(x)))
     return y
 

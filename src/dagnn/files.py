@@ -1,9 +1,10 @@
 """Files that survive a crash: written under a hidden name, flushed to the disk, and moved into place in one step."""
 
+import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
@@ -50,6 +51,28 @@ def _moved_into_place(target: Path, move: Callable[[Path, Path], object]) -> Ite
     finally:
         with suppress(OSError):  # it would hide the error that led here
             temporary.unlink(missing_ok=True)
+
+
+def write_all(files: Mapping[Path, bytes], *, overwrite: bool) -> list[Path]:
+    """Write all of the files, or none of those that were not there.
+
+    Raises:
+        FileExistsError: one exists, and ``overwrite`` is False. Other `OSError`: one cannot be written.
+    """
+    taken = [] if overwrite else [path for path in files if path.exists()]
+    if taken:
+        raise FileExistsError(errno.EEXIST, "exists already: choose another path, or set overwrite", str(taken[0]))
+    new, written = [path for path in files if not path.exists()], list[Path]()
+    try:
+        for path, content in files.items():
+            replace_file(path, content)
+            written.append(path)
+    except OSError:
+        for path in written:
+            if path in new:
+                path.unlink(missing_ok=True)
+        raise
+    return written
 
 
 def write_new(path: Path, content: bytes) -> None:

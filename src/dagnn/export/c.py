@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from dagnn import __version__
 from dagnn.errors import ConfigError
 from dagnn.export import Program
-from dagnn.export.c_functions import CFunction, aggregate_functions, bit_functions, bits_type, literal
+from dagnn.export.c_functions import CFunction, aggregate_functions, array, bit_functions, bits_type, prologue
 from dagnn.export.rounded import RoundedWeights
 
 # Values of up to so many nodes lie on the stack: 32 KiB in float64.
-_LARGEST_STACK = 4096
+LARGEST_STACK = 4096
 # Words of C99 and C++, names of libm and of the files' own parameters: not for a function.
 _TAKEN = """
 work samples expected allowed wrong error stdin stdout printf malloc free abs memcpy acos asin atan atan2 ceil cos cosh
@@ -86,17 +86,17 @@ def _header(program: Program, name: str, rounding: Rounding | None) -> str:
     working = (
         f"\n/* Values of all nodes lie in memory of the function's own: call it from one thread at a time, or use\n"
         f"   {name}_in with {upper}_WORK numbers of memory for each thread. */"
-        if program.num_nodes > _LARGEST_STACK
+        if program.num_nodes > LARGEST_STACK
         else ""
     )
     return f"""\
 /* A network of {program.num_nodes} nodes and {program.num_edges} edges, written by dagnn {__version__}.
 
    x[i], i < {upper}_INPUTS:
-{_columns(program.input_names)}
+{listed(program.input_names)}
 
    y[j], j < {upper}_OUTPUTS:
-{_columns(program.output_names)}
+{listed(program.output_names)}
 {_promise(program, rounding)}*/
 #ifndef {upper}_H
 #define {upper}_H
@@ -147,7 +147,6 @@ def _promise(program: Program, rounding: Rounding | None) -> str:
 
 def _source(program: Program, stem: str, name: str, rounded: RoundedWeights | None) -> str:
     number, upper = _number(program), name.upper()
-    suffix = "" if program.double else "f"
     is_input = program.is_input
     computed = np.flatnonzero(~is_input)
     names = list(dict.fromkeys(program.activation[node] for node in computed.tolist()))
@@ -158,28 +157,28 @@ def _source(program: Program, stem: str, name: str, rounded: RoundedWeights | No
     uses_bits = any(f"{name}_bits(" in text for text in functions)
     bits = bits_type(program.double)
     index = "uint16_t" if program.num_nodes <= 1 << 16 else "uint32_t"
-    arrays = [_array("uint32_t", f"{name}_outputs", program.outputs)]
+    arrays = [array("uint32_t", f"{name}_outputs", program.outputs)]
     if (program.inputs >= 0).any():
-        arrays.append(_array("int32_t", f"{name}_inputs", program.inputs))
+        arrays.append(array("int32_t", f"{name}_inputs", program.inputs))
     if len(computed):
         arrays += [
-            _array("uint32_t", f"{name}_offsets", _spans(program, computed)),
-            _array(index, f"{name}_sources", program.sources),
-            _array(*_stored(program, rounded, name)),
-            _array(number, f"{name}_biases", program.bias[computed]),
-            _array(index, f"{name}_nodes", computed),
+            array("uint32_t", f"{name}_offsets", _spans(program, computed)),
+            array(index, f"{name}_sources", program.sources),
+            array(*_stored(program, rounded, name)),
+            array(number, f"{name}_biases", program.bias[computed]),
+            array(index, f"{name}_nodes", computed),
         ]
     of_nodes, scales = _aggregates(program)
     kinds = list(dict.fromkeys(kind for kind in of_nodes if kind))
     if kinds:
         listed = [1 + kinds.index(of_nodes[node]) if of_nodes[node] else 0 for node in computed.tolist()]
-        arrays.append(_array("unsigned char", f"{name}_kinds", listed))
-        arrays.append(_array(number, f"{name}_scales", scales[computed]))
+        arrays.append(array("unsigned char", f"{name}_kinds", listed))
+        arrays.append(array(number, f"{name}_scales", scales[computed]))
     if rounded is not None and rounded.storage == "int8":
-        arrays.append(_array(number, f"{name}_scales", rounded.scale[computed]))
+        arrays.append(array(number, f"{name}_scales", rounded.scale[computed]))
     if len(names) > 1:
         listed = [codes[program.activation[node]] for node in computed.tolist()]
-        arrays.append(_array("unsigned char" if len(names) <= 256 else "uint16_t", f"{name}_codes", listed))
+        arrays.append(array("unsigned char" if len(names) <= 256 else "uint16_t", f"{name}_codes", listed))
     cases = [f"        case {code}: z = {name}_act{code}(z); break;" for code in codes.values()]
     activate = (
         [f"        switch ({name}_codes[i]) {{", *cases, "        default: break;", "        }"]
@@ -228,25 +227,7 @@ def _source(program: Program, stem: str, name: str, rounded: RoundedWeights | No
             "    }",
         ]
     return f"""\
-/* Written by dagnn {__version__}; see {stem}.h. C99, needs libm. */
-#include "{stem}.h"
-
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-/* Where a processor has no fused multiply-add, fma is slow. Define this as ((a) * (b) + (c)) to round twice. */
-#ifndef {upper}_FMA
-#define {upper}_FMA(a, b, c) fma{suffix}((a), (b), (c))
-#endif
-
-/* Products and sums that are written apart are rounded apart. */
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
-#endif
-
+{prologue(stem, name, program.double)}
 {bit_functions(name, number, bits) if uses_bits else ""}
 {_decoder(name) if rounded is not None and rounded.storage == "bfloat16" and len(computed) else ""}
 {chr(10).join(arrays)}
@@ -262,7 +243,7 @@ void {name}_in(const {number} *x, {number} *y, {number} *work)
 
 void {name}(const {number} *x, {number} *y)
 {{
-    {"static " if program.num_nodes > _LARGEST_STACK else ""}{number} work[{program.num_nodes}];
+    {"static " if program.num_nodes > LARGEST_STACK else ""}{number} work[{program.num_nodes}];
     {name}_in(x, y, work);
 }}
 
@@ -326,13 +307,31 @@ def _test(
     y: NDArray[np.floating],
     rounding: Rounding | None,
 ) -> str:
-    number, upper = _number(program), name.upper()
-    samples = len(x)
-    # Sums in another order differ by rounding; a mistake differs by much more.
-    allowed = 1e-9 if program.double else 1e-3
-    within = allowed * np.maximum(np.abs(y).max(0, initial=0.0), 1.0)
+    within = allowed_errors(y)
     if rounding is not None:
         within = within + rounding.bounds
+    return check_program(stem, name, _number(program), x, y, within)
+
+
+def allowed_errors(y: NDArray[np.floating]) -> NDArray[np.float64]:
+    """How far a test program lets each column of ``y [n, outputs]`` be off."""
+    # Sums in another order differ by rounding; a mistake differs by much more.
+    allowed = 1e-9 if y.dtype == np.float64 else 1e-3
+    within: NDArray[np.float64] = allowed * np.maximum(np.abs(y).max(0, initial=0.0), 1.0).astype(np.float64)
+    return within
+
+
+def check_program(
+    stem: str, name: str, number: str, x: NDArray[Any], y: NDArray[np.floating], within: NDArray[np.float64]
+) -> str:
+    """A program that compares the function ``name`` with what the network computed.
+
+    Args:
+        number: the kind of y in C; that of x too, where x does not hold whole numbers.
+        x, y: samples ``[n, inputs]`` and ``[n, outputs]``.
+        within: ``[outputs]``, how far each output may be off.
+    """
+    upper, samples = name.upper(), len(x)
     return f"""\
 /* Does {stem}.c compute what the network computed? Written by dagnn {__version__}.
 
@@ -343,9 +342,9 @@ def _test(
 #include <math.h>
 #include <stdio.h>
 
-{_array(number, "samples", x.ravel())}
-{_array(number, "expected", y.ravel())}
-{_array("double", "allowed", within.astype(np.float64))}
+{array("int32_t" if x.dtype.kind == "i" else number, "samples", x.ravel())}
+{array(number, "expected", y.ravel())}
+{array("double", "allowed", within)}
 int main(void)
 {{
     static {number} y[{max(1, samples)} * {upper}_OUTPUTS];
@@ -368,7 +367,7 @@ def _number(program: Program) -> str:
     return "double" if program.double else "float"
 
 
-def _columns(names: Sequence[object]) -> str:
+def listed(names: Sequence[object]) -> str:
     """Names as lines of a comment: ASCII, and nothing that ends the comment or the line."""
     shown = [json.dumps(name) if isinstance(name, str) else ascii(name) for name in names]
     return "\n".join(f"     {i}: {_harmless(text)}" for i, text in enumerate(shown))
@@ -378,14 +377,3 @@ def _harmless(text: str) -> str:
     # No end or beginning of a comment, no trigraph, no line that goes on.
     text = text.replace("*/", "*\\/").replace("/*", "/\\*").replace("??", "?\\?")
     return f"{text} " if text.endswith("\\") else text
-
-
-def _array(kind: str, name: str, values: Any) -> str:
-    """A constant array; C has none without entries, so an empty one has one zero that nobody reads."""
-    listed = np.asarray(values).ravel().tolist() or [0]
-    if kind in ("double", "float"):
-        texts = [literal(value, double=kind == "double") for value in listed]
-    else:
-        texts = [str(int(value)) for value in listed]
-    lines = [", ".join(texts[i : i + 8]) for i in range(0, len(texts), 8)]
-    return f"static const {kind} {name}[{len(texts)}] = {{\n    " + ",\n    ".join(lines) + "\n};\n"

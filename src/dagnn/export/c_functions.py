@@ -1,12 +1,14 @@
 """Functions of one number as C: what writes instructions for the compiled path prints C here instead."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
+from dagnn import __version__
 from dagnn.kernels.emit.expressions import Expr
 from dagnn.kernels.emit.functions import Registers, activated
 from dagnn.kernels.nodes import formula_of
@@ -27,6 +29,7 @@ class CFunction:
     """
 
     lanes = 1
+    halves = (0,)
 
     def __init__(self, double: bool, prefix: str) -> None:
         self.double = double
@@ -37,38 +40,69 @@ class CFunction:
         self._prefix, self._suffix = prefix, "" if double else "f"
         self._kind = "double" if double else "float"
         self._lines: list[tuple[str, str]] = []
+        self._depth = 1
+        self._places = 0
 
     def text(self, activation: str, name: str) -> str:
         """A static function ``name`` of one number."""
-        y = self._result(activation)
-        body = [f"    return {self._shown(y)};"]
-        used = set(_VARIABLE.findall(body[0]))
-        for name_of, line in reversed(self._lines):  # without what only the slope needs
-            if name_of in used:
+        return self.function(called(activation), name, lambda: self._result(activation))
+
+    def function(self, comment: str, name: str, write: Callable[[], Any]) -> str:
+        """A static function ``name`` of one number z, which returns what ``write`` gives."""
+        self.statement(f"return {self._shown(write())};")
+        head = [f"/* {comment} */", f"static {self._kind} {name}({self._kind} z)", "{"]
+        return "\n".join([*head, *self.lines(), "}", ""])
+
+    def lines(self) -> list[str]:
+        """All statements so far, without values that nothing uses, as what only a slope needs."""
+        used, lines = set[str](), list[str]()
+        for name, line in reversed(self._lines):
+            if not name or name in used:
                 used.update(_VARIABLE.findall(line))
-                body.insert(0, line)
-        return "\n".join(
-            [f"/* {called(activation)} */", f"static {self._kind} {name}({self._kind} z)", "{", *body, "}", ""]
-        )
+                lines.insert(0, line)
+        return lines
 
     def _result(self, activation: str) -> Any:
         formula = formula_of(activation)
         if formula is None:
             return activated(self, activation, "z")[0]  # type: ignore[arg-type]
-
-        def from_library(one: Expr) -> str | None:
-            # Those of the compiled path take instructions that are not printed here; these differ in the last digits.
-            if one.op not in ("sin", "cos", "log"):
-                return None
-            return self._made(self._kind, f"{one.op}{self._suffix}({self._shown(registers.value(one.args[0]))})")
-
-        registers = Registers(self, {formula.inputs[0]: "z"}, from_library)  # type: ignore[arg-type]
+        registers = Registers(
+            self,  # type: ignore[arg-type]
+            {formula.inputs[0]: "z"},
+            lambda one: self.from_library(one, registers),
+        )
         return registers.value(formula.outputs[0])
+
+    def from_library(self, one: Expr, registers: Registers) -> str | None:
+        """``one``, if it is a function that comes from the C library here.
+
+        Those of the compiled path take instructions that are not printed here; these differ in the last digits.
+        """
+        if one.op not in ("sin", "cos", "log"):
+            return None
+        return self.made(f"{one.op}{self._suffix}({self._shown(registers.value(one.args[0]))})")
+
+    def statement(self, text: str) -> None:
+        """A line of C as it is."""
+        self._lines.append(("", "    " * self._depth + text))
+
+    @contextmanager
+    def braces(self, head: str) -> Iterator[None]:
+        """Statements inside of a loop or a condition."""
+        self.statement(f"{head} {{")
+        self._depth += 1
+        yield
+        self._depth -= 1
+        self.statement("}")
+
+    def made(self, expression: str) -> str:
+        """A number of C as a value."""
+        return self._made(self._kind, expression)
 
     def _made(self, kind: str, expression: str) -> str:
         name = f"t{len(self._lines)}"
         # A statement for each: a C compiler may fuse what stands in one expression.
-        self._lines.append((name, f"    const {kind} {name} = {expression};"))
+        self._lines.append((name, f"{'    ' * self._depth}const {kind} {name} = {expression};"))
         return name
 
     def _shown(self, value: Any) -> str:
@@ -86,6 +120,12 @@ class CFunction:
 
     # ---- what a CodeWriter offers ----
 
+    def places(self) -> list[str]:
+        """A variable that changes."""
+        self._places += 1
+        self.statement(f"{self._kind} s{self._places};")
+        return [f"s{self._places}"]
+
     def constant(self, value: float) -> Any:
         return ir.Constant(self.vector, [float(value)])
 
@@ -101,6 +141,12 @@ class CFunction:
         return self._made(self._kind, f"{name}{self._suffix}({', '.join(map(self._shown, arguments))})")
 
     # ---- what an IRBuilder offers ----
+
+    def load(self, place: str) -> str:
+        return place
+
+    def store(self, value: Any, place: str) -> None:
+        self.statement(f"{place} = {self._shown(value)};")
 
     def fadd(self, a: Any, b: Any) -> str:
         return self._operation("+", a, b)
@@ -291,3 +337,39 @@ def literal(value: float, *, double: bool) -> str:
     else:
         text = re.sub(r"0*p", "p", float(value).hex()).replace(".p", ".0p")
     return text if double else f"{text}f"
+
+
+def array(kind: str, name: str, values: Any) -> str:
+    """A constant array; C has none without entries, so an empty one has one zero that nobody reads."""
+    listed = np.asarray(values).ravel().tolist() or [0]
+    if kind in ("double", "float"):
+        texts = [literal(value, double=kind == "double") for value in listed]
+    else:
+        texts = [str(int(value)) for value in listed]
+    lines = [", ".join(texts[i : i + 8]) for i in range(0, len(texts), 8)]
+    return f"static const {kind} {name}[{len(texts)}] = {{\n    " + ",\n    ".join(lines) + "\n};\n"
+
+
+def prologue(stem: str, name: str, double: bool) -> str:
+    """The beginning of a source file: its header, what it includes, and how products and sums are rounded."""
+    upper = name.upper()
+    return f"""\
+/* Written by dagnn {__version__}; see {stem}.h. C99, needs libm. */
+#include "{stem}.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Where a processor has no fused multiply-add, fma is slow. Define this as ((a) * (b) + (c)) to round twice. */
+#ifndef {upper}_FMA
+#define {upper}_FMA(a, b, c) fma{"" if double else "f"}((a), (b), (c))
+#endif
+
+/* Products and sums that are written apart are rounded apart. */
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(__GNUC__)
+#pragma GCC optimize("fp-contract=off")
+#endif
+"""

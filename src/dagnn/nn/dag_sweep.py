@@ -1,13 +1,16 @@
 """`DagSweep`: a recursive cell, node after node in topological order, all graphs of a batch at once."""
 
 import copy
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dagnn import kernels
 from dagnn.errors import ConfigError, DtypeError, GraphError
+from dagnn.export.c_graph import CSource, Interface
+from dagnn.export.c_sweep import write_sweep
+from dagnn.graph import Dag
 from dagnn.kernels.graph_plans import (
     Direction,
     Graph,
@@ -18,12 +21,13 @@ from dagnn.kernels.graph_plans import (
 )
 from dagnn.nn.cells import FormulaCell
 from dagnn.nn.cells.gated import GatedCell
-from dagnn.nn.learnable import LearnableModule, check_operators, check_rows, check_tensor
+from dagnn.nn.graph_export import ExportsOnGraph, swept_cell
+from dagnn.nn.learnable import check_operators, check_rows, check_tensor
 
 _OURS = (FormulaCell, GatedCell)
 
 
-class DagSweep(LearnableModule):
+class DagSweep(ExportsOnGraph):
     """Runs a cell over every node, after the nodes that it depends on.
 
     ``"up"`` goes along the edges: in an expression graph from the leaves to the root, so that a node
@@ -111,6 +115,48 @@ class DagSweep(LearnableModule):
         by_level = [way for way, module in self.cells.items() if not _is_ours(module)]
         outputs = kernels.run_sweeps(graph, cells, x, rows, by_level=by_level)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def write_c(self, source: CSource, label: str, graph: Graph, x: str, y: str, work: str) -> tuple[list[str], int]:
+        """Adds its cells to a C source; the statements of a sweep, and how many numbers of memory it needs.
+
+        Args:
+            label: the beginning of names.
+            x, y, work: the names of arrays in these statements.
+        """
+        statements, most, before = list[str](), 0, 0
+        for way, cell in self.cells.items():
+            direction: Literal["up", "down"] = "up" if way == "up" else "down"
+            name, needed = write_sweep(source, label + way, swept_cell(cell, graph, direction), self.out_features)
+            statements.append(f"{name}({x}, {y} + {before}, {work});")
+            most, before = max(most, needed), before + _checked(cell).state_sizes[0]
+        return statements, most
+
+    def _samples(self, graph: Graph, count: int) -> list[Tensor]:
+        cell = next(iter(self.cells.values()))
+        width, like = getattr(cell, "in_features", None), next(self.parameters())
+        if width is None:
+            raise ConfigError(
+                f"{type(cell).__name__} does not say how wide its features are: give it an attribute in_features."
+            )
+        generator = torch.Generator().manual_seed(0)
+        shape = (graph.num_nodes, width)
+        return [torch.randn(shape, generator=generator, dtype=like.dtype, device="cpu") for _ in range(count)]
+
+    def _as_c(self, source: CSource, graph: Graph) -> tuple[Interface, list[str], int]:
+        cell: Any = next(iter(self.cells.values()))
+        upper, nodes, width = source.name.upper(), graph.num_nodes, int(cell.in_features)
+        body, work = self.write_c(source, "", graph, "x", "y", "work")
+        interface = Interface(
+            f"Sweeps over a graph of {nodes} nodes and {graph.num_edges} edges",
+            source.number,
+            nodes * width,
+            nodes * self.out_features,
+            f"x[v * {upper}_FEATURES + k] is feature k of node v < {upper}_NODES.",
+            f"y[v * {upper}_RESULTS + k] is output k of node v.",
+            {"NODES": nodes, "FEATURES": width, "RESULTS": self.out_features},
+            graph.names if isinstance(graph, Dag) else None,
+        )
+        return interface, body if work else [*body, "(void)work;"], work
 
 
 def _is_ours(cell: nn.Module) -> bool:

@@ -197,7 +197,7 @@ class GraphDecoder(LearnableModule):
         self.positions = nn.Parameter(torch.empty(check_size("max_nodes", max_nodes), dim))
         self.pool = GraphPool("mean")
         self.pooled = nn.Linear(dim, dim)
-        self.layers = nn.ModuleList(_PositionLayer(dim, heads) for _ in range(check_size("layers", layers)))
+        self.layers = nn.ModuleList(PositionLayer(dim, heads) for _ in range(check_size("layers", layers)))
         self.norm = nn.LayerNorm(dim)
         self.existence = nn.Linear(dim, 1)
         self.label = nn.Linear(dim, check_size("num_labels", num_labels))
@@ -235,7 +235,7 @@ class GraphDecoder(LearnableModule):
         )
 
 
-class _PositionLayer(nn.Module):
+class PositionLayer(nn.Module):
     """Positions attend to each other, then to the memory, then pass a feed-forward net; pre-norm, with residuals."""
 
     def __init__(self, dim: int, heads: int) -> None:

@@ -154,9 +154,14 @@ class FormulaCell(LearnableModule):
         slots = self.max_children or 1
         return cell_step(self.plan, cell.projected, states, target, position, cell.weights, slots, operator)
 
+    def of_features(self) -> tuple[Tensor, Tensor]:
+        """What projects the features: a weight ``[in_features, parts * hidden]`` and a bias ``[parts * hidden]``."""
+        return self.feature_weight, self.bias
+
     def project(self, features: Tensor) -> ProjectedCell:
         """The cell for the compiled path."""
-        projected = torch.addmm(self.bias, features, self.feature_weight)
+        weight, bias = self.of_features()
+        projected = torch.addmm(bias, features, weight)
         names = (*(("state_weight",) if self.plan.aggregates else ()), *self._names)
         return ProjectedCell(self.plan, self.hidden, projected, tuple(getattr(self, name) for name in names))
 

@@ -81,16 +81,22 @@ class GatedCell(FormulaCell):
         """``[num_nodes, hidden]`` from the states ``h [e, hidden]`` of the sources of the edges into ``target [e]``."""
         raise NotImplementedError
 
-    def project(self, features: Tensor) -> ProjectedCell:
-        """The cell for the compiled path.
+    def of_features(self) -> tuple[Tensor, Tensor]:
+        """What projects the features.
 
-        The biases of the gates r and z from the state are added to the features already. Only n's is kept apart,
+        The biases of the gates r and z from the state are in that of the features already. Only n's is kept apart,
         because r multiplies it.
         """
+        hidden = self.gru.hidden_size
+        of_state = F.pad(self.gru.bias_hh[: 2 * hidden], (0, hidden))
+        return self.gru.weight_ih.t(), self.gru.bias_ih + of_state
+
+    def project(self, features: Tensor) -> ProjectedCell:
+        """The cell for the compiled path."""
         before_call(self.gru, features)
         hidden, bias = self.gru.hidden_size, self.gru.bias_hh
-        of_state = F.pad(bias[: 2 * hidden], (0, hidden))
-        projected = F.linear(features, self.gru.weight_ih, self.gru.bias_ih + of_state)
+        weight, bias_of_features = self.of_features()
+        projected = F.linear(features, weight.t(), bias_of_features)
         state_weight = self.gru.weight_hh.t() if self.state_weight is None else self.state_weight
         scores = (self.score_weight,) if self.plan.has_attention else ()
         return ProjectedCell(self.plan, hidden, projected, (state_weight, bias[2 * hidden :], *scores))

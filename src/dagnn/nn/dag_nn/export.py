@@ -1,6 +1,5 @@
 """A `DagNN` and other programs: `from_neat` reads one, `export` writes it for them, `predictor` takes NumPy arrays."""
 
-import errno
 import io
 import threading
 from collections.abc import Callable, Hashable, Mapping
@@ -19,7 +18,7 @@ from dagnn.export import Program
 from dagnn.export.c import Rounding, c_files, check_name
 from dagnn.export.onnx import onnx_model
 from dagnn.export.rounded import Storage, box_of, check_storage, error_bounds, rounded
-from dagnn.files import replace_file
+from dagnn.files import write_all
 from dagnn.kernels import NetworkPlan, explain_network, reference
 from dagnn.kernels.network import passes
 from dagnn.nn.dag_nn.imported import read_genome
@@ -132,7 +131,7 @@ class Exports(NamedParameters, Seen):
         ['net.h', 'net.c', 'net_test.c']
         """
         path = Path(path)
-        chosen = _format_of(path, format)
+        chosen = format_of(path, format)
         if chosen == "c":
             function = check_name(path.stem if name is None else name)
             program, rounding = self.program(), None
@@ -147,7 +146,7 @@ class Exports(NamedParameters, Seen):
             raise ConfigError(f"name={name!r} is for a function in C, and format={chosen!r} has none: leave it out.")
         else:
             content = {path.name: onnx_model(self.program()) if chosen == "onnx" else self._torch_program()}
-        return _write({path.with_name(file): part for file, part in content.items()}, overwrite)
+        return write_all({path.with_name(file): part for file, part in content.items()}, overwrite=overwrite)
 
     def program(self) -> Program:
         """What the network computes now, as plain arrays: what every format is written from.
@@ -336,7 +335,12 @@ class Predictor:
         return y if x.ndim == 2 else y[0]
 
 
-def _format_of(path: Path, given: object) -> str:
+def format_of(path: Path, given: object) -> str:
+    """The format of an export to ``path``.
+
+    Raises:
+        ConfigError: neither ``given`` nor the suffix says one, or C goes to a file that does not end in .c.
+    """
     formats = get_args(Format)
     if given is not None and given not in formats:
         raise ConfigError(f"format must be one of {', '.join(formats)}, got {given!r}.")
@@ -350,21 +354,3 @@ def _format_of(path: Path, given: object) -> str:
     if found == "c" and path.suffix != ".c":
         raise ConfigError(f"C goes to a file that ends in .c, got {path.name!r}: a header and a test lie beside it.")
     return found
-
-
-def _write(files: dict[Path, bytes], overwrite: bool) -> list[Path]:
-    """All of the files, or none of those that were not there."""
-    taken = [] if overwrite else [path for path in files if path.exists()]
-    if taken:
-        raise FileExistsError(errno.EEXIST, "exists already: choose another path, or set overwrite", str(taken[0]))
-    new, written = [path for path in files if not path.exists()], list[Path]()
-    try:
-        for path, content in files.items():
-            replace_file(path, content)
-            written.append(path)
-    except OSError:
-        for path in written:
-            if path in new:
-                path.unlink(missing_ok=True)
-        raise
-    return written
