@@ -20,9 +20,9 @@ from dagnn.kernels.sweep.plan import BLOCK_FIELDS, CLASS_FIELDS
 # Looks at the counter before a waiting worker gives up its core. A level is often done within these; and where more
 # threads run than there are cores, the one that is waited for may need this very core.
 _LOOKS = 256
-# Prefetched so far ahead. Rows of features, outputs and gradients lie in the graph's order, so the processor cannot foresee
-# which comes next, and every one was waited for. Run in turns, 512 random DAGs, d=64: forward passes took 0.66 (minimal
-# gated unit) to 0.81 (TreeLSTM) of the time, backward passes 0.8 to 1. Edges 4 and 16 ahead measured alike.
+# Prefetched so far ahead. Rows of features, outputs and gradients lie in the graph's order, so the processor cannot
+# foresee which comes next, and every one was waited for. Run in turns, 512 random DAGs, d=64: forward passes took 0.66
+# (minimal gated unit) to 0.81 (TreeLSTM) of the time, backward passes 0.8 to 1. 4 and 16 edges ahead measured alike.
 _ROWS_AHEAD, _EDGES_AHEAD = 4, 8
 
 FIELDS = (
