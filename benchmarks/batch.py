@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks import batch_peers
+from benchmarks import batch_cortex, batch_peers
 from benchmarks.batch_peers import CHILDREN, Problem, Run
 from benchmarks.harness import Case, Contestant, main
 from dagnn.graph import Dag, DagBatch
@@ -353,23 +354,26 @@ class SetGRU(FormulaCell):
 
 def other_cells(batch: DagBatch, quick: bool) -> Iterable[Case]:
     """The other cells, and three as a user writes them, against the reference, level by level under autograd."""
-    for name, make in (
-        ("child-sum TreeLSTM", partial(ChildSumTreeLSTMCell, 64, 64)),
-        ("GRU over the sum", partial(GRUCell, 64, 64)),
-        *(() if quick else (("GRU over the maximum", partial(GRUCell, 64, 64, "max")),)),
-        ("a user's peephole TreeLSTM", partial(PeepholeTreeLSTM, 64, 64, CHILDREN)),
-        ("a user's minimal gated unit", partial(MinimalGatedUnit, 64, 64)),
-        ("a user's GRU over two reductions", partial(SetGRU, 64, 64)),
-    ):
+    makes: list[tuple[str, Callable[[int], FormulaCell]]] = [
+        ("child-sum TreeLSTM", lambda d: ChildSumTreeLSTMCell(d, d)),
+        ("GRU over the sum", lambda d: GRUCell(d, d)),
+        ("GRU over the maximum", lambda d: GRUCell(d, d, "max")),
+        ("a user's peephole TreeLSTM", lambda d: PeepholeTreeLSTM(d, d, CHILDREN)),
+        ("a user's minimal gated unit", lambda d: MinimalGatedUnit(d, d)),
+        ("a user's GRU over two reductions", lambda d: SetGRU(d, d)),
+    ]
+    if quick:
+        del makes[2]
+    for d, (name, make) in product(WIDTHS[: 1 if quick else None], makes):
         torch.manual_seed(0)
-        sweep = DagSweep(make())
-        x = torch.randn(batch.num_nodes, 64, requires_grad=True)
+        sweep = DagSweep(make(d))
+        x = torch.randn(batch.num_nodes, d, requires_grad=True)
 
         def step(sweep: DagSweep = sweep, x: Tensor = x) -> tuple[Tensor, ...]:
             y = sweep(x, batch)
             return torch.autograd.grad(y.square().sum(), [x, *sweep.parameters()])
 
-        yield Case(f"{name}, d=64", step, {"the reference": on_reference(step)}, threads=1)
+        yield Case(f"{name}, d={d}", step, {"the reference": on_reference(step)}, threads=1)
 
 
 def on_reference(call: Contestant) -> Contestant:
@@ -403,6 +407,7 @@ def cases(quick: bool) -> Iterable[Case]:
     yield from by_operator(batch, quick)
     yield from collating(batch, dags)
     yield from other_cells(batch, quick)
+    yield from batch_cortex.cases(quick)
     yield from many_parameters(quick)
     yield from stepped_in_the_pass(batch, quick)
     yield from at_once(quick)

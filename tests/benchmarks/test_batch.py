@@ -7,6 +7,7 @@ import torch
 from precision import assert_rounded
 from torch import nn
 
+from benchmarks import batch_cortex
 from benchmarks.batch import SYMBOLS, Contest, Stack, all_at_once, one_by_one, random_dags
 from benchmarks.batch_peers import CHILDREN, Problem, by_operator, eager, function, pyg, recursion
 from dagnn.graph import DagBatch
@@ -39,6 +40,16 @@ def test_peers_agree_with_the_sweep(make, double_precision):
     peer = contest.peer(make(Problem.of(contest.batch, SYMBOLS)))
     for ours, theirs in zip(contest.ours(), peer(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11)
+
+
+def test_models_on_parse_trees_agree_with_their_peers(double_precision, monkeypatch):
+    monkeypatch.setattr(batch_cortex, "WIDTH", 16)
+    monkeypatch.setattr(batch_cortex, "MATRIX_WIDTH", 8)
+    cases = list(batch_cortex.cases(quick=False))
+    assert len(cases) == 6
+    for case in cases:
+        case.check()
+    assert batch_cortex.TreeGRU(2, 3).explain() == batch_cortex.TreeLSTM(2, 3).explain() == "compiled"
 
 
 @pytest.mark.parametrize("how", ["loop", "bmm"])

@@ -141,9 +141,7 @@ def backward(
         # Nothing is pulled along the edges out of inputs, which come first.
         pulled -= plan.num_from_inputs
     first = plan.num_sparse - pulled
-    gathered = frame.copy(
-        num_edges=pulled, out_weight=weights_at + first * size, out_index=plan.index_address(first)
-    )
+    gathered = frame.copy(num_edges=pulled, out_weight=weights_at + first * size, out_index=plan.index_address(first))
     run(functions["gather"], gathered, num_workers(pulled // 4096))
     if plan.blocks:
         with SingleThreadedProducts():
