@@ -1,6 +1,5 @@
 """How processes add up counts and gradients: one alone, several with replicas (DDP) or with shards (FSDP2)."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeVar, final
 
@@ -15,38 +14,33 @@ T = TypeVar("T")
 FsdpSync = Literal["each", "last"]
 
 
-class Ranks(ABC):
-    """What a window needs of the processes that share the model. All of them call each method."""
+class Ranks:
+    """What a window needs of the processes that share the model, all of which call each method; as it is: one alone."""
 
-    world_size: int
-    seed_factor: float  # what losses are multiplied by, where the wrapper divides gradients by the world size
-    every_backward: bool  # all processes must run every backward pass, also of a micro-batch that counts nothing
+    world_size = 1
+    seed_factor = 1.0  # what losses are multiplied by, where the wrapper divides gradients by the world size
+    every_backward = False  # all processes must run every backward pass, also of a micro-batch that counts nothing
 
-    @abstractmethod
     def gather(self, value: T) -> list[T]:
         """``value`` of every process, in the order of their ranks."""
+        return [value]
 
-    @abstractmethod
     def open_window(self, micro_batches: list[int]) -> None:
         """Called before the first forward pass of a window, with the number of micro-batches of every process."""
 
-    @abstractmethod
     def open_micro_batch(self, *, is_last: bool) -> None:
         """Called before the forward pass of each micro-batch."""
 
-    @abstractmethod
     def close_window(self) -> None:
         """Called when the window ends, also by an error."""
 
-    @abstractmethod
     def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
         """Replace the ``.grad`` of every process by their sum."""
 
-    @abstractmethod
     def sum_parts(self, value: float) -> float:
         """Sum of ``value`` over the processes where each holds a part of every gradient; else ``value`` itself."""
+        return value
 
-    @abstractmethod
     def share_buffers(self) -> None:
         """Give every process the buffers of the first, where the wrapper does so."""
 
@@ -75,7 +69,7 @@ def ranks_of(
             f"window, least traffic), got {fsdp_sync!r}."
         )
     if not dist.is_available() or not dist.is_initialized():
-        return Alone()
+        return Ranks()
     wrappers = {_wrapper_of(model) for model in models}
     if "FullyShardedDataParallel" in wrappers:
         raise ConfigError(
@@ -105,7 +99,7 @@ def ranks_of(
             "process_group=torch.distributed.group.WORLD.",
             AccumulationWarning,
         )
-    return Alone()
+    return Ranks()
 
 
 def _wrapper_of(model: nn.Module) -> str:
@@ -118,36 +112,6 @@ def _wrapper_of(model: nn.Module) -> str:
     return "a plain module"
 
 
-@final
-class Alone(Ranks):
-    """One process: nothing to add up."""
-
-    world_size = 1
-    seed_factor = 1.0
-    every_backward = False
-
-    def gather(self, value: T) -> list[T]:
-        return [value]
-
-    def open_window(self, micro_batches: list[int]) -> None:
-        pass
-
-    def open_micro_batch(self, *, is_last: bool) -> None:
-        pass
-
-    def close_window(self) -> None:
-        pass
-
-    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
-        pass
-
-    def sum_parts(self, value: float) -> float:
-        return value
-
-    def share_buffers(self) -> None:
-        pass
-
-
 _BUCKET_BYTES = 25 * 2**20  # DDP's default
 _SWITCHES = ("require_backward_grad_sync", "require_forward_param_sync", "static_graph", "find_unused_parameters")
 
@@ -155,9 +119,6 @@ _SWITCHES = ("require_backward_grad_sync", "require_forward_param_sync", "static
 @final
 class Replicated(Ranks):
     """Sums gradients over the processes of ``group``."""
-
-    seed_factor = 1.0
-    every_backward = False
 
     def __init__(self, models: Sequence[nn.Module], group: Any) -> None:
         self._group = group
@@ -181,9 +142,6 @@ class Replicated(Ranks):
         for model in self._wrapped:
             for name in _SWITCHES:
                 setattr(model, name, False)
-
-    def open_micro_batch(self, *, is_last: bool) -> None:
-        pass
 
     def close_window(self) -> None:
         for model, values in zip(self._wrapped, self._before or [], strict=False):
@@ -211,9 +169,6 @@ class Replicated(Ranks):
             parts = torch.split(flat, [gradient.numel() for gradient in bucket])
             for gradient, part in zip(bucket, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
-
-    def sum_parts(self, value: float) -> float:
-        return value
 
     def share_buffers(self) -> None:
         for model in self._wrapped:
@@ -303,11 +258,5 @@ class Sharded(Ranks):
             for model in self._models:
                 model.set_requires_gradient_sync(True)
 
-    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
-        pass
-
     def sum_parts(self, value: float) -> float:
         return sum(self.gather(value)) / self._copies
-
-    def share_buffers(self) -> None:
-        pass

@@ -410,9 +410,9 @@ class Window:
                 f"micro-batch {self._current} of {self.micro_batches} had no window.backward(loss): call it, or "
                 "window.drop() to leave the micro-batch out."
             )
-        if self._on_nonfinite == "drop":
-            if not self._sums.end_trial(keep=not self._dropped) and not self._dropped:
-                self._drop(overflowed=True)
+        is_kept = self._on_nonfinite != "drop" or self._sums.end_trial(keep=not self._dropped)
+        if not is_kept and not self._dropped:
+            self._drop(overflowed=True)
         self._running = False
         self._num_run += not self._dropped
 
