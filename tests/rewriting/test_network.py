@@ -8,9 +8,9 @@ from decimal_addition import SIGNATURE, replacement_of, sum_tokens, value_of
 from torch.autograd import gradcheck
 
 from dagnn.errors import ConfigError
-from dagnn.rewriting.features import NeighbourhoodFeatures, edit_cost, parent_slots, target_orders
+from dagnn.rewriting.features import NeighbourhoodFeatures, parent_slots, target_orders
 from dagnn.rewriting.machine import RewritingMachine, RuleRewriter
-from dagnn.rewriting.network import GraphRewriter
+from dagnn.rewriting.network import GraphRewriter, edit_cost
 from dagnn.rewriting.system import LEAVE, Label, Signature
 
 

@@ -1,4 +1,4 @@
-"""What a network reads of a neighbourhood, as numbers of features or as graphs; and what its prediction costs."""
+"""What a network reads of a neighbourhood, as numbers of features or as graphs; and targets in both forms."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -264,43 +264,6 @@ class GraphEncoder(nn.Module):
         )
         read: Tensor = self.readout(features[number[:, 0]])
         return read
-
-
-def edit_cost(
-    cost: Tensor, targets: Tensor, arity: Tensor, *, alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.0
-) -> Tensor:
-    """Edit cost between predicted and target replacements, nodes aligned by the decoder's order (preorder).
-
-    ``alpha * node + beta * edge + gamma * clique`` per neighbourhood, averaged over the batch:
-
-    - node: negative log-likelihood of every made node's label. A node too many, too few or wrong is a wrong class
-      in its slot, so insertions, deletions and substitutions are all paid here.
-    - edge: negative log-likelihood of every copy, which is an edge from the replacement into the neighbourhood. All
-    other
-      edges follow from the labels' arities.
-    - clique: ``1 - sqrt(p_parent * p_child)``, summed over all parent-child pairs, the cliques of a tree.
-
-    With alpha = beta = 1 and gamma = 0 it is the cross-entropy of the whole replacement, an upper bound of the
-    expected number of wrong nodes because ``1 - p <= -log p``.
-
-    Args:
-        cost: ``[batch, slots]``, negative log-likelihood of every target; unused slots do not matter.
-        targets: int64 ``[batch, slots]``, classes as in `NeighbourhoodFeatures`: leave it, labels, addresses; -1
-            behind the end of a replacement.
-        arity: int64 ``[labels]``, children that each label asks for.
-        alpha, beta, gamma: weights of the three terms, at least 0.
-
-    Returns:
-        A scalar; 0 for an empty batch.
-    """
-    used = targets >= 0
-    weight = torch.where(targets > len(arity), beta, alpha).to(cost.dtype)
-    loss = (cost * weight)[used].sum()
-    if gamma:
-        parent = parent_slots(targets, arity)
-        pair_cost = (cost + cost.gather(1, parent.clamp(min=0)))[parent >= 0]
-        loss = loss + gamma * (1 - torch.exp(-pair_cost / 2)).sum()
-    return loss / max(1, len(targets))
 
 
 def parent_slots(targets: Tensor, arity: Tensor) -> Tensor:

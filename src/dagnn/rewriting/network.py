@@ -1,4 +1,4 @@
-"""GraphRewriter: a network that learns the steps of a rewriting system: a neighbourhood in, its replacement out."""
+"""GraphRewriter, a network that learns the steps of a rewriting system, and its loss: what a replacement costs."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from dagnn.rewriting.features import (
     GraphEncoder,
     NeighbourhoodFeatures,
     NeighbourhoodGraphs,
-    edit_cost,
+    parent_slots,
     replacement_graphs,
 )
 from dagnn.rewriting.machine import LabelTokens, RewritingMachine, Rewritten
@@ -339,6 +339,42 @@ class GraphRewriter(LearnableModule):
         slots = F.linear(hidden, self.slots.weight[:units], self.slots.bias[:units])
         # Not by len(rows), which torch.export would take for a constant.
         return (F.gelu(slots) + _LEAK * slots).view(slots.shape[0], num_slots, self.slot_width)
+
+
+def edit_cost(
+    cost: Tensor, targets: Tensor, arity: Tensor, *, alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.0
+) -> Tensor:
+    """Edit cost between predicted and target replacements, nodes aligned by the decoder's order (preorder).
+
+    ``alpha * node + beta * edge + gamma * clique`` per neighbourhood, averaged over the batch:
+
+    - node: negative log-likelihood of every made node's label. A node too many, too few or wrong is a wrong class
+      in its slot, so insertions, deletions and substitutions are all paid here.
+    - edge: negative log-likelihood of every copy, which is an edge from the replacement into the neighbourhood. All
+      other edges follow from the labels' arities.
+    - clique: ``1 - sqrt(p_parent * p_child)``, summed over all parent-child pairs, the cliques of a tree.
+
+    With alpha = beta = 1 and gamma = 0 it is the cross-entropy of the whole replacement, an upper bound of the
+    expected number of wrong nodes because ``1 - p <= -log p``.
+
+    Args:
+        cost: ``[batch, slots]``, negative log-likelihood of every target; unused slots do not matter.
+        targets: int64 ``[batch, slots]``, classes as in `NeighbourhoodFeatures`: leave it, labels, addresses; -1
+            behind the end of a replacement.
+        arity: int64 ``[labels]``, children that each label asks for.
+        alpha, beta, gamma: weights of the three terms, at least 0.
+
+    Returns:
+        A scalar; 0 for an empty batch.
+    """
+    used = targets >= 0
+    weight = torch.where(targets > len(arity), beta, alpha).to(cost.dtype)
+    loss = (cost * weight)[used].sum()
+    if gamma:
+        parent = parent_slots(targets, arity)
+        pair_cost = (cost + cost.gather(1, parent.clamp(min=0)))[parent >= 0]
+        loss = loss + gamma * (1 - torch.exp(-pair_cost / 2)).sum()
+    return loss / max(1, len(targets))
 
 
 def replacement_objective(
