@@ -43,7 +43,7 @@ class TreeLSTM(FormulaCell):
 
 
 class MatrixVector(LearnableModule):
-    """The cell of an MV-RNN: a vector and a matrix for every node. Formulas have no matrices: it runs level by level."""
+    """The cell of an MV-RNN: nodes have a vector and a matrix. Formulas have no matrices: it runs level by level."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
