@@ -321,12 +321,12 @@ def _check(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Export:
-    """Writes a DagNN for programs without dagnn: C99, ONNX, or a program of torch.export."""
+    """Writes a network for programs without dagnn: C99, ONNX, or a program of torch.export."""
 
-    file: Positional[Annotated[str, arg(metavar="FILE")]]
-    """file that DagNN.save wrote"""
+    file: Positional[Annotated[str, arg(metavar="RUN_OR_FILE")]]
+    """file that DagNN.save wrote, or a run of the curriculum"""
     out: Positional[Annotated[str, arg(metavar="OUT")]]
-    """file to write: .c (a header and a test program lie beside it), .onnx or .pt2"""
+    """file to write: .c (a header and a test program lie beside it), .onnx or .pt2; of a run .pt2"""
     name: str | None = None
     """of the function in C; by default that of the file"""
     weights: Literal["bfloat16", "int8"] | None = None
@@ -344,10 +344,10 @@ def _export(arguments: Sequence[str]) -> int:
     from dagnn.nn import DagNN
 
     if Path(given.file).is_dir():
-        raise ConfigError(
-            f"{given.file} is a directory, expected a file that DagNN.save wrote. The network of a run rewrites graphs "
-            "of any shape and is no single DAG: `dagnn checkpoint export --format torch-export` writes it as a program."
-        )
+        from dagnn.commands.run import export_run
+
+        of_c = [name for name in ("name", "weights", "within") if getattr(given, name) is not None]
+        return export_run(given.file, given.out, of_c, overwrite=given.overwrite)
     net = DagNN.load(given.file)
     written = net.export(
         given.out, name=given.name, weights=given.weights, within=given.within, overwrite=given.overwrite
@@ -410,7 +410,7 @@ COMMANDS = {
     "info": Command("step, level and parameters of a run or checkpoint", _info),
     "metrics": Command("what happened in a run as CSV, or for TensorBoard", _group("run", "run_metrics")),
     "checkpoint": Command("verify, list, export and import checkpoints", _group("run", "run_checkpoint")),
-    "export": Command("a DagNN as C, ONNX or a program of torch.export", _export),
+    "export": Command("a network as C, ONNX or a program of torch.export", _export),
     "ged": Command("edit distance of two graphs, in words and as a picture; ged search: the nearest of many", _ged),
     "answers": Command(
         "learn an operation from questions and answers, certified for every length; ask it",

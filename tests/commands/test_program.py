@@ -80,6 +80,22 @@ def test_program_has_the_averaged_weights_or_those_of_the_last_step(run, tmp_pat
         assert_rounded(program(rows), lambda exact=exact: exact(rows))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_dagnn_export_takes_a_run(run, tmp_path, capsys):
+    target = tmp_path / "network.pt2"
+    assert main(["export", str(run), str(target)]) == 0
+    assert capsys.readouterr().out.endswith(f" parameters in {target}\n")
+    before = target.read_bytes()
+    assert main(["export", str(run), str(target)]) == 2
+    assert "File exists" in capsys.readouterr().err
+    assert target.read_bytes() == before
+    assert main(["export", str(run), str(target), "--overwrite"]) == 0
+    for out, more in (("network.c", []), ("network.onnx", []), ("other.pt2", ["--name", "net"])):
+        assert main(["export", str(run), str(tmp_path / out), *more]) == 2
+        assert "a file that ends in .pt2" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["network.pt2"]
+
+
 def test_program_never_overwrites_and_leaves_nothing_behind(run, tmp_path):
     (tmp_path / "taken").write_bytes(b"mine")
     with pytest.raises(RunError, match=r"cannot write .*taken: File exists"):

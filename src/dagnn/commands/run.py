@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 
 from dagnn.commands import DEFAULT_RUN, Command, complain, dispatch, parsed
 from dagnn.errors import CheckpointError, ConfigError, RunError
-from dagnn.files import new_file, replace_file
+from dagnn.files import new_file, replace_file, replaced_file
 from dagnn.kernels.emit.native import host_target
 from dagnn.training.log import metrics_csv, printable, read_metrics, write_tensorboard
 from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
@@ -29,7 +29,24 @@ DESCRIPTION = "description.json"
 _MODULE_DEPTH = 2  # `cells.0.linear.weight` counts for `cells.0`
 
 
-def export_program(path: str | Path, target: str | Path, *, averaged: bool = True) -> int:
+def export_run(path: str, target: str, of_c: Sequence[str], *, overwrite: bool) -> int:
+    """Writes the network of a run for `dagnn export`; the exit code.
+
+    Args:
+        of_c: the names of options that were given and are about C.
+    """
+    if Path(target).suffix != ".pt2" or of_c:
+        options = "".join(f" and --{name}" for name in of_c)
+        raise ConfigError(
+            f"{path} is a directory. The network of a run rewrites graphs of any shape and is no single DAG, so it is "
+            f"written as a program of torch.export, to a file that ends in .pt2; got {target}{options}."
+        )
+    parameters = export_program(path, target, overwrite=overwrite)
+    print(f"a network of {parameters:,} parameters in {target}")
+    return 0
+
+
+def export_program(path: str | Path, target: str | Path, *, averaged: bool = True, overwrite: bool = False) -> int:
     """Writes the GraphRewriter of a checkpoint as a ``.pt2`` file.
 
     ``torch.export.load(target).module()`` takes rows, int64 ``[batch, features]`` of any two sizes, as
@@ -40,6 +57,7 @@ def export_program(path: str | Path, target: str | Path, *, averaged: bool = Tru
         path: a run directory (its newest whole checkpoint), or one of its checkpoints.
         target: a new file.
         averaged: with the averaged weights, where there are any; else those of the last step.
+        overwrite: replace a file that exists.
 
     Returns:
         How many parameters it has.
@@ -64,7 +82,7 @@ def export_program(path: str | Path, target: str | Path, *, averaged: bool = Tru
     described = {"run": checkpoint.run_id, "step": checkpoint.step, **checkpoint.state["description"]}
     target = Path(target)
     try:
-        with new_file(target) as temporary, temporary.open("wb") as file:
+        with (replaced_file if overwrite else new_file)(target) as temporary, temporary.open("wb") as file:
             torch.export.save(program, file, extra_files={DESCRIPTION: json.dumps(described)})
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror or error}.") from error
