@@ -22,6 +22,8 @@ from dagnn.kernels.network import conductance as _conductance
 from dagnn.kernels.network import function as _network
 from dagnn.kernels.network.conductance import ConductancePlan, Conductances
 from dagnn.kernels.network.conductance_code import run_compiled as _run_conductance
+from dagnn.kernels.network.conductance_products import ProductPlan, message_scales, plan_conductance
+from dagnn.kernels.network.conductance_products import run_products as _run_products
 from dagnn.kernels.network.plan import NetworkPlan, plan_network
 from dagnn.kernels.nodes import ACTIVATIONS, AGGREGATIONS, NEAT_ACTIVATIONS
 from dagnn.kernels.reference import Aggregate, Cell
@@ -49,6 +51,7 @@ __all__ = [
     "Named",
     "NetworkPlan",
     "Operands",
+    "ProductPlan",
     "ProjectedCell",
     "Projects",
     "Weights",
@@ -60,7 +63,9 @@ __all__ = [
     "explain_network",
     "explain_wide",
     "kernel_path",
+    "message_scales",
     "plan_cell",
+    "plan_conductance",
     "plan_levels",
     "plan_network",
     "replace_gradients",
@@ -162,7 +167,7 @@ def replace_gradients(
 
 
 def run_conductance(
-    plan: ConductancePlan,
+    plan: ConductancePlan | ProductPlan,
     x: Tensor,
     way: Tensor,
     weight: Tensor,
@@ -175,8 +180,10 @@ def run_conductance(
     """Conductances along a path, by the path that can run them; see `conductance.run_conductance`.
 
     Args:
-        is_compiled: the compiled path has all activations.
+        is_compiled: the compiled path has all activations. It has no products.
     """
+    if isinstance(plan, ProductPlan):
+        return _run_products(plan, x, way, weight, bias, rule=rule, steps=steps)
     if is_compiled and plan.output_row >= 0 and _is_compiled(x, way, weight, bias):
         return _run_conductance(plan, x, way, weight, bias, rule=rule, steps=steps)
     return _conductance.run_conductance(plan, x, way, weight, bias, rule=rule, steps=steps)

@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dagnn.errors import ConfigError, DtypeError, GraphError, library
-from dagnn.kernels import ConductancePlan, Conductances, NetworkPlan, plan_network, run_conductance, run_network
+from dagnn.kernels import (
+    ConductancePlan,
+    Conductances,
+    NetworkPlan,
+    ProductPlan,
+    message_scales,
+    plan_conductance,
+    plan_network,
+    run_conductance,
+    run_network,
+)
 from dagnn.kernels.network.conductance import Rule
 from dagnn.nn import DagNN
 from dagnn.nn.learnable import value_of
@@ -22,13 +32,13 @@ from dagnn.nn.learnable import value_of
 Kind = Literal["nodes", "edges"]
 # Edges of which one array holds all samples at a time.
 _EDGES_AT_ONCE = 4096
-_LINEAR = ("sum", "mean")
+_EXPLAINED = ("sum", "mean", "product")
 
 
 class Found(NamedTuple):
     """Conductances, the plan that says where they belong, the weights that were used."""
 
-    plan: ConductancePlan
+    plan: ConductancePlan | ProductPlan
     weight: Tensor
     of: Conductances
 
@@ -266,8 +276,8 @@ def explain(
     The network does not change: its outputs, gradients, mode and random state stay.
 
     Args:
-        net: with one unit a node, in float32 or float64. Nodes that sum or average have a complete explanation, with
-            any activation; the others are refused.
+        net: with one unit a node, in float32 or float64. Nodes that sum, average or multiply have a complete
+            explanation, with any activation; the others are refused.
         x: the samples, ``[B, inputs]`` or one, ``[inputs]``; or columns by name, as the network takes them.
         baseline: where the path starts: a number for all inputs; one sample, ``[inputs]`` or by name; or one for each
             sample, ``[B, inputs]``.
@@ -278,8 +288,8 @@ def explain(
     Raises:
         GraphError: no samples, x or baseline of another width, an unknown node, several outputs and none named.
         DtypeError: x or baseline of another dtype, or no numbers; a network that is neither float32 nor float64.
-        ConfigError: an unknown rule, no step, a node that takes a product, a maximum or the like; x, the baseline or
-            an output is not finite.
+        ConfigError: an unknown rule, no step, a node that takes a maximum or the like; x, the baseline or an output is
+            not finite.
 
     Sources: see `dagnn.kernels.network.conductance`; completeness: Sundararajan, Taly, Yan, "Axiomatic Attribution for
     Deep Networks", ICML 2017.
@@ -315,8 +325,8 @@ def explain_with(
                 f"the output {name!r} is not finite for sample {sample} or its baseline: nothing can be explained. "
                 "Look for weights that are NaN or too large."
             )
-        plan = _plan(network, place)
-        scale = _scales(network)
+        plan = plan_conductance(network, place)
+        scale = message_scales(network)
         if scale is not None:
             weight = weight * scale.to(weight.dtype)[network.edges[:, 1]]
         way = samples - start
@@ -339,10 +349,10 @@ def _check_settings(net: object, rule: object, steps: object) -> None:
         raise ConfigError(f"steps must be a whole number, at least 1, got {steps!r}.")
     inputs = set(net.dag.inputs.tolist())
     for node, kind in enumerate(net.aggregations):
-        if kind not in _LINEAR and node not in inputs:
+        if kind not in _EXPLAINED and node not in inputs:
             raise ConfigError(
                 f"the node {net.dag.name_of(node)!r} aggregates by {kind}, of which no rule gives a complete "
-                f"explanation: explain takes networks of {' and '.join(_LINEAR)}."
+                f"explanation: explain takes networks of {', '.join(_EXPLAINED)}."
             )
 
 
@@ -433,18 +443,3 @@ def _with_output(network: NetworkPlan, place: int) -> NetworkPlan:
         network.aggregation,
         network.response,
     )
-
-
-@lru_cache(maxsize=8)
-def _plan(network: NetworkPlan, place: int) -> ConductancePlan:
-    edges, levels, inputs = (part.numpy() for part in (network.edges, network.node_levels, network.inputs))
-    return ConductancePlan(edges, levels, inputs, place, network.activation)
-
-
-def _scales(network: NetworkPlan) -> Tensor | None:
-    """What multiplies the sum of every node, ``[num_nodes]``; None where that is 1."""
-    if set(network.aggregation) <= {"sum"} and bool((network.response == 1).all()):
-        return None
-    is_mean = torch.tensor([name == "mean" for name in network.aggregation])
-    degree = torch.bincount(network.edges[:, 1], minlength=network.num_nodes).clamp(min=1)
-    return torch.where(is_mean, network.response / degree, network.response)

@@ -29,7 +29,7 @@ from dagnn.kernels.nodes import activation_of
 
 Rule = Literal["path", "secant"]
 # Numbers in one array of the reference: some chunks of samples of a batch, each with all its steps.
-_CHUNK = 1 << 22
+CHUNK = 1 << 22
 
 
 class Conductances(NamedTuple):
@@ -80,7 +80,7 @@ class ConductancePlan:
         source, target = np.ascontiguousarray(edges.T)
         column_of = np.full(num_nodes, -1)
         column_of[inputs] = np.arange(len(inputs))
-        live = _with_path_to(output, source, target, levels)
+        live = with_path_to(output, source, target, levels)
         self.num_inputs = len(inputs)
         self.rows = np.flatnonzero(live & (column_of < 0))
         row_of = np.full(num_nodes, -1)
@@ -109,7 +109,7 @@ class ConductancePlan:
             self._levels.append((slice(first, last), slice(start, stop), groups))
 
 
-def _with_path_to(
+def with_path_to(
     output: int, source: NDArray[np.int64], target: NDArray[np.int64], levels: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Which nodes are ``output`` or have a path to it."""
@@ -143,7 +143,7 @@ def run_conductance(
     """
     rows = len(plan.rows)
     points, weights = points_of(rule, steps)
-    per_chunk = max(1, _CHUNK // max(1, max(rows, len(plan.inner_edges)) * len(points), len(plan.entry_edges)))
+    per_chunk = max(1, CHUNK // max(1, max(rows, len(plan.inner_edges)) * len(points), len(plan.entry_edges)))
     chunks = zip(torch.split(x, per_chunk), torch.split(way, per_chunk), strict=True)
     parts = [_run_chunk(plan, one.T, slant.T, weight, bias, points, weights) for one, slant in chunks]
     return Conductances(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
