@@ -1,4 +1,6 @@
-"""Random networks of wide nodes, and the same function written module by module."""
+"""Networks of wide nodes, what their passes are given, and the same function by the reference and module by module."""
+
+from itertools import pairwise
 
 import torch
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from strategies import edge_lists
 from torch import Tensor, nn
 
 from dagnn.graph import Dag
+from dagnn.kernels.wide.plan import WideParameters, WideState, run_reference
 from dagnn.nn import WideDagNN
 
 EPSILON = 1e-5
@@ -101,3 +104,60 @@ def _norm_entries(net: WideDagNN) -> dict[int, slice]:
 def batch_for(net: WideDagNN, batch: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, net._plan.columns, dtype=net.edge_weight.dtype, generator=generator)
+
+
+def parameters_of(net):
+    given = (net.edge_weight, net.bias, net.scale, net.shift)
+    return WideParameters(*(None if each is None else each.detach() for each in given))
+
+
+def state_of(net, batch, *, own_statistics=True, seed=0):
+    """A mask for the nodes that drop, and statistics as they are after some training."""
+    draws, sizes = torch.Generator().manual_seed(seed), net._plan.sizes
+    mask = torch.randint(0, 3, (sizes[3], batch), generator=draws).to(net.bias) if sizes[3] else None
+    if net.normalise != "batch" or own_statistics:
+        return WideState(mask=mask)
+    mean, variance = torch.randn(sizes[2], generator=draws), 0.1 + torch.rand(sizes[2], generator=draws)
+    return WideState(mean.to(net.bias), variance.to(net.bias), mask)
+
+
+def by_reference(net, x, state, gradient):
+    """Values, statistics, and gradients of x and the parameters."""
+    given = [each.clone().requires_grad_() for each in (x, *parameters_of(net)) if each is not None]
+    result = run_reference(net._plan, given[0], WideParameters(*given[1:]), state)
+    return result, torch.autograd.grad(result.values, given, gradient, materialize_grads=True)
+
+
+def gradient_for(net, batch):
+    rows = len(net._plan.read_rows)
+    return torch.linspace(-1, 1, rows * batch, dtype=net.bias.dtype).sin().view(rows, batch)
+
+
+def drops(net):
+    """With a node that drops, where some node is computed: the strategy draws none, since it has no seed."""
+    nodes = net._wide.nodes
+    computed = [node for node in range(net.dag.num_nodes) if node not in net.dag.inputs.tolist()]
+    if computed:
+        nodes.dropout[computed[-1]] = 0.5
+        net._take(net.dag, net._wide.edges, nodes, net.head_activation)
+    return net
+
+
+ACTIVATIONS = ("tanh", "gelu", "softplus", "silu", "elu", "sigmoid", "leaky_relu", "identity")
+
+
+def layered(dtype, **arguments):
+    """40 inputs, three levels of ten nodes of six and seven units, an output; every node reads five others."""
+    draws = torch.Generator().manual_seed(0)
+    levels = [list(range(40)), *([40 + 10 * k + j for j in range(10)] for k in range(3)), [70]]
+    edges = [
+        (before[u], node)
+        for before, level in pairwise(levels)
+        for node in level
+        for u in torch.randperm(len(before), generator=draws)[:5].tolist()
+    ]
+    dag = Dag(edges, 71, inputs=list(range(40)), outputs=[70])
+    torch.manual_seed(0)
+    width = {node: 6 + (node % 2) for node in range(40, 71)}
+    settings = {"width": width, "heads": [70, 45, 62], "head_activation": "tanh", "residual": True, "dropout": 0.2}
+    return WideDagNN(dag, dtype=dtype, **(settings | arguments))

@@ -1,9 +1,11 @@
-"""What is computed once and kept: tensors that outlive the call that made them, and machine code of numba."""
+"""What is computed once and kept: tensors that outlive the call that made them, plans found again by their digest, and
+machine code of numba."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -64,6 +66,30 @@ def constant(function: Function) -> Function:
     # As torch.compiler.assume_constant_result does, which would import all of torch.compile: more than a second.
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+class Living(Generic[Value]):
+    """Objects of this process by their digest, for as long as they live.
+
+    An operator of torch.library takes numbers and strings, no objects of ours. A string: `torch.compile` keeps programs
+    on disk for other processes, where the same number would mean another object.
+    """
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakKeyDictionary[Value, str] = weakref.WeakKeyDictionary()
+        self._newest: weakref.WeakValueDictionary[str, Value] = weakref.WeakValueDictionary()
+
+    def add(self, digest: str, value: Value) -> None:
+        self._all[value] = digest
+        self._newest[digest] = value
+
+    def find(self, digest: str) -> Value | None:
+        value = self._newest.get(digest)
+        if value is None:  # the newest of equal ones is gone; an older one may still live
+            value = next((each for each, its in list(self._all.items()) if its == digest), None)
+            if value is not None:
+                self._newest[digest] = value
+        return value
 
 
 def jitted(function: Callable[Parameters, Value]) -> Callable[Parameters, Value]:

@@ -34,6 +34,7 @@ from dagnn.kernels.sweep.function import ProjectedCell, Projects
 from dagnn.kernels.sweep.function import SweepGraph as _SweepGraph
 from dagnn.kernels.sweep.function import fits as _fits
 from dagnn.kernels.wide import function as _wide
+from dagnn.kernels.wide.operators import run_operator as _run_wide_operator
 from dagnn.kernels.wide.plan import WideParameters, WidePlan, WideResult, WideState
 from dagnn.kernels.wide.plan import run_reference as _run_wide_reference
 
@@ -192,8 +193,12 @@ def run_conductance(
 def explain_network(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> str:
     """Which path runs a network with these parameters, and why."""
     if _is_on_gpu(edge_weight, bias) and not plan.why_reference:
-        return f"compiled: Triton kernels for {edge_weight.device}, forward and backward"
+        return _on_gpu_explained(edge_weight)
     return _explained(edge_weight, plan.why_reference, bias)
+
+
+def _on_gpu_explained(edge_weight: Tensor) -> str:
+    return f"compiled: Triton kernels for {edge_weight.device}, forward and backward"
 
 
 def _explained(edge_weight: Tensor, why: str, *others: Tensor) -> str:
@@ -237,14 +242,28 @@ def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideS
         parameters, state: of the dtype of ``x`` and the sizes that the plan says.
     """
     given = [each for each in (x, *parameters, *state) if each is not None]
-    if not torch.compiler.is_compiling() and _is_compiled(*given):
+    if torch.compiler.is_compiling():
+        # An exported program outlives this process: it may contain PyTorch's operators only.
+        if not torch.compiler.is_exporting() and _becomes_operator(*given):
+            if x.device.type == "cuda":
+                if plan.why_not_on_gpu():
+                    return _run_wide_reference(plan, x, parameters, state)
+                _load_gpu()
+            return _run_wide_operator(plan, x, parameters, state)
+        return _run_wide_reference(plan, x, parameters, state)
+    if _is_compiled(*given):
         return _wide.run_wide(plan, x, parameters, state)
+    if _is_on_gpu(*given) and not plan.why_not_on_gpu():
+        return _gpu_wide().run_wide(plan, x, parameters, state)  # type: ignore[no-any-return]
     return _run_wide_reference(plan, x, parameters, state)
 
 
-def explain_wide(edge_weight: Tensor) -> str:
+def explain_wide(plan: WidePlan, edge_weight: Tensor) -> str:
     """Which path runs a network of wide nodes with these weights, and why."""
-    return _explained(edge_weight, "")
+    why = plan.why_not_on_gpu() if edge_weight.is_cuda else ""
+    if _is_on_gpu(edge_weight) and not why:
+        return _on_gpu_explained(edge_weight)
+    return _explained(edge_weight, why)
 
 
 def run_sweeps(
@@ -388,7 +407,14 @@ def _gpu() -> ModuleType:
     return function
 
 
+def _gpu_wide() -> ModuleType:
+    from dagnn.kernels.gpu import wide
+
+    return wide
+
+
 @constant
 def _load_gpu() -> None:
     """Before ``torch.compile`` runs the operator on a GPU: its kernels are registered when they are imported."""
     _gpu()
+    _gpu_wide()

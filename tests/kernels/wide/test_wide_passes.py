@@ -1,7 +1,6 @@
 """The compiled passes of wide nodes against the reference, whatever the processor's vectors and the threads."""
 
 import os
-from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -9,36 +8,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from precision import assert_rounded
-from wide_networks import batch_for, wide_networks
+from wide_networks import (
+    ACTIVATIONS,
+    batch_for,
+    by_reference,
+    drops,
+    gradient_for,
+    layered,
+    parameters_of,
+    state_of,
+    wide_networks,
+)  # fmt: skip
 
 from dagnn import Dag, GraphError, WideDagNN, kernels
 from dagnn.kernels.emit.native import PLAIN, host_target
 from dagnn.kernels.wide import function
 from dagnn.kernels.wide.function import CompiledWide, compiled_plan
 from dagnn.kernels.wide.node_code import chunks
-from dagnn.kernels.wide.plan import WideParameters, WideState, ranges, run_reference
-
-
-def parameters_of(net):
-    given = (net.edge_weight, net.bias, net.scale, net.shift)
-    return WideParameters(*(None if each is None else each.detach() for each in given))
-
-
-def state_of(net, batch, *, own_statistics=True, seed=0):
-    """A mask for the nodes that drop, and statistics as they are after some training."""
-    draws, sizes = torch.Generator().manual_seed(seed), net._plan.sizes
-    mask = torch.randint(0, 3, (sizes[3], batch), generator=draws).to(net.bias) if sizes[3] else None
-    if net.normalise != "batch" or own_statistics:
-        return WideState(mask=mask)
-    mean, variance = torch.randn(sizes[2], generator=draws), 0.1 + torch.rand(sizes[2], generator=draws)
-    return WideState(mean.to(net.bias), variance.to(net.bias), mask)
-
-
-def by_reference(net, x, state, gradient):
-    """Values, statistics, and gradients of x and the parameters."""
-    given = [each.clone().requires_grad_() for each in (x, *parameters_of(net)) if each is not None]
-    result = run_reference(net._plan, given[0], WideParameters(*given[1:]), state)
-    return result, torch.autograd.grad(result.values, given, gradient, materialize_grads=True)
+from dagnn.kernels.wide.plan import WideParameters, WideState, ranges
 
 
 def by_compiled(net, x, state, gradient, target=None):
@@ -47,21 +34,6 @@ def by_compiled(net, x, state, gradient, target=None):
     result, saved = plan.forward(x, parameters, state)
     found = plan.backward(gradient, parameters, saved, needs_x=True)
     return result, [each for each in found if each is not None]
-
-
-def gradient_for(net, batch):
-    rows = len(net._plan.read_rows)
-    return torch.linspace(-1, 1, rows * batch, dtype=net.bias.dtype).sin().view(rows, batch)
-
-
-def drops(net):
-    """With a node that drops, where some node is computed: the strategy draws none, since it has no seed."""
-    nodes = net._wide.nodes
-    computed = [node for node in range(net.dag.num_nodes) if node not in net.dag.inputs.tolist()]
-    if computed:
-        nodes.dropout[computed[-1]] = 0.5
-        net._take(net.dag, net._wide.edges, nodes, net.head_activation)
-    return net
 
 
 @settings(deadline=None, max_examples=12)
@@ -76,26 +48,6 @@ def test_values_and_gradients_are_those_of_the_reference(net, batch, own_statist
             torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
     for mine, theirs in zip(found, gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-7, atol=1e-7)
-
-
-ACTIVATIONS = ("tanh", "gelu", "softplus", "silu", "elu", "sigmoid", "leaky_relu", "identity")
-
-
-def layered(dtype, **arguments):
-    """40 inputs, three levels of ten nodes of six and seven units, an output; every node reads five others."""
-    draws = torch.Generator().manual_seed(0)
-    levels = [list(range(40)), *([40 + 10 * k + j for j in range(10)] for k in range(3)), [70]]
-    edges = [
-        (before[u], node)
-        for before, level in pairwise(levels)
-        for node in level
-        for u in torch.randperm(len(before), generator=draws)[:5].tolist()
-    ]
-    dag = Dag(edges, 71, inputs=list(range(40)), outputs=[70])
-    torch.manual_seed(0)
-    width = {node: 6 + (node % 2) for node in range(40, 71)}
-    settings = {"width": width, "heads": [70, 45, 62], "head_activation": "tanh", "residual": True, "dropout": 0.2}
-    return WideDagNN(dag, dtype=dtype, **(settings | arguments))
 
 
 @pytest.mark.parametrize("normalise", [None, "batch", "layer"])

@@ -117,7 +117,7 @@ def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
 
 
-def _launching_on(device: torch.device) -> AbstractContextManager[Any]:
+def launching_on(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current GPU, which need not be that of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -133,7 +133,7 @@ def forward(
     batch = len(x)
     values, sums = x.new_empty(plan.num_nodes, batch), x.new_empty(plan.num_nodes, batch)
     tiles = -(-batch // kernels.TILE)
-    with _launching_on(plan.device):
+    with launching_on(plan.device):
         for grid, first, last in plan.launches(tiles, backward=False, at_once=at_once):
             kernels.forward[grid](
                 x,
@@ -170,7 +170,7 @@ def backward(
     deltas, grad_x = grad_y.new_empty(plan.num_rows, batch), grad_y.new_empty(batch, plan.num_inputs)
     tiles = -(-batch // kernels.TILE)
     grad_weight, grad_bias = grad_y.new_empty(plan.num_edges), grad_y.new_empty(plan.num_biases)
-    with _launching_on(plan.device):
+    with launching_on(plan.device):
         for grid, first, last in plan.launches(tiles, backward=True, at_once=at_once):
             kernels.backward[grid](
                 grad_y,

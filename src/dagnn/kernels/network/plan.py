@@ -1,7 +1,6 @@
 """`NetworkPlan`: one DAG prepared as a network with a weight per edge, in the form that each path needs."""
 
 import hashlib
-import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import GraphError
-from dagnn.graph.cached import cached_tensor_property, constant
+from dagnn.graph.cached import Living, cached_tensor_property, constant
 from dagnn.kernels.emit.native import Target, host_target
 from dagnn.kernels.level_plans import NetworkLevels, plan_network_levels
 from dagnn.kernels.network.compiled_plan import CompiledPlan
@@ -58,11 +57,13 @@ class NetworkPlan:
         self.aggregation = ("sum",) * len(node_levels) if aggregation is None else tuple(aggregation)
         self.response = torch.ones(len(node_levels), dtype=torch.float64) if response is None else response
         self.device = torch.device("cpu") if device is None else device
-        self.why_reference = _why_reference(self.activation, self.aggregation)
+        median = "median" in self.aggregation
+        self.why_reference = (
+            "nodes aggregate by median, which is not compiled" if median else why_not_compiled(self.activation)
+        )
         self.on_gpu: dict[torch.device, Any] = {}
         self.fingerprint = _fingerprint(self._parts())
-        _alive.add(self)
-        _plans[self.fingerprint] = self
+        _plans.add(self.fingerprint, self)
 
     @property
     def num_nodes(self) -> int:
@@ -135,9 +136,8 @@ class NetworkPlan:
         return (*tensors, self.activation, self.aggregation, self.response)
 
 
-def _why_reference(activation: tuple[str, ...], aggregation: tuple[str, ...]) -> str:
-    if "median" in aggregation:
-        return "nodes aggregate by median, which is not compiled"
+def why_not_compiled(activation: Sequence[str]) -> str:
+    """Why a network of nodes with these activations is not compiled; empty if it is."""
     count = len(set(activation))
     if count > _MOST_ACTIVATIONS:
         return f"it has {count} different activations, and up to {_MOST_ACTIVATIONS} are compiled"
@@ -161,10 +161,7 @@ def _fingerprint(parts: _Parts) -> str:
     return found.hexdigest()
 
 
-# An operator of torch.library takes numbers and strings, no objects of ours. A string: `torch.compile` keeps programs
-# on disk for other processes, where the same number would mean another network.
-_alive: "weakref.WeakSet[NetworkPlan]" = weakref.WeakSet()
-_plans: "weakref.WeakValueDictionary[str, NetworkPlan]" = weakref.WeakValueDictionary()
+_plans = Living[NetworkPlan]()
 
 
 def plan_of(fingerprint: str) -> NetworkPlan:
@@ -173,11 +170,8 @@ def plan_of(fingerprint: str) -> NetworkPlan:
     Raises:
         GraphError: none does.
     """
-    plan = _plans.get(fingerprint)
-    if plan is None:  # the newest of these equal plans is gone; an older one may still live
-        plan = next((other for other in list(_alive) if other.fingerprint == fingerprint), None)
+    plan = _plans.find(fingerprint)
     if plan is not None:
-        _plans[fingerprint] = plan
         return plan
     raise GraphError(
         f"a compiled program computes with a DagNN that this process does not hold (fingerprint {fingerprint[:12]}): "

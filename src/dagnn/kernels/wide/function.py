@@ -1,9 +1,9 @@
-"""Compiled networks of wide nodes: their tables in memory, both passes, and the two under autograd."""
+"""Compiled networks of wide nodes: their tables in memory and both passes; and any such passes under autograd."""
 
 from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dagnn.errors import DtypeError, GraphError
 from dagnn.graph.edges import offsets_of
-from dagnn.kernels.autograd import Borrowed, is_plain, with_memory
+from dagnn.kernels.autograd import Borrowed, is_plain, is_plain_on_gpu, with_memory
 from dagnn.kernels.emit.functions import keeps_slope
 from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
 from dagnn.kernels.emit.workers import num_workers, run
@@ -240,14 +240,7 @@ def _functions(shape: WideShape) -> Mapping[str, NativeFunction]:
 
 def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideState) -> WideResult:
     """The same as `run_reference`, for tensors on the CPU of one floating dtype."""
-    if not x.shape[0]:
-        return run_reference(plan, x, parameters, state)
-    _check_sizes(plan, parameters)
-    tensors = (x, *parameters)
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        values, mean, variance = _Wide.apply(x, *parameters, plan, state)  # type: ignore[no-untyped-call]
-        return WideResult(values, mean, variance)
-    return compiled_plan(plan).forward(x.contiguous(), _contiguous(parameters), state)[0]
+    return run_by(compiled_plan(plan), x, parameters, state)
 
 
 def compiled_plan(plan: WidePlan) -> CompiledWide:
@@ -256,6 +249,28 @@ def compiled_plan(plan: WidePlan) -> CompiledWide:
     if found is None:
         found = plan.__dict__["_compiled"] = CompiledWide(plan, host_target())
     return found
+
+
+class Engine(Protocol):
+    """A plan on one device, with two passes over plain tensors there; see `CompiledWide`."""
+
+    plan: WidePlan
+
+    def forward(self, x: Tensor, parameters: WideParameters, state: WideState) -> tuple[WideResult, Any]: ...
+
+    def backward(self, gradient: Tensor, parameters: WideParameters, saved: Any, *, needs_x: bool) -> WideGradients: ...
+
+
+def run_by(engine: Engine, x: Tensor, parameters: WideParameters, state: WideState) -> WideResult:
+    """The same as `run_reference`, by these passes, under autograd where it is on."""
+    if not x.shape[0]:
+        return run_reference(engine.plan, x, parameters, state)
+    check_sizes(engine.plan, parameters)
+    tensors = (x, *parameters)
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
+        values, mean, variance = _Wide.apply(x, *parameters, engine, state)  # type: ignore[no-untyped-call]
+        return WideResult(values, mean, variance)
+    return engine.forward(x.contiguous(), contiguous(parameters), state)[0]
 
 
 class _Wide(torch.autograd.Function):
@@ -267,12 +282,12 @@ class _Wide(torch.autograd.Function):
         bias: Tensor,
         scale: Tensor | None,
         shift: Tensor | None,
-        plan: WidePlan,
+        engine: Engine,
         state: WideState,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        parameters = _contiguous(WideParameters(weight, bias, scale, shift))
-        result, saved = compiled_plan(plan).forward(x.contiguous(), parameters, state)
-        ctx.plan, ctx.state, ctx.saved = plan, state, saved
+        parameters = contiguous(WideParameters(weight, bias, scale, shift))
+        result, saved = engine.forward(x.contiguous(), parameters, state)
+        ctx.engine, ctx.state, ctx.saved = engine, state, saved
         # Running statistics too: autograd raises if a later pass in training mode has moved them.
         ctx.save_for_backward(x, weight, bias, scale, shift, state.mean, state.variance)
         ctx.set_materialize_grads(False)
@@ -287,23 +302,25 @@ class _Wide(torch.autograd.Function):
         if gradient is None:
             return (None,) * 7
         parameters = WideParameters(weight, bias, scale, shift)
-        _check_sizes(ctx.plan, parameters)
-        plain = is_plain(gradient)
+        check_sizes(ctx.engine.plan, parameters)
+        plain = _is_plain(gradient)
         if not plain:
             gradient = with_memory(gradient)
-            plain = is_plain(gradient)
+            plain = _is_plain(gradient)
         if torch.is_grad_enabled() or not plain:
             return *_by_reference(ctx, gradient, x, parameters), None, None
-        if weight.dtype != gradient.dtype or not weight.is_cpu:
+        if weight.dtype != gradient.dtype or weight.device != gradient.device:
             raise DtypeError(
                 f"the forward pass ran in {gradient.dtype} on {gradient.device}, but the network is now "
                 f"{weight.dtype} on {weight.device}: run the forward pass again before going backward."
             )
         needs = ctx.needs_input_grad
-        found = compiled_plan(ctx.plan).backward(
-            gradient.contiguous(), _contiguous(parameters), ctx.saved, needs_x=needs[0]
-        )
+        found = ctx.engine.backward(gradient.contiguous(), contiguous(parameters), ctx.saved, needs_x=needs[0])
         return *(each if needed else None for each, needed in zip(found, needs[:5], strict=True)), None, None
+
+
+def _is_plain(gradient: Tensor) -> bool:
+    return is_plain(gradient) if gradient.is_cpu else is_plain_on_gpu(gradient)
 
 
 def _by_reference(ctx: Any, gradient: Tensor, x: Tensor, parameters: WideParameters) -> tuple[Tensor | None, ...]:
@@ -311,18 +328,18 @@ def _by_reference(ctx: Any, gradient: Tensor, x: Tensor, parameters: WideParamet
     given = [each for each in (x, *parameters) if each is not None]
 
     def values(x: Tensor, *own: Tensor) -> Tensor:
-        return run_reference(ctx.plan, x, WideParameters(*own), ctx.state).values
+        return run_reference(ctx.engine.plan, x, WideParameters(*own), ctx.state).values
 
     pull: Any = torch.func.vjp(values, *given)[1]
     found = (*pull(gradient), *(None for _ in range(5 - len(given))))
     return tuple(each if needed else None for each, needed in zip(found, ctx.needs_input_grad[:5], strict=True))
 
 
-def _contiguous(parameters: WideParameters) -> WideParameters:
+def contiguous(parameters: WideParameters) -> WideParameters:
     return WideParameters(*(None if each is None else each.contiguous() for each in parameters))  # type: ignore[arg-type]
 
 
-def _check_sizes(plan: WidePlan, parameters: WideParameters) -> None:
+def check_sizes(plan: WidePlan, parameters: WideParameters) -> None:
     """Compiled code does not check sizes: it would read past the end of a parameter that is too short.
 
     Raises:

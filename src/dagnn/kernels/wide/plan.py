@@ -3,6 +3,7 @@
 The reference uses operators of PyTorch: any dtype and device, as many derivatives as you like.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.graph.cached import ordinary_tensors
+from dagnn.errors import GraphError
+from dagnn.graph.cached import Living, constant, ordinary_tensors
 from dagnn.graph.edges import offsets_of
+from dagnn.kernels.network.plan import why_not_compiled
 from dagnn.kernels.nodes import activation_of
 
 Normalise = Literal["batch", "layer"]
@@ -96,9 +99,52 @@ class WidePlan:
                 kept[device] = _tables(self, device)
         return kept[device]
 
+    @constant
+    def why_not_on_gpu(self) -> str:
+        """Why Triton kernels cannot run this network; empty if they can."""
+        return why_not_compiled(self.activations[self.num_inputs :])
+
+    def takes_statistics(self, state: "WideState") -> bool:
+        """Whether a pass with this state normalises with mean and variance of the batch, and gives them."""
+        return self.normalise == "batch" and state.mean is None
+
+    @constant
+    def fingerprint(self) -> str:
+        """A digest of all of the above, the same in every process; see `plan_of`."""
+        found: str | None = self.__dict__.get("_fingerprint")
+        if found is None:
+            digest = hashlib.sha256()
+            for name in self.__dataclass_fields__:
+                value = getattr(self, name)
+                is_array = isinstance(value, np.ndarray)
+                digest.update(f"{name} {value.shape if is_array else value}\n".encode())
+                digest.update(np.ascontiguousarray(value).tobytes() if is_array else b"")
+            found = self.__dict__["_fingerprint"] = digest.hexdigest()
+            _plans.add(found, self)
+        return found
+
     def __getstate__(self) -> dict[str, object]:
         # What is worked out again: compiled code can be neither copied nor pickled.
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+
+_plans = Living[WidePlan]()
+
+
+def plan_of(fingerprint: str) -> WidePlan:
+    """A plan with this fingerprint, while one lives in this process.
+
+    Raises:
+        GraphError: none does.
+    """
+    plan = _plans.find(fingerprint)
+    if plan is not None:
+        return plan
+    raise GraphError(
+        f"a compiled program computes with a WideDagNN that this process does not hold (fingerprint {fingerprint[:12]}"
+        "): make the same network here before running it and keep it, or give away a program of torch.export, which "
+        "needs none."
+    )
 
 
 class Gather(NamedTuple):

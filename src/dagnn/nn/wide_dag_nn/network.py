@@ -257,7 +257,7 @@ class WideDagNN(NamedBlocks, Seen, RecordsStructure):
 
     def explain(self) -> str:
         """Which path computes this network, and why; one sentence."""
-        return kernels.explain_wide(value_of(self, "edge_weight"))
+        return kernels.explain_wide(self._plan, value_of(self, "edge_weight"))
 
     def head_weights(self) -> dict[Hashable, list[tuple[Tensor, Tensor]]]:
         """Node -> the layers of its head, each a matrix ``[outputs, units]`` and biases ``[outputs]``; copies."""
