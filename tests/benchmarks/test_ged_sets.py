@@ -8,7 +8,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from benchmarks.ged_sets import SETS, graphs_of, row, sample, stand_in
+from benchmarks.ged_sets import SETS, cores, graphs_of, row, sample, stand_in
 from dagnn.ged import graph_edit_distance, read_graph_files
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ged_ground_truth.py"
@@ -46,6 +46,12 @@ def test_pairs_are_of_the_sizes_and_a_share_below_the_claim_is_missed(capsys):
     assert "paths: 12 of 12 proved (at least 100%)" in capsys.readouterr().out
     assert not row("paths", pairs, 1.1)
     assert "MISSED" in capsys.readouterr().out
+
+
+def test_hard_pairs_are_measured_on_one_core_and_on_two(capsys):
+    pair = tuple(nx.gnm_random_graph(18, 36, seed=seed) for seed in (0, 1))
+    cores("random", [pair, (nx.path_graph(3), nx.path_graph(4))], budget=20_000, rounds=1)
+    assert "random, 1 of 2 pairs of 20,000 search nodes or more" in capsys.readouterr().out
 
 
 def test_the_table_of_distances_goes_on_after_the_last_whole_row(script, tmp_path, capsys):

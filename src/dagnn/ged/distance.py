@@ -14,7 +14,7 @@ from dagnn.ged.costs import EditCosts, checked_costs, exact_integers
 from dagnn.ged.exact.assignment import assign_exactly
 from dagnn.ged.exact.solve import BOUND_STARTS, Outcome, as_float, find, find_every
 from dagnn.ged.exact.tables import CostTables, build_tables
-from dagnn.ged.exact.watch import Watch, checked_limits, whole_number
+from dagnn.ged.exact.watch import Watch, checked_limits, checked_workers, whole_number
 from dagnn.ged.labelled import Graph, LabelledGraph, check_flag, label_key, read_pair
 
 Kind: TypeAlias = Literal[
@@ -242,6 +242,7 @@ def graph_edit_distance(
     budget: int = DEFAULT_BUDGET,
     seconds: float | None = None,
     upper_bound: float | None = None,
+    workers: int | None = None,
     directed: bool | None = None,
     node_label: str | None = "label",
     edge_label: str | None = "label",
@@ -259,6 +260,8 @@ def graph_edit_distance(
         seconds: stop after that long too, with the bounds known by then; the result then depends on the machine.
         upper_bound: the largest distance worth finding: the search stops as soon as ``lower`` exceeds it. None or
             infinity: any.
+        workers: threads for a pair that is still open after some 4,000 search nodes, up to 32; by default one for each
+            core that this process may use. The result does not depend on it.
         directed: None: as the graphs are. False: ignore directions (a PyG graph then lists each edge both ways).
         node_label, edge_label: the attribute that holds the labels. Graphs that all lack "label" are unlabelled; any
             other attribute must exist. "names" for nodes: their names, unless an attribute is called so. None: compare
@@ -292,11 +295,11 @@ def graph_edit_distance(
     (2.0, ['delete edge b -> c (1)', 'insert edge a -> c (1)'])
     """
     limits = checked_limits(budget, seconds, upper_bound)
-    watch = Watch(limits.seconds)
+    workers, watch = checked_workers(workers), Watch(limits.seconds)
     costs = checked_costs(costs)
     left, right = read_pair(a, b, directed=directed, node_label=node_label, edge_label=edge_label)
     tables = build_tables([left, right], costs)
-    found = find(tables, 0, 1, watch=watch, budget=limits.budget, bound=limits.upper_bound)
+    found = find(tables, 0, 1, watch=watch, budget=limits.budget, bound=limits.upper_bound, workers=workers)
     return _result(left, right, tables, found)
 
 
@@ -333,6 +336,7 @@ def optimal_edit_paths(
     limit: int = 10_000,
     budget: int = DEFAULT_BUDGET,
     seconds: float | None = None,
+    workers: int | None = None,
     directed: bool | None = None,
     node_label: str | None = "label",
     edge_label: str | None = "label",
@@ -361,11 +365,11 @@ def optimal_edit_paths(
     (5.0, 40, True)
     """
     limit, limits = whole_number("limit", limit, 1, "paths"), checked_limits(budget, seconds)
-    watch = Watch(limits.seconds)
+    workers, watch = checked_workers(workers), Watch(limits.seconds)
     costs = checked_costs(costs)
     left, right = read_pair(a, b, directed=directed, node_label=node_label, edge_label=edge_label)
     tables = build_tables([left, right], costs)
-    found, images, complete = find_every(tables, 0, 1, watch=watch, budget=limits.budget, limit=limit)
+    found, images, complete = find_every(tables, 0, 1, watch=watch, budget=limits.budget, limit=limit, workers=workers)
     paths = tuple(_result(left, right, tables, found._replace(image=image)) for image in images)
     return OptimalPaths(paths, complete)
 

@@ -1,6 +1,5 @@
 """Graph edit distances of many pairs, and their mean as an evaluation metric over batches and ranks."""
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -18,7 +17,7 @@ from dagnn.ged.costs import EditCosts, checked_costs
 from dagnn.ged.distance import DEFAULT_BUDGET, graph_edit_distance
 from dagnn.ged.exact.solve import as_float, find
 from dagnn.ged.exact.tables import build_tables
-from dagnn.ged.exact.watch import GLANCE, Watch, checked_limits, whole_number
+from dagnn.ged.exact.watch import GLANCE, Watch, checked_limits, checked_workers
 from dagnn.ged.labelled import Graph, read_graphs
 from dagnn.graph import Dag, DagBatch
 
@@ -130,13 +129,14 @@ def ged_matrix(
     proved, nodes = upper == 0, np.zeros(shape, dtype=np.int64)
     pairs = [(i, j) for i in range(len(rows)) for j in range(i if mirrored else 0, len(columns))]
     share = max(1, len(pairs) // (SHARES * workers))
+    each = max(1, workers // max(1, len(pairs)))  # threads for one hard pair
     count = _Count()
 
     def fill(start: int) -> None:
         for i, j in pairs[start : start + share]:
             if watch.over():
                 return
-            found = find(tables, i, shift + j, watch=watch, budget=limits.budget)
+            found = find(tables, i, shift + j, watch=watch, budget=limits.budget, workers=each)
             lower[i, j], upper[i, j], proved[i, j], nodes[i, j] = (
                 found.lower,
                 found.upper,
@@ -171,23 +171,11 @@ def ged_matrix(
     )
 
 
-def checked_workers(workers: Any) -> int:
-    """How many threads to use: ``workers``, or one for each core; ConfigError unless it is a whole number above 0."""
-    return _cores() if workers is None else whole_number("workers", workers, 1, "threads")
-
-
 def check_progress(progress: Any) -> Any:
     """``progress``; ConfigError unless it is a bool or a function."""
     if not (progress is None or callable(progress) or isinstance(progress, bool)):
         raise ConfigError(f"progress is {progress!r}: give True, False or a function of two numbers.")
     return progress
-
-
-def _cores() -> int:
-    """How many cores this process may use; all of the machine where the system does not say."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def listed(graphs: Any, name: str) -> list[Graph]:

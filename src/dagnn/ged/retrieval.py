@@ -19,9 +19,9 @@ from dagnn.ged.distance import DEFAULT_BUDGET
 from dagnn.ged.exact.screen import NO_LIMIT, branch_bounds, count_bounds, least_costs, new_collection
 from dagnn.ged.exact.solve import as_float, find
 from dagnn.ged.exact.tables import build_tables
-from dagnn.ged.exact.watch import GLANCE, Watch, checked_limits, whole_number
+from dagnn.ged.exact.watch import GLANCE, Watch, checked_limits, checked_workers, whole_number
 from dagnn.ged.labelled import Graph, read_graphs
-from dagnn.ged.matrix import Report, check_progress, checked_workers, listed
+from dagnn.ged.matrix import Report, check_progress, listed
 
 # Graphs of one round. What a round may leave out is fixed before it begins, so the result does not depend on threads.
 # Rounds of bounds grow: the first maps lower the limit most.

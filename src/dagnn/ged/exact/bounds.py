@@ -91,6 +91,33 @@ def open_all(problem: Problem, left: Ints, right: Ints) -> None:
 
 
 @jitted
+def shallowest(numbers: Ints, depths: Ints, child_bound: Ints, cut: int) -> int:
+    """The least depth with a child that is still to be entered and whose bound is at most ``cut``; -1 without any."""
+    for depth in range(numbers[DEPTH] + 1 - numbers[ENTERING]):
+        place = depths[NEXT_CHILD, depth]
+        if place < depths[NUM_CHILDREN, depth] and child_bound[depth, place] <= cut:
+            return depth
+    return -1
+
+
+@jitted
+def split(depth: int, depths: Ints, child: Ints, bound: Ints, to_depths: Ints, to_child: Ints, to_bound: Ints) -> None:
+    """Move every other child at ``depth`` to another search, the most promising one first, and no others."""
+    to_depths[NEXT_CHILD, : depth + 1] = 0
+    to_depths[NUM_CHILDREN, : depth + 1] = 0
+    first = depths[NEXT_CHILD, depth]
+    kept, moved = first, 0
+    for place in range(first, depths[NUM_CHILDREN, depth]):
+        if (place - first) % 2 == 0:
+            to_child[depth, moved], to_bound[depth, moved] = child[depth, place], bound[depth, place]
+            moved += 1
+        else:
+            child[depth, kept], bound[depth, kept] = child[depth, place], bound[depth, place]
+            kept += 1
+    depths[NUM_CHILDREN, depth], to_depths[NUM_CHILDREN, depth] = kept, moved
+
+
+@jitted
 def move(problem: Problem, search: Search, u: int, v: int, sign: np.int64) -> None:
     """Map u to v (n2 deletes u) and go one level down, with sign 1; undo just that with sign -1."""
     numbers, image, free, cost = search.numbers, search.left[IMAGE], search.right[FREE], search.depths[COST]

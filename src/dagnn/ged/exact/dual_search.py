@@ -41,6 +41,8 @@ from dagnn.ged.exact.bounds import (
     PARTS,
     ROOT,
     UPPER,
+    shallowest,
+    split,
 )
 from dagnn.ged.exact.problem import ALL_EDGES, DELETED, DELETIONS_PAY, Problem, improve, map_cost
 from dagnn.graph.cached import jitted
@@ -227,6 +229,42 @@ def dual_lower(search: DualSearch, done: bool) -> int:
             least = min(least, search.child_bound[depth, place])
     lower: int = -(-max(least, numbers[ROOT]) * search.divisor[0] // numbers[PARTS])
     return min(highest, lower)
+
+
+def dual_beside(problem: Problem, search: DualSearch) -> DualSearch:
+    """As `search.beside`."""
+    made = getattr(allocate, "py_func", allocate)(problem, search.stars.stop)
+    made.numbers[:] = search.numbers
+    made.numbers[DEPTH], made.numbers[ENTERING], made.numbers[NODES] = 0, 0, 0
+    made.stars.arcs[:], made.stars.other_arcs[:] = search.stars.arcs, search.stars.other_arcs
+    made.stars.first[:], made.stars.other_first[:] = search.stars.first, search.stars.other_first
+    made.best[:] = search.best
+    return made._replace(divisor=search.divisor, saving=search.saving)  # nobody writes into these any more
+
+
+@jitted
+def open_dual_depth(search: DualSearch) -> int:
+    """As `bounds.shallowest`."""
+    depth: int = shallowest(search.numbers, search.depths, search.child_bound, _cut(search))
+    return depth
+
+
+@jitted
+def give_dual(search: DualSearch, other: DualSearch, depth: int) -> None:
+    """As `search.give`."""
+    other.numbers[DEPTH], other.numbers[ENTERING] = depth, 0
+    images, owners = other.stars.left[IMAGE], other.stars.right[IMAGE]
+    images[:] = OPEN
+    owners[:] = OPEN
+    other.depths[CHOSEN, : depth + 1] = search.depths[CHOSEN, : depth + 1]
+    for i in range(depth):
+        u = search.depths[CHOSEN, i]
+        v = images[u] = search.stars.left[IMAGE, u]
+        if v >= 0:
+            owners[v] = u
+    other.depths[COST, depth] = search.depths[COST, depth]
+    other.base[depth], other.share[depth] = search.base[depth], search.share[depth]
+    split(depth, search.depths, search.child, search.child_bound, other.depths, other.child, other.child_bound)
 
 
 @jitted

@@ -33,6 +33,9 @@ from dagnn.ged.exact.bounds import (
     Search,
     bound_completions,
     move,
+    new_search,
+    shallowest,
+    split,
 )
 from dagnn.ged.exact.problem import DELETIONS_PAY, UNIFORM, Problem, improve, map_cost
 from dagnn.ged.exact.relaxations import search_upper
@@ -102,6 +105,42 @@ def _cut(numbers: Ints) -> int:
     """The largest bound of a node that may still lead to a better map."""
     cut: int = min(numbers[UPPER] - 1, numbers[LIMIT]) * numbers[PARTS]
     return cut
+
+
+def beside(problem: Problem, search: Search) -> Search:
+    """Another search of the same pair, with nothing to do until `give` gives it something."""
+    made = new_search(problem, search.numbers[LIMIT], search.stop)
+    made.numbers[:] = search.numbers
+    made.numbers[DEPTH], made.numbers[ENTERING], made.numbers[NODES] = 0, 0, 0
+    for row in (ORDER, BEFORE):
+        made.left[row] = search.left[row]
+    if problem.constants[UNIFORM] == 1:
+        _count(problem.left, problem.directions, made.left_count)
+        _count(problem.right, problem.directions, made.right_count)
+    return made
+
+
+@jitted
+def open_depth(search: Search) -> int:
+    """As `bounds.shallowest`."""
+    depth: int = shallowest(search.numbers, search.depths, search.child_bound, _cut(search.numbers))
+    return depth
+
+
+@jitted
+def give(problem: Problem, search: Search, other: Search, depth: int) -> None:
+    """Move every other open child at ``depth`` to ``other``, a search of the same pair with nothing left to do."""
+    order, image, gone = search.left[ORDER], search.left[IMAGE], len(other.right[FREE])
+    down, up = np.int64(1), np.int64(-1)
+    while other.numbers[DEPTH] > 0:  # it gave away the last that it had, and never went back up
+        u = order[other.numbers[DEPTH] - 1]
+        v = other.left[IMAGE, u]
+        move(problem, other, u, v if v >= 0 else gone, up)
+    other.numbers[ENTERING] = 0
+    for i in range(depth):
+        u = order[i]
+        move(problem, other, u, image[u] if image[u] >= 0 else gone, down)
+    split(depth, search.depths, search.child, search.child_bound, other.depths, other.child, other.child_bound)
 
 
 @jitted

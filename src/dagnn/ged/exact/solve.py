@@ -15,6 +15,7 @@ from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import INFINITE
 from dagnn.ged.exact.bounds import BEST, DEPTH, ENTERING, IMAGE, JUDGED, NODES, UPPER, Search, new_search
 from dagnn.ged.exact.dual_search import DualSearch, advance_dual, allocate, dual_lower, fits, prepare
+from dagnn.ged.exact.lanes import ALONE, Lanes
 from dagnn.ged.exact.problem import DELETIONS_PAY, Problem, new_problem
 from dagnn.ged.exact.relaxations import linear_lower
 from dagnn.ged.exact.search import advance, proved_lower
@@ -78,6 +79,7 @@ def find(
     bound: float | None = None,
     starts: int | None = None,
     linear: bool = False,
+    workers: int = 1,
 ) -> Outcome:
     """The distance from graph i to graph j of ``tables``, or bounds that are certain.
 
@@ -87,10 +89,11 @@ def find(
         bound: the largest distance worth finding; None for any.
         starts: starting points of Frank-Wolfe; by default `STARTS`, or 0 for small graphs.
         linear: use the linear program even if ``budget`` is 0.
+        workers: threads for a hard pair.
     """
     if starts is None:
         starts = STARTS if max(len(tables.graphs[i].kind), len(tables.graphs[j].kind)) > SMALL else 0
-    options = _Options(watch, min(budget, INFINITE >> 2), bound, starts, linear)
+    options = _Options(watch, min(budget, INFINITE >> 2), bound, starts, linear, workers)
     if not tables.error:
         found = solve(tables, i, j, options)
         lower, upper = as_float(found.lower * tables.unit), as_float(found.upper * tables.unit)
@@ -105,6 +108,7 @@ class _Options(NamedTuple):
     bound: float | None
     starts: int
     linear: bool
+    workers: int = 1
 
 
 def _find_exactly(tables: CostTables, i: int, j: int, options: _Options) -> Outcome:
@@ -172,13 +176,13 @@ class _Best:
 
 
 def find_every(
-    tables: CostTables, i: int, j: int, *, watch: Watch, budget: int, limit: int
+    tables: CostTables, i: int, j: int, *, watch: Watch, budget: int, limit: int, workers: int
 ) -> tuple[Outcome, list[list[int | None]], bool]:
     """`find`, the images of up to ``limit`` maps of the least cost, its own first, and whether these are all.
 
     If the distance is not proved, the only map is that of the outcome. Costs are the same within `LAST_BIT`.
     """
-    best = find(tables, i, j, watch=watch, budget=budget)
+    best = find(tables, i, j, watch=watch, budget=budget, workers=workers)
     if not best.proved:
         return best, [best.image], False
     most = tables.true_cost(i, j, best.image) * (1 + LAST_BIT)
@@ -257,24 +261,59 @@ def solve(tables: CostTables, i: int, j: int, options: _Options, judge: _Best | 
     judged = None if offer is None else partial(offer, search, search.left[IMAGE])
     dual_follows = not options.linear and fits(problem)
     first = 0 if options.linear else min(budget, patience) if dual_follows else budget
-    done = _advance(problem, search.numbers, run, first, watch, judged, in_thread=_is_cold(advance))
-    lower, numbers, best = proved_lower(search, done), search.numbers, search.left[BEST]
-    if options.linear and not done and not watch.over():
-        lower = max(lower, min(linear_lower(problem, watch), int(numbers[UPPER])))
-    elif dual_follows and not done and budget > patience and not watch.over():
+    found = _search(problem, search, run, first, options, judged, in_thread=_is_cold(advance))
+    if options.linear and not found.done and not watch.over():
+        lower = max(found.lower, min(linear_lower(problem, watch), found.upper))
+        found = found._replace(lower=lower)
+    elif dual_follows and not found.done and budget > patience and not watch.over():
         dual = getattr(allocate, "py_func", allocate)(problem, watch.stop)
-        begin = partial(prepare, problem, dual, best, numbers[UPPER], limit, numbers[NODES])
+        begin = partial(prepare, problem, dual, found.best, found.upper, limit, found.nodes)
         watch.run(begin) if _is_cold(prepare) else begin()
-        numbers, best = dual.numbers, dual.best[0]
-        numbers[JUDGED] = search.numbers[JUDGED]
+        dual.numbers[JUDGED] = search.numbers[JUDGED]
 
         def run_dual(until: int) -> bool:
             return bool(advance_dual(problem, dual, until))
 
         judged = None if offer is None else partial(offer, dual, dual.stars.left[0])
-        done = _advance(problem, numbers, run_dual, budget, watch, judged, in_thread=_is_cold(advance_dual))
-        lower = max(lower, dual_lower(dual, done))
-    return Solution(lower, int(numbers[UPPER]), whole(best.tolist()), int(numbers[NODES]))
+        lower = found.lower
+        found = _search(problem, dual, run_dual, budget, options, judged, in_thread=_is_cold(advance_dual))
+        found = found._replace(lower=max(lower, found.lower))
+    return Solution(found.lower, found.upper, whole(found.best.tolist()), found.nodes)
+
+
+class _Found(NamedTuple):
+    """What one of the searches knows when it ends, in units."""
+
+    done: bool
+    lower: int
+    upper: int
+    best: Ints
+    nodes: int
+
+
+def _search(
+    problem: Problem,
+    search: Search | DualSearch,
+    run: Callable[[int], bool],
+    budget: int,
+    options: _Options,
+    judged: Callable[[], None] | None,
+    *,
+    in_thread: bool,
+) -> _Found:
+    """Let ``search`` go on by ``run``, and after `ALONE` nodes on several cores, unless the caller judges maps."""
+    numbers, watch = search.numbers, options.watch
+    alone = budget if judged is not None else min(budget, ALONE)
+    done = _advance(problem, numbers, run, alone, watch, judged, in_thread=in_thread)
+    if not done and alone < budget and not watch.over():
+        lanes = Lanes(problem, search, watch)
+        done = lanes.advance(budget, options.workers)
+        return _Found(done, lanes.lower(), int(numbers[UPPER]), lanes.best, lanes.nodes)
+    if isinstance(search, DualSearch):
+        lower, best = dual_lower(search, done), search.best[0]
+    else:
+        lower, best = proved_lower(search, done), search.left[BEST]
+    return _Found(done, int(lower), int(numbers[UPPER]), best, int(numbers[NODES]))
 
 
 def _advance(

@@ -55,6 +55,18 @@ def whole_number(name: str, value: Any, least: int, unit: str) -> int:
     return number
 
 
+def checked_workers(workers: Any) -> int:
+    """How many threads to use: ``workers``, or one for each core; ConfigError unless it is a whole number above 0."""
+    return _cores() if workers is None else whole_number("workers", workers, 1, "threads")
+
+
+def _cores() -> int:
+    """How many cores this process may use; all of the machine where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _checked_limit(name: str, value: Any) -> float | None:
     if value is None:
         return None
