@@ -303,6 +303,8 @@ def product(operands, weights):
         (lambda x, o, w: w.product(x.a).n, "a product takes what operands.sum, mean, max or by_slot gave"),
         (lambda x, o, w: w.product().n, "one or more aggregates"),
         (lambda x, o, w: w.product(o.sum(o.h), o.sum(o.h)).n, "one or more aggregates, each once"),
+        # Compared by slot, these are one: the compiled product read rows that nobody had written.
+        (lambda x, o, w: w.product(o.by_slot(o.h), o.sum(o.h)).n, "one or more aggregates, each once"),
         (lambda x, o, w: product(o, w) + product(o, w), "a cell has one product"),
         (lambda x, o, w: w.each(x.a), "one product for each operand"),
         (lambda x, o, w: product(o, w) if x.a > 0 else x.a, "Write torch.where"),

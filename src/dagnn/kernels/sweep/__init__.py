@@ -104,8 +104,6 @@ class Weights:
 
     def product(self, *aggregates: Any) -> Columns:
         """``state_weight`` times sums, means and maxima over operands: columns by name, as many as are named."""
-        if not aggregates or len(set(aggregates)) < len(aggregates):
-            raise ConfigError(f"a product takes one or more aggregates, each once: {quoted()}.")
         if self._aggregates:
             raise ConfigError(f"a cell has one product: give it all that is aggregated at once: {quoted()}.")
         for one in aggregates:
@@ -114,6 +112,9 @@ class Weights:
             if not isinstance(slot, Expr) or slot.level != SLOT or slot.op in _LEAVES:
                 raise ConfigError(f"a product takes what operands.sum, mean, max or by_slot gave: {quoted()}.")
             self._aggregates.append(slot)
+        # Compared by slot, as they are multiplied: operands.sum and by_slot of one value are the same.
+        if not aggregates or len(set(self._aggregates)) < len(aggregates):
+            raise ConfigError(f"a product takes one or more aggregates, each once: {quoted()}.")
         return self._columns
 
     def each(self, output: Any, name: str = "operand_weight") -> Any:

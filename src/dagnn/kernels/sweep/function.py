@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,7 +64,6 @@ class SweepGraph:
     feature_rows: Tensor | None
 
 
-@runtime_checkable
 class Projects(Protocol):
     """A cell that can be compiled."""
 
