@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels of a network for GPUs that need not be here, and prints what they use.
+"""Compiles the Triton kernels of networks and cells for GPUs that need not be here, and prints what they use.
 
     python scripts/compile_for_gpus.py [--json]
 
@@ -21,21 +21,38 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dagnn.kernels import ACTIVATIONS
-from dagnn.kernels.gpu import network
+from dagnn.kernels.gpu import network, sweep, sweep_code
 from dagnn.kernels.gpu.mathematics import activations
+from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 
 ARCHITECTURES = (80, 90, 100)
 MOST_REGISTERS = 128
 _INTEGERS = {
     "level_offsets", "input_column", "bias_index", "codes", "in_offsets", "in_sources", "kinds", "out_offsets",
     "out_edges", "delta_rows", "output_offsets", "output_columns", "edge_rows", "left_rows", "right_rows",
+    *sweep_code.INTEGERS,
 }  # fmt: skip
-_COUNTS = {"first_level", "last_level", "batch", "num_inputs", "num_outputs", "count"}
+_COUNTS = {"first_level", "last_level", "batch", "num_inputs", "num_outputs", "count", "first", "width"}
 _DOUBLES = {"scales", "edge_scales"}
+_LONG = {"order", "offsets"}
+CELLS = {
+    "child-sum TreeLSTM": ChildSumTreeLSTMCell(1, 1),
+    "TreeLSTM": TreeLSTMCell(1, 1),
+    "GRU over sums": GRUCell(1, 1),
+    "GRU over means": GRUCell(1, 1, "mean"),
+    "GRU over maxima": GRUCell(1, 1, "max"),
+    "attention": AttentionCell(1, 1),
+}
+HIDDEN = 100  # no power of two: the last columns of a tile are masked
 
 
-def kernels() -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Each kernel with its constants, for a network with every built-in activation and every aggregation."""
+def kernels() -> dict[str, tuple[Any, dict[str, Any], dict[str, int]]]:
+    """Each kernel with its constants and options."""
+    return {**{name: (*one, {}) for name, one in of_networks().items()}, **of_cells()}
+
+
+def of_networks() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Those of a network with every built-in activation and every aggregation."""
     activated, pulled = activations(tuple(ACTIVATIONS))
     sizes = {"tile": network.TILE, "edges": network.EDGES}
     sums = {"tile": network.TILE, "rows": network.SUMS}
@@ -48,17 +65,37 @@ def kernels() -> dict[str, tuple[Any, dict[str, Any]]]:
     }
 
 
-def compiled(kernel: Any, constants: dict[str, Any], dtype: str, architecture: int) -> Any:
+def of_cells() -> dict[str, tuple[Any, dict[str, Any], dict[str, int]]]:
+    """Those that are written for each built-in cell, and those of all."""
+    tile = sweep_code.MOST_COLUMNS
+    constants, options = {"hidden": HIDDEN, "tile": tile}, sweep_code.launch_options(tile)
+    found = {
+        f"{cell}, {name}": (kernel.run, constants, options)
+        for cell, module in CELLS.items()
+        for name, kernel in sweep_code.cell_kernels(module.plan).items()
+    }
+    sizes = {"edges": sweep.EDGES}
+    return {
+        **found,
+        "attention, softmax": (sweep.attend, sizes, {}),
+        "attention, gradients": (sweep.attention_gradients, {"hidden": HIDDEN, "width": sweep.WIDTH, **sizes}, {}),
+        "sums of rows": (sweep.sums_of_rows, {"tile": tile, "rows": sweep.ROWS}, {}),
+    }
+
+
+def compiled(kernel: Any, constants: dict[str, Any], options: dict[str, int], dtype: str, architecture: int) -> Any:
     def kind(name: str) -> str:
         if name in constants:
             return "constexpr"
         if name in _COUNTS:
             return "i32"
+        if name in _LONG:
+            return "*i64"
         return "*i32" if name in _INTEGERS else "*fp64" if name in _DOUBLES else f"*{dtype}"
 
     signature = {name: kind(name) for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 
 def usage(cubin: bytes) -> dict[str, int]:
@@ -72,10 +109,10 @@ def usage(cubin: bytes) -> dict[str, int]:
 
 def rows() -> list[dict[str, Any]]:
     found = []
-    for name, (kernel, constants) in kernels().items():
+    for name, (kernel, constants, options) in kernels().items():
         for dtype in ("fp32", "fp64"):
             for architecture in ARCHITECTURES:
-                used = usage(compiled(kernel, constants, dtype, architecture).asm["cubin"])
+                used = usage(compiled(kernel, constants, options, dtype, architecture).asm["cubin"])
                 found.append({"kernel": name, "dtype": dtype, "architecture": f"sm_{architecture}", **used})
     return found
 

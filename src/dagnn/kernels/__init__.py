@@ -1,13 +1,14 @@
 """The sweeps over DAGs that `dagnn.nn` runs on, and the one place that chooses how they run.
 
-Two paths: ``compiled``, machine code for the processor at hand, for networks and built-in cells on the CPU, and Triton
-kernels for networks on a GPU; and ``reference``, plain PyTorch, for everything else. The environment variable
+Two paths: ``compiled``, machine code for the processor at hand, for networks and cells with a formula on the CPU, and
+Triton kernels for both on a GPU; and ``reference``, plain PyTorch, for everything else. The environment variable
 ``DAGNN_KERNELS`` forces a path by name; it is read at every call.
 """
 
+import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Literal, TypeGuard
 
@@ -61,6 +62,7 @@ __all__ = [
     "WideResult",
     "WideState",
     "accumulate_network",
+    "explain_cell",
     "explain_network",
     "explain_wide",
     "kernel_path",
@@ -135,7 +137,7 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
         y: Tensor = _network.run_network(plan, x, edge_weight, bias)
         return y
     if _is_on_gpu(x, edge_weight, bias) and not plan.why_reference:
-        return _gpu().run_network(plan, x, edge_weight, bias)  # type: ignore[no-any-return]
+        return _gpu("function").run_network(plan, x, edge_weight, bias)  # type: ignore[no-any-return]
     return reference.run_network(plan.levels, x, edge_weight, bias)
 
 
@@ -202,19 +204,33 @@ def _on_gpu_explained(edge_weight: Tensor) -> str:
 
 
 def _explained(edge_weight: Tensor, why: str, *others: Tensor) -> str:
-    if not why and kernel_path() != "compiled":
-        why = f"{_VARIABLE}={kernel_path()}"
-    elif not why and not edge_weight.is_cpu:
-        why = f"its parameters are on the device {edge_weight.device}"
-        if edge_weight.is_cuda and not _HAS_TRITON:
-            why += ", and triton is not installed (pip install dagnn[triton])"
-    elif not why and edge_weight.dtype not in _FLOATS:
-        why = f"its parameters are {edge_weight.dtype}"
-    elif not why and not _is_compiled(edge_weight, *others):
-        why = "its parameters are no plain tensors"
+    why = why or _why_reference(edge_weight, *others)
     if not why:
         return "compiled: machine code for this processor, forward and backward"
     return f"reference: plain PyTorch, level by level, because {why}"
+
+
+def _why_reference(*parameters: Tensor) -> str:
+    """Why code for this processor does not take these parameters; empty where it does."""
+    first = parameters[0]
+    if kernel_path() != "compiled":
+        return f"{_VARIABLE}={kernel_path()}"
+    if first.dtype not in _FLOATS:
+        return f"its parameters are {first.dtype}"
+    if not first.is_cpu:
+        missing = ", and triton is not installed (pip install dagnn[triton])"
+        return f"its parameters are on the device {first.device}{missing * (first.is_cuda and not _HAS_TRITON)}"
+    return "" if _is_compiled(*parameters) else "its parameters are no plain tensors"
+
+
+def explain_cell(plan: CellPlan, parameters: Iterable[Tensor]) -> str:
+    """Which path runs a cell with these parameters, and why; see `dagnn.nn.FormulaCell.explain`."""
+    given = list(parameters)
+    on_gpu = _is_on_gpu(*given)
+    why = plan.reason or ("" if on_gpu else _why_reference(*given))
+    if why:
+        return f"level by level: {why}"
+    return f"compiled: Triton kernels for {given[0].device}" if on_gpu else "compiled"
 
 
 def accumulate_network(
@@ -254,7 +270,7 @@ def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideS
     if _is_compiled(*given):
         return _wide.run_wide(plan, x, parameters, state)
     if _is_on_gpu(*given) and not plan.why_not_on_gpu():
-        return _gpu_wide().run_wide(plan, x, parameters, state)  # type: ignore[no-any-return]
+        return _gpu("wide").run_wide(plan, x, parameters, state)  # type: ignore[no-any-return]
     return _run_wide_reference(plan, x, parameters, state)
 
 
@@ -304,6 +320,8 @@ def run_sweeps(
         ready = _compiled_sweep(graph, direction, cell, features, rows) if compiles else None  # type: ignore[arg-type]
         if ready is None:
             outputs[direction] = _run_by_level(graph, direction, cell, features, rows)
+        elif _is_on_gpu(features):
+            outputs[direction] = _gpu("sweep").run_sweep(*ready)
         else:
             compiled[direction] = ready
     if compiled:
@@ -327,17 +345,25 @@ def _compiled_sweep(
     # Compiled code reads wherever the plan and the sizes send it, so it must never see tensors that do not fit. The
     # reference path takes those, and PyTorch raises the error.
     fits = _fits(projected, plan, by_operator=operators) and projected.hidden == cell.state_sizes[0]
-    if not fits or not _is_compiled(projected.projected, *projected.weights):
+    given = (projected.projected, *projected.weights)
+    if not fits or not (_is_compiled(*given) or _is_on_gpu(*given)):
         return None
     own = _SweepGraph(
         plan,
         lambda: graph_plans.sweep_plan(graph, direction, device),
         lambda: graph_plans.edge_positions(graph, device),
         None if operators is None else graph_plans.node_operators(graph, device),
-        # A clone: the rows have been checked, and the user may write to theirs before the backward pass.
-        None if rows is None else rows.clone(),
+        None if rows is None else _checked_rows(rows, len(features)),
     )
     return own, projected
+
+
+def _checked_rows(rows: Tensor, count: int) -> Tensor:
+    """A copy of rows in ``0 .. count - 1``: the user may write to theirs before the backward pass."""
+    if rows.is_cpu:  # the module has looked at them
+        return rows.clone()
+    # Where looking at them would wait for the GPU, PyTorch's own kernel checks them, and stops the program.
+    return torch.arange(count, device=rows.device).index_select(0, rows)
 
 
 def _run_by_level(
@@ -363,9 +389,16 @@ def _projects(cell: Cell) -> TypeGuard[Projects]:
 def _compiles(cell: Projects, graph: graph_plans.Graph, features: Tensor, rows: Tensor | None) -> bool:
     """Whether the compiled path takes a sweep of this cell."""
     parameters = cell.parameters() if isinstance(cell, nn.Module) else ()
-    if not graph.num_nodes or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if not graph.num_nodes or torch.compiler.is_compiling():
         return False
-    if not _is_compiled(features, *parameters) or not (rows is None or autograd.is_plain(rows)):
+    given, is_plain = (features, *parameters), autograd.is_plain
+    if _is_on_gpu(*given):
+        is_plain = autograd.is_plain_on_gpu
+    elif not _is_compiled(*given):
+        return False
+    if torch.is_autocast_enabled(features.device.type):
+        return False
+    if rows is not None and not (is_plain(rows) and rows.device == features.device):
         return False
     if cell.max_children is None:
         return True
@@ -405,21 +438,13 @@ def _is_on_gpu(*tensors: Tensor) -> bool:
     )
 
 
-def _gpu() -> ModuleType:
-    """The kernels for a GPU: triton takes a second to import, and many installations have none."""
-    from dagnn.kernels.gpu import function
-
-    return function
-
-
-def _gpu_wide() -> ModuleType:
-    from dagnn.kernels.gpu import wide
-
-    return wide
+def _gpu(part: str) -> ModuleType:
+    """Kernels for a GPU: triton takes a second to import, and many installations have none."""
+    return importlib.import_module(f"dagnn.kernels.gpu.{part}")
 
 
 @constant
 def _load_gpu() -> None:
     """Before ``torch.compile`` runs the operator on a GPU: its kernels are registered when they are imported."""
-    _gpu()
-    _gpu_wide()
+    _gpu("function")
+    _gpu("wide")

@@ -1,7 +1,7 @@
-"""Activations as Triton functions: any formula, and the built-in ones, with their derivatives.
+"""Formulas as Triton code: operations, functions from text, and activations with their derivatives.
 
-Triton reads the source of a function. What is written here for a network exists in memory only, where ``linecache``
-finds it.
+Triton reads the source of a function. What is written here for a network or a cell exists in memory only, where
+``linecache`` finds it.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -138,12 +138,18 @@ def _activations(texts: tuple[str, ...]) -> tuple[Any, Any]:
         lines = _lines(record(_normal_cdf), ("z",))
         functions = {"normal_cdf(z)": [*(f"    {line}" for line in lines), "    return result"], **functions}
     source = "\n".join(line for head, body in functions.items() for line in ("@triton.jit", f"def {head}:", *body, ""))
+    module = from_text(source)
+    return module["activated"], module["pulled"]
+
+
+def from_text(source: str) -> dict[str, Any]:
+    """What a text defines, by name; it may use ``tl`` and what `operation` writes."""
     # A digest in the name: two networks of one process never read each other's lines.
-    name = f"<dagnn activations {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
+    name = f"<dagnn {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     module: dict[str, Any] = {"triton": triton, "tl": tl, "__name__": "dagnn.kernels.gpu.generated", **_HELPERS}
     exec(compile(source, name, "exec"), module)
-    return module["activated"], module["pulled"]
+    return module
 
 
 def _by_code(bodies: Sequence[list[str]], given: str) -> list[str]:
@@ -169,13 +175,18 @@ def _lines(formula: Formula, names: Sequence[str]) -> list[str]:
     for one in ancestors(formula.outputs):
         if one not in known:
             known[one] = f"v{one.place}"
-            lines.append(f"v{one.place} = {_operation(one, known)}")
+            lines.append(f"v{one.place} = {operation(one, [known[arg] for arg in one.args], 'z')}")
     return [*lines, f"result = {known[formula.outputs[0]]}"]
 
 
-def _operation(one: Expr, known: dict[Expr, str]) -> str:
-    if one.op == "number":  # of the dtype of z: a bare number would be rounded to float32 first
+def operation(one: Expr, args: Sequence[str], like: str) -> str:
+    """The text that computes an expression from those of its arguments.
+
+    Args:
+        like: a name whose value has the shape and the dtype of numbers.
+    """
+    if one.op == "number":  # of a dtype from the start: a bare number would be rounded to float32 first
         value = float(one.name)
         shown = repr(value) if abs(value) < float("inf") else f'float("{value}")'
-        return f"tl.full(z.shape, {shown}, z.dtype)"
-    return _OPERATIONS[one.op].format(*(known[arg] for arg in one.args))
+        return f"tl.full({like}.shape, {shown}, {like}.dtype)"
+    return _OPERATIONS[one.op].format(*args)

@@ -117,14 +117,14 @@ def run_sweeps(sweeps: Sequence[tuple[SweepGraph, ProjectedCell]]) -> list[Tenso
     return [y for task, given, need in zip(tasks, tensors, needs, strict=True) for y in _run([task], given, need)]
 
 
-def _run(tasks: Sequence["_Task"], tensors: Sequence[Tensor], needs_gradient: bool) -> list[Tensor]:
+def _run(tasks: Sequence["Task"], tensors: Sequence[Tensor], needs_gradient: bool) -> list[Tensor]:
     if needs_gradient:
         return list(_Sweeps.apply(tuple(tasks), *tensors))  # type: ignore[no-untyped-call]
     return _forward(_swept(tasks, tensors))
 
 
 @dataclass(frozen=True, eq=False)
-class _Task:
+class Task:
     """One sweep of a pass: everything but its tensors, and how many of those it has."""
 
     graph: SweepGraph
@@ -134,12 +134,12 @@ class _Task:
     num_tensors: int
 
 
-def _task(graph: SweepGraph, cell: ProjectedCell) -> _Task:
+def _task(graph: SweepGraph, cell: ProjectedCell) -> Task:
     is_shared = passes.is_parallel(graph.plan, cell.hidden)
-    return _Task(graph, cell.plan, cell.hidden, is_shared, 1 + len(cell.weights))
+    return Task(graph, cell.plan, cell.hidden, is_shared, 1 + len(cell.weights))
 
 
-def _pays_at_once(tasks: Sequence[_Task]) -> bool:
+def _pays_at_once(tasks: Sequence[Task]) -> bool:
     return workers.num_workers(2) > 1 and all(
         not task.is_shared and passes.work_of(task.graph.plan, task.hidden) >= AT_ONCE_WORK for task in tasks
     )
@@ -147,7 +147,7 @@ def _pays_at_once(tasks: Sequence[_Task]) -> bool:
 
 class _Sweeps(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tasks: tuple[_Task, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, tasks: tuple[Task, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         sweeps = _swept(tasks, tensors)
         outputs = _forward(sweeps)
         ctx.tasks = tasks
@@ -164,7 +164,7 @@ class _Sweeps(torch.autograd.Function):
         tensors, outputs = saved[: -len(tasks)], saved[-len(tasks) :]
         grads = tuple(map(with_memory, grads))
         if torch.is_grad_enabled() or not all(map(is_plain, grads)):
-            return (None, *_by_reference(ctx, grads, tensors))
+            return (None, *by_reference(ctx, grads, tensors))
         try:
             sweeps = ctx.sweeps.pop()
         except IndexError:  # a second backward pass through the same graph: the first has overwritten the gates
@@ -180,7 +180,7 @@ class _Sweeps(torch.autograd.Function):
         return (None, *chain.from_iterable([one, *of] for one, of in zip(projected, weights, strict=True)))
 
 
-def _swept(tasks: Sequence[_Task], tensors: Sequence[Tensor]) -> list[Sweep]:
+def _swept(tasks: Sequence[Task], tensors: Sequence[Tensor]) -> list[Sweep]:
     return [
         Sweep(
             task.graph.plan,
@@ -188,7 +188,7 @@ def _swept(tasks: Sequence[_Task], tensors: Sequence[Tensor]) -> list[Sweep]:
             task.hidden,
             projected,
             task.graph.feature_rows,
-            _with_operators(weights),
+            with_operators(weights),
             is_shared=task.is_shared,
         )
         for task, (projected, *weights) in zip(tasks, _parts(tasks, tensors), strict=True)
@@ -239,13 +239,13 @@ def _weight_gradients(ctx: Any, sweeps: Sequence[Sweep], tensors: Sequence[Tenso
     return gradients
 
 
-def _parts(tasks: Sequence[_Task], values: Sequence[T]) -> list[tuple[T, ...]]:
+def _parts(tasks: Sequence[Task], values: Sequence[T]) -> list[tuple[T, ...]]:
     """What belongs to each task."""
     rest = iter(values)
     return [tuple(islice(rest, task.num_tensors)) for task in tasks]
 
 
-def _with_operators(weights: Any) -> tuple[Tensor, ...]:
+def with_operators(weights: Any) -> tuple[Tensor, ...]:
     """The weights, the first of them with a leading dimension of operators.
 
     Detached: should the user assign something smaller to ``parameter.data`` before the backward pass, these keep the
@@ -255,7 +255,7 @@ def _with_operators(weights: Any) -> tuple[Tensor, ...]:
     return (first if first.dim() == 3 else first.unsqueeze(0), *rest)
 
 
-def _by_reference(ctx: Any, grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor | None]:
+def by_reference(ctx: Any, grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor | None]:
     """Differentiable gradients: those of the cells' own arithmetic, which runs forward once more."""
     tasks, gradients = ctx.tasks, []
     for task, grad_y, given in zip(tasks, grads, _parts(tasks, tensors), strict=True):
@@ -264,7 +264,7 @@ def _by_reference(ctx: Any, grads: Sequence[Tensor], tensors: Sequence[Tensor]) 
     return [g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad[1:], strict=True)]
 
 
-def _arithmetic(task: _Task) -> Callable[..., Tensor]:
+def _arithmetic(task: Task) -> Callable[..., Tensor]:
     """The sweep of a task in plain PyTorch, as a function of its tensors."""
     graph = task.graph
     levels, position = graph.levels(), graph.position()

@@ -9,6 +9,7 @@ nodes of one class on one level: the unit of work, and of what waits for what.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,6 +81,11 @@ class SweepPlan:
     def num_operators(self) -> int:
         """1 more than the highest operator."""
         return int(self.classes[:, 4].max(initial=-1)) + 1
+
+    @cached_property
+    def on_gpu(self) -> dict[torch.device, Any]:
+        """The plan as Triton kernels read it, by device; filled by `dagnn.kernels.gpu`."""
+        return {}
 
     @cached_tensor_property
     def node_index(self) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dagnn.errors import ConfigError, GraphError
-from dagnn.kernels import CellPlan, Named, Operands, ProjectedCell, Weights, plan_cell
+from dagnn.kernels import CellPlan, Named, Operands, ProjectedCell, Weights, explain_cell, plan_cell
 from dagnn.kernels.reference import cell_step
 from dagnn.nn.learnable import LearnableModule, check_operator, check_size
 
@@ -98,8 +98,11 @@ class FormulaCell(LearnableModule):
         raise NotImplementedError(f"{type(self).__name__} needs a method formula(self, x, operands, weights).")
 
     def explain(self) -> str:
-        """``"compiled"``, or why the cell runs level by level, with the line of the formula that is the reason."""
-        return "compiled" if self.plan.reason is None else f"level by level: {self.plan.reason}"
+        """``"compiled"``, with the device where that is a GPU; or why the cell runs level by level.
+
+        The reason may be a line of the formula, or where the parameters are, or their dtype.
+        """
+        return explain_cell(self.plan, self.parameters())
 
     def make_parameters(self) -> None:
         """Set the parameters, with any values."""
