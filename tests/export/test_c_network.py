@@ -7,7 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from export_cases import COMPILER, STRICT, compiled, needs_compiler, run_c
+from export_cases import (
+    COMPILER,
+    DIM,
+    GRAPHS,
+    LABELS,
+    POSITIONS,
+    SETTINGS,
+    STRICT,
+    SYMBOLS,
+    compiled,
+    needs_compiler,
+    network,
+    run_c,
+)
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from strategies import dags
@@ -16,23 +29,6 @@ from torch import nn
 from dagnn.errors import ConfigError
 from dagnn.graph import Dag, DagBatch
 from dagnn.nn import GraphTransformNet
-
-SYMBOLS, LABELS, POSITIONS, DIM = 5, 3, 4, 8
-GRAPHS = DagBatch.from_dags(
-    [Dag([(0, 2), (1, 2), (2, 3), (0, 3)]), Dag([], 1), Dag([], 0), Dag([(0, 1), (1, 2), (0, 2)])]
-)
-SETTINGS = [
-    {},
-    {"cell": "tree_lstm", "max_children": 9, "edge_types": 2, "aggregate": "mean", "attention_heads": 2},
-    {"cell": "gru", "direction": "down", "aggregate": "max", "sweeps": 2, "attention_heads": 4, "edge_types": 3},
-    {"cell": "attention", "direction": "up", "message_layers": 0, "decoder_layers": 1, "decoder_heads": 1},
-    {"sweeps": 0, "message_layers": 1},
-]
-
-
-def network(number: int, dtype: torch.dtype, seed: int = 0) -> GraphTransformNet:
-    torch.manual_seed(seed)
-    return GraphTransformNet(SYMBOLS, LABELS, POSITIONS, DIM, **SETTINGS[number]).to(dtype)
 
 
 def logits(net: GraphTransformNet, symbols: torch.Tensor, graph: Dag | DagBatch) -> np.ndarray:

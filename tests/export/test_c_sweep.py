@@ -8,134 +8,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from export_cases import COMPILER, STRICT, compiled, needs_compiler, run_c
+from export_cases import (
+    CELLS,
+    COMPILER,
+    OPERATORS,
+    OTHERS,
+    SAME_BITS,
+    SLOTS,
+    STRICT,
+    SWEPT,
+    D,
+    compiled,
+    needs_compiler,
+    run_c,
+    sweep_of,
+)
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from strategies import dags
 
 from dagnn.graph import Dag, DagBatch
 from dagnn.kernels.emit.native import host_target
-from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, DagSweep, FormulaCell, GRUCell, TreeLSTMCell
-
-D, H, OPERATORS, SLOTS = 3, 5, 2, 9
-
-
-class Peephole(FormulaCell):
-    """Ordered, with sums by slot and vectors."""
-
-    states = ("h", "c")
-
-    def formula(self, x, operands, weights):
-        kept = operands.by_slot(operands.c)
-        m = weights.product(operands.by_slot(operands.h))
-        i = torch.sigmoid(x.i + m.i + weights.peep_i * operands.sum(kept))
-        f = torch.sigmoid(x.f + m.by_slot.f + weights.peep_f * kept)
-        c = i * torch.tanh(x.u + m.u) + operands.sum(f * kept)
-        return torch.sigmoid(x.o + m.o + weights.peep_o * c) * torch.tanh(c), c
-
-
-class Softmax(FormulaCell):
-    """A softmax column by column, of a product for each operand."""
-
-    states = ("h", "c")
-
-    def formula(self, x, operands, weights):
-        share = operands.softmax(weights.each(operands.h))
-        m = weights.product(operands.sum(share * operands.h), operands.max(operands.c))
-        c = torch.sigmoid(x.i + m.i) * torch.tanh(x.u + m.u) + torch.sigmoid(x.f + m.f) * operands.mean(operands.c)
-        return torch.sigmoid(x.o + m.o) * torch.tanh(c) + operands.max(operands.h), c
-
-
-class MeanAndMax(FormulaCell):
-    """Ordered: means and maxima in slots."""
-
-    states = ("h", "c", "e")
-
-    def formula(self, x, operands, weights):
-        m = weights.product(operands.mean(operands.h * operands.c), operands.max(operands.e))
-        kept = operands.sum(m.by_slot.f * operands.max(operands.c) + m.by_slot.f * operands.by_slot(operands.e))
-        c = torch.where(x.a < m.a, kept, x.a * m.b)
-        return torch.tanh(c + m.a), c * 0.5, torch.tanh(c) - operands.sum(operands.h.square())
-
-
-class Library(FormulaCell):
-    """Functions that come from the C library."""
-
-    def formula(self, x, operands, weights):
-        m = weights.product(operands.sum(torch.sin(operands.h)))
-        return torch.cos(x.a + m.a) + torch.log(m.a * m.a + 0.5)
-
-
-class NoProduct(FormulaCell):
-    """Runs level by level in Python."""
-
-    def formula(self, x, operands, weights):
-        return torch.tanh(x.n + operands.sum(operands.h * weights.v))
-
-
-class TwoSlotColumns(FormulaCell):
-    """Runs level by level in Python."""
-
-    def formula(self, x, operands, weights):
-        m = weights.product(operands.by_slot(operands.h))
-        return torch.tanh(x.n + m.n + operands.sum(m.by_slot.a * torch.sigmoid(m.by_slot.b)))
-
-
-class AttentionLate(FormulaCell):
-    """Attention after the product, and a feature before it: level by level in Python."""
-
-    def formula(self, x, operands, weights):
-        m = weights.product(operands.sum(operands.h * x.g))
-        return torch.tanh(x.n + m.n + operands.sum(operands.attention() * operands.h))
-
-
-class NoOperands(FormulaCell):
-    """Looks at the node alone."""
-
-    def formula(self, x, operands, weights):
-        return torch.tanh(x.n) * weights.scale
-
-
-SAME_BITS = {
-    "tree_lstm": lambda **how: TreeLSTMCell(D, H, SLOTS, **how),
-    "child_sum": lambda **how: ChildSumTreeLSTMCell(D, H, **how),
-    "gru": lambda **how: GRUCell(D, H, **how),
-    "mean": lambda **how: GRUCell(D, H, "mean", **how),
-    "max": lambda **how: GRUCell(D, H, "max", **how),
-    "peephole": lambda **how: Peephole(D, H, SLOTS, **how),
-    "softmax": lambda **how: Softmax(D, H, **how),
-    "mean and max": lambda **how: MeanAndMax(D, H, SLOTS, **how),
-}
-OTHERS = {
-    "attention": lambda **how: AttentionCell(D, H, **how),
-    "library": lambda **how: Library(D, H, **how),
-    "no product": lambda **how: NoProduct(D, H),
-    "two slot columns": lambda **how: TwoSlotColumns(D, H, SLOTS, **how),
-    "attention late": lambda **how: AttentionLate(D, H, **how),
-    "no operands": lambda **how: NoOperands(D, H),
-}
-CELLS = SAME_BITS | OTHERS
-# A hole: node 3 uses positions 0 and 2. Node 4 uses node 2 twice, node 0 three edges; node 6 stands alone.
-GRAPH = DagBatch.from_dags(
-    [
-        Dag(
-            [(0, 2), (1, 2), (2, 3), (0, 3), (2, 4), (3, 4), (2, 4), (0, 5), (2, 5), (4, 5)],
-            num_nodes=7,
-            edge_attributes={"position": torch.tensor([0, 1, 0, 2, 0, 1, 2, 0, 1, 2])},
-            node_attributes={"operator": torch.tensor([0, 0, 1, 0, 1, 1, 0])},
-        ),
-        Dag(
-            [(0, 1)],
-            edge_attributes={"position": torch.tensor([0])},
-            node_attributes={"operator": torch.tensor([1, 0])},
-        ),
-    ]
-)
-
-
-def sweep_of(name: str, direction: str, dtype: torch.dtype, seed: int = 0, operators: int | None = None) -> DagSweep:
-    torch.manual_seed(seed)
-    return DagSweep(CELLS[name](operators=operators), direction).to(dtype)
+from dagnn.nn import DagSweep
 
 
 def run(library: object, name: str, sweep: DagSweep, x: torch.Tensor) -> np.ndarray:
@@ -182,7 +76,7 @@ def bits_cases(swap: int) -> list[tuple[DagSweep, DagBatch]]:
                 (torch.float32, torch.float64)[(number // 2 + swap) % 2],
                 operators=(None, OPERATORS)[number % 2],
             ),
-            GRAPH,
+            SWEPT,
         )
         for number, name in enumerate(SAME_BITS)
     ]
@@ -201,7 +95,7 @@ def test_what_differs_in_the_last_digits(tmp_path, swap):
     check_many(
         tmp_path,
         [
-            (sweep_of(name, directions[(number + swap) % 2], dtypes[(number + swap) % 2]), GRAPH)
+            (sweep_of(name, directions[(number + swap) % 2], dtypes[(number + swap) % 2]), SWEPT)
             for number, name in enumerate(OTHERS)
         ],
     )
@@ -255,7 +149,7 @@ def test_graphs_without_edges_and_of_named_nodes(tmp_path):
 
 @needs_compiler
 def test_the_test_program_of_a_sweep_passes_and_fails(tmp_path):
-    sweep_of("tree_lstm", "both", torch.float32).export(tmp_path / "some net.c", graph=GRAPH, name="mine")
+    sweep_of("tree_lstm", "both", torch.float32).export(tmp_path / "some net.c", graph=SWEPT, name="mine")
     build = [COMPILER, *STRICT, "some net_test.c", "some net.c", "-lm", "-o", "check"]
     assert subprocess.run(build, cwd=tmp_path, capture_output=True).returncode == 0
     assert subprocess.run(["./check"], cwd=tmp_path, capture_output=True).returncode == 0
@@ -290,7 +184,7 @@ def test_every_cell_compiles_without_a_warning(tmp_path, compiler):
         pytest.skip(f"{compiler} is not here")
     for number, name in enumerate(CELLS):
         sweep_of(name, "both", torch.float64 if number % 2 else torch.float32).export(
-            tmp_path / f"net{number}.c", graph=GRAPH
+            tmp_path / f"net{number}.c", graph=SWEPT
         )
     command = [
         compiler,

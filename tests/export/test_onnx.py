@@ -6,14 +6,24 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from export_cases import NAMES, any_network, random_network
+from export_cases import (
+    CELLS,
+    GRAPHS,
+    NAMES,
+    SWEPT,
+    SYMBOLS,
+    any_network,
+    network,
+    random_network,
+    sweep_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import dags
 
-from dagnn.errors import MissingPackageError
+from dagnn.errors import ConfigError, MissingPackageError
 from dagnn.graph import Dag
-from dagnn.nn import DagNN
+from dagnn.nn import DagNN, DagSweep, FormulaCell
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +95,49 @@ def test_torch_programs_load_and_are_equal(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.testing.assert_close(program.module()(x), net(x), rtol=1e-5, atol=1e-6)
+
+
+def equals_onnx(runtime, path, module, graph, x) -> None:
+    """To 1e-6 of the largest number, all results by name."""
+    module.export(path, graph=graph)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    expected = module(x, graph)
+    assert [one.name for one in session.get_outputs()] == list(getattr(expected, "_fields", ["y"]))
+    for one, other in zip(found, expected if isinstance(expected, tuple) else [expected], strict=True):
+        numbers = other.detach().numpy()
+        np.testing.assert_allclose(one, numbers, rtol=0, atol=1e-6 * max(1, np.abs(numbers).max(initial=0)))
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch's own tracers
+@pytest.mark.parametrize(
+    ("name", "double"),
+    [
+        pytest.param(name, bool(number % 2), marks=[] if name in ("mean", "max", "attention") else [pytest.mark.slow])
+        for number, name in enumerate(CELLS)
+    ],
+)
+def test_sweeps_over_a_graph_equal_onnx(tmp_path, runtime, name, double):
+    dtype = torch.float64 if double else torch.float32
+    sweep = sweep_of(name, "both" if double else "down", dtype, operators=2 if double else None)
+    equals_onnx(runtime, tmp_path / "net.onnx", sweep, SWEPT, torch.randn(SWEPT.num_nodes, 3, dtype=dtype))
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch's own tracers
+@pytest.mark.parametrize("number", [*(pytest.param(k, marks=pytest.mark.slow) for k in range(4)), 4])
+def test_networks_over_a_graph_equal_onnx(tmp_path, runtime, number):
+    net = network(number, torch.float64 if number % 2 else torch.float32)
+    equals_onnx(runtime, tmp_path / "net.onnx", net, GRAPHS, torch.arange(GRAPHS.num_nodes) % SYMBOLS)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch's own tracers
+def test_an_operator_without_a_translation_is_named(tmp_path):
+    pytest.importorskip("onnx")
+
+    class Erf(FormulaCell):
+        def formula(self, x, operands, weights):
+            return torch.erf(x.n + weights.product(operands.sum(operands.h)).n)
+
+    with pytest.raises(ConfigError, match="no translation of PyTorch's aten::erf"):
+        DagSweep(Erf(3, 4)).export(tmp_path / "net.onnx", graph=Dag([(0, 1)]))
+    assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,18 @@ def onnx_model(program: Program) -> bytes:
     Raises:
         ConfigError: the package onnx is not installed.
     """
-    graph = _Graph(program)
+    graph = OnnxGraph(program.double)
     values = _values(graph, program)
     y = graph.add("Gather", values, graph.integers(program.outputs), axis=0)
     graph.add("Transpose", y, out="y", perm=[1, 0])
-    return graph.file()
+    names: dict[str, str] = {}
+    for key, listed in (("input_names", program.input_names), ("output_names", program.output_names)):
+        names[key] = json.dumps([name if isinstance(name, str | int) else repr(name) for name in listed])
+    columns = len(program.inputs), len(program.outputs)
+    return graph.file({"x": ["batch", columns[0]]}, {"y": ["batch", columns[1]]}, metadata=names)
 
 
-def _values(graph: "_Graph", program: Program) -> str:
+def _values(graph: "OnnxGraph", program: Program) -> str:
     """The rows of all nodes."""
     columns = np.flatnonzero(program.inputs >= 0)
     x = graph.add("Transpose", "x", perm=[1, 0])
@@ -76,7 +80,7 @@ def _values(graph: "_Graph", program: Program) -> str:
     return values
 
 
-def _aggregated(graph: "_Graph", program: Program, values: str, start: int, stop: int) -> str:
+def _aggregated(graph: "OnnxGraph", program: Program, values: str, start: int, stop: int) -> str:
     """The rows of all nodes, after those of a level that are no plain sums have got their aggregates."""
     groups: dict[tuple[str, int], list[int]] = {}
     for node in np.flatnonzero(~program.is_plain[start:stop]) + start:
@@ -100,7 +104,7 @@ def _aggregated(graph: "_Graph", program: Program, values: str, start: int, stop
     return values
 
 
-def _aggregate(graph: "_Graph", kind: str, messages: str, degree: int) -> str:
+def _aggregate(graph: "OnnxGraph", kind: str, messages: str, degree: int) -> str:
     """Messages ``[degree, nodes, batch]`` of nodes of one degree as ``[nodes, batch]``."""
     match kind:
         case "sum" | "mean":
@@ -121,7 +125,7 @@ def _aggregate(graph: "_Graph", kind: str, messages: str, degree: int) -> str:
     raise AssertionError(kind)
 
 
-def _activated(graph: "_Graph", name: str, z: str) -> str:
+def _activated(graph: "OnnxGraph", name: str, z: str) -> str:
     """``act(z)``. Written out where runtimes lack an operator for float64."""
     formula = formula_of(name)
     if formula is None:
@@ -131,13 +135,13 @@ def _activated(graph: "_Graph", name: str, z: str) -> str:
     for one in ancestors([result]):
         if one not in made:
             arguments = [made[arg] for arg in one.args]
-            made[one] = graph.number(one.name) if one.op == "number" else _operation(graph, one.op, arguments)
+            made[one] = graph.number(one.name) if one.op == "number" else operation(graph, one.op, arguments)
     # A formula of numbers alone has the shape of a number.
     zeros = graph.add("Mul", z, graph.number(0.0))
     return made[result] if given in ancestors([result]) else graph.add("Add", zeros, made[result])
 
 
-_OPERATORS = {
+OPERATORS = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg", "exp": "Exp", "log": "Log", "tanh": "Tanh",
     "sigmoid": "Sigmoid", "relu": "Relu", "sqrt": "Sqrt", "sin": "Sin", "abs": "Abs", "maximum": "Max",
     "minimum": "Min", "where": "Where", "less": "Less", "less_equal": "LessOrEqual", "equal": "Equal", "both": "And",
@@ -146,21 +150,21 @@ _OPERATORS = {
 """Operations of formulas, and ONNX's names of them."""
 
 
-def _operation(graph: "_Graph", op: str, arguments: list[str]) -> str:
+def operation(graph: "OnnxGraph", op: str, arguments: list[str]) -> str:
     if op == "cos":  # runtimes have Cos for float32 only
         return graph.add("Sin", graph.add("Add", arguments[0], graph.number(math.pi / 2)))
-    return graph.add(_OPERATORS[op], *arguments)
+    return graph.add(OPERATORS[op], *arguments)
 
 
-def _relu(graph: "_Graph", z: str) -> str:
+def _relu(graph: "OnnxGraph", z: str) -> str:
     return graph.add("Relu", z)
 
 
-def _leaky_relu(graph: "_Graph", z: str) -> str:
+def _leaky_relu(graph: "OnnxGraph", z: str) -> str:
     return graph.where_positive(z, z, graph.add("Mul", z, graph.number(_LEAK)))
 
 
-def _elu(graph: "_Graph", z: str) -> str:
+def _elu(graph: "OnnxGraph", z: str) -> str:
     # e^z - 1 = 2 tanh(z / 2) / (1 - tanh(z / 2)): no digits lost near 0. The exponent of a positive z is not used.
     below = graph.add("Min", z, graph.number(0.0))
     t = graph.add("Tanh", graph.add("Mul", below, graph.number(0.5)))
@@ -168,7 +172,7 @@ def _elu(graph: "_Graph", z: str) -> str:
     return graph.where_positive(z, z, part)
 
 
-def _gelu(graph: "_Graph", z: str) -> str:
+def gelu(graph: "OnnxGraph", z: str) -> str:
     half = graph.add("Mul", z, graph.number(0.5))
     if graph.double:  # runtimes have no Erf of float64: as `emit.functions.normal_cdf_and_density`
         scaled = graph.add("Mul", graph.add("Abs", z), graph.number(0.5**0.5))
@@ -184,39 +188,39 @@ def _gelu(graph: "_Graph", z: str) -> str:
     return graph.add("Mul", half, graph.add("Add", erf, graph.number(1.0)))
 
 
-def _silu(graph: "_Graph", z: str) -> str:
+def _silu(graph: "OnnxGraph", z: str) -> str:
     # Not Sigmoid: that of ONNX Runtime is off by 2e-7 where it is small, which z multiplies.
     return graph.add("Div", z, graph.add("Add", graph.add("Exp", graph.add("Neg", z)), graph.number(1.0)))
 
 
-def _softplus(graph: "_Graph", z: str) -> str:
+def _softplus(graph: "OnnxGraph", z: str) -> str:
     # max(z, 0) + log(1 + e^-|z|); PyTorch's is the identity above 20, where the rest is below 2.1e-9.
     small = graph.add("Exp", graph.add("Neg", graph.add("Abs", z)))
     rest = graph.add("Log", graph.add("Add", small, graph.number(1.0)))
     return graph.add("Add", graph.add("Relu", z), rest)
 
 
-_ACTIVATIONS: dict[str, Callable[["_Graph", str], str]] = {
+_ACTIVATIONS: dict[str, Callable[["OnnxGraph", str], str]] = {
     "identity": lambda graph, z: z,
     "relu": _relu,
     "leaky_relu": _leaky_relu,
     "elu": _elu,
     "tanh": lambda graph, z: graph.add("Tanh", z),
     "sigmoid": lambda graph, z: graph.add("Sigmoid", z),
-    "gelu": _gelu,
+    "gelu": gelu,
     "silu": _silu,
     "softplus": _softplus,
 }
 
 
-class _Graph:
+class OnnxGraph:
     """A graph of ONNX under construction: operators in order, and constants."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, double: bool) -> None:
         onnx = self._onnx = library("onnx", "format='onnx'", "dagnn[export]")
-        self._program, self.double = program, program.double
-        self._dtype = np.dtype(np.float64 if program.double else np.float32)
-        self._kind = onnx.TensorProto.DOUBLE if program.double else onnx.TensorProto.FLOAT
+        self.double = double
+        self._dtype = np.dtype(np.float64 if double else np.float32)
+        self._kind = onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
         self._numbers: dict[float, str] = {}
@@ -241,10 +245,10 @@ class _Graph:
         return self.add("Squeeze", values, self.integers([0]))
 
     def integers(self, values: Any) -> str:
-        return self._constant(np.asarray(values, dtype=np.int64))
+        return self.constant(np.asarray(values, dtype=np.int64))
 
     def numbers(self, values: Any) -> str:
-        return self._constant(np.asarray(values, dtype=self._dtype))
+        return self.constant(np.asarray(values, dtype=self._dtype))
 
     def number(self, value: float) -> str:
         """A constant for every place: one tensor for each value."""
@@ -255,28 +259,40 @@ class _Graph:
     def where_positive(self, z: str, then: str, otherwise: str) -> str:
         return self.add("Where", self.add("Greater", z, self.number(0.0)), then, otherwise)
 
-    def file(self) -> bytes:
-        """The model, checked."""
-        onnx, helper, program = self._onnx, self._onnx.helper, self._program
-        x = helper.make_tensor_value_info("x", self._kind, ["batch", len(program.inputs)])
-        y = helper.make_tensor_value_info("y", self._kind, ["batch", len(program.outputs)])
-        graph = helper.make_graph(self._nodes, "dagnn", [x], [y], self._constants)
+    def file(
+        self,
+        inputs: Mapping[str, Sequence[int | str]],
+        outputs: Mapping[str, Sequence[int | str]],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        whole: bool = False,
+    ) -> bytes:
+        """The model, checked.
+
+        Args:
+            inputs, outputs: their shapes by name.
+            whole: inputs are whole numbers, int64.
+        """
+        onnx, helper = self._onnx, self._onnx.helper
+        given = onnx.TensorProto.INT64 if whole else self._kind
+        x = [helper.make_tensor_value_info(name, given, shape) for name, shape in inputs.items()]
+        y = [helper.make_tensor_value_info(name, self._kind, shape) for name, shape in outputs.items()]
         model = helper.make_model(
-            graph,
+            helper.make_graph(self._nodes, "dagnn", x, y, self._constants),
             opset_imports=[helper.make_opsetid("", _OPSET)],
             ir_version=_IR_VERSION,
             producer_name="dagnn",
             producer_version=__version__,
         )
-        for key, names in (("input_names", program.input_names), ("output_names", program.output_names)):
+        for key, value in (metadata or {}).items():
             entry = model.metadata_props.add()
-            plain = [name if isinstance(name, str | int) else repr(name) for name in names]
-            entry.key, entry.value = key, json.dumps(plain)
+            entry.key, entry.value = key, value
         onnx.checker.check_model(model)
         content: bytes = model.SerializeToString()
         return content
 
-    def _constant(self, values: np.ndarray[Any, Any]) -> str:
+    def constant(self, values: np.ndarray[Any, Any]) -> str:
+        """The name of an array of any kind."""
         name = f"c{len(self._constants)}"
         self._constants.append(self._onnx.numpy_helper.from_array(np.array(values, order="C"), name))
         return name

@@ -17,6 +17,7 @@ from dagnn.errors import ConfigError, GraphError
 from dagnn.export.c import check_name
 from dagnn.export.c_graph import CSource, Interface, graph_files
 from dagnn.export.c_sweep import SweptCell
+from dagnn.export.onnx_traced import traced_model
 from dagnn.files import write_all
 from dagnn.kernels.graph_plans import Graph, check_graph, compiled_plan, node_operators
 from dagnn.nn.cells import FormulaCell
@@ -52,6 +53,8 @@ class ExportsOnGraph(LearnableModule):
           are, and a test program ``net_test.c`` lie beside it. Functions ``net(x, y)`` for one sample, ``net_batch(x,
           y, n)`` for several. Weights and graph are constants. What a cell computes from the projected features rounds
           as in the compiled path.
+        - **"onnx"**: standard operators of opset 18 with fixed shapes, those of this graph. Needs
+          ``pip install "dagnn[export]"``.
         - **"torch"**: a program of ``torch.export`` with PyTorch's operators, to be read by ``torch.export.load``
           where dagnn is not installed. Its ``module()`` takes what the module takes, without the graph.
 
@@ -59,7 +62,7 @@ class ExportsOnGraph(LearnableModule):
 
         Args:
             path: the file to write; its suffix says the format where ``format`` does not.
-            format: "c" or "torch".
+            format: "c", "onnx" or "torch".
             graph: a `Dag` or a `DagBatch`, with the attributes that the module reads.
             name: of the function in C; by default the file's name without suffix.
             overwrite: replace files that exist.
@@ -69,17 +72,13 @@ class ExportsOnGraph(LearnableModule):
 
         Raises:
             ConfigError: an unknown format, a name that C does not take, a weight that is NaN or infinite, a dtype that
-                is neither float32 nor float64; in C a cell without a formula, hooks, a function that formulas lack.
+                is neither float32 nor float64, a missing package; in C a cell without a formula, hooks, a function that
+                formulas lack; in ONNX an operator without a translation.
             GraphError: no graph, one without nodes, or one that the module does not take.
             FileExistsError: a file exists, and ``overwrite`` is False. Other `OSError`: it cannot be written.
         """
         path = Path(path)
         chosen = format_of(path, format)
-        if chosen == "onnx":
-            raise ConfigError(
-                f"{type(self).__name__} is exported as C or as a program of torch.export, got format='onnx': give a "
-                "file that ends in .c or .pt2."
-            )
         if chosen == "c":
             name = check_name(path.stem if name is None else name)
         elif name is not None:
@@ -94,8 +93,11 @@ class ExportsOnGraph(LearnableModule):
             check_as_written(module)
             content = module._c_files(graph, path.stem, str(name), dtype == torch.float64)
         else:
-            content = {path.name: module._torch_program(graph)}
+            content = {path.name: module._traced(graph, chosen, dtype == torch.float64)}
         return write_all({path.with_name(file): part for file, part in content.items()}, overwrite=overwrite)
+
+    _inputs: tuple[str, ...] = ("x",)
+    _results: tuple[str, ...] = ("y",)
 
     @abstractmethod
     def _samples(self, graph: Graph, count: int) -> list[Tensor]:
@@ -123,7 +125,8 @@ class ExportsOnGraph(LearnableModule):
         given = x.numpy().astype(np.int32) if not x.is_floating_point() else x.numpy()
         return graph_files(source, interface, body, work, given, y.numpy())
 
-    def _torch_program(self, graph: Graph) -> bytes:
+    def _traced(self, graph: Graph, chosen: str, double: bool) -> bytes:
+        """A program of torch.export, or ONNX from one."""
         for name, value in self.state_dict().items():
             if isinstance(value, Tensor) and not torch.isfinite(value).all():
                 raise ConfigError(
@@ -140,6 +143,8 @@ class ExportsOnGraph(LearnableModule):
                 f"torch.export cannot trace {type(self).__name__}: {reason:.200} A cell may not look at the values of "
                 "tensors, as DiscreteCell does."
             ) from error
+        if chosen == "onnx":
+            return traced_model(program, self._inputs, self._results, double=double)
         file = io.BytesIO()
         torch.export.save(program, file)
         return file.getvalue()

@@ -74,6 +74,8 @@ class GraphTransformNet(ExportsOnGraph):
     torch.Size([1, 3, 3])
     """
 
+    _inputs, _results = ("symbols",), GraphLogits._fields
+
     def __init__(
         self,
         num_symbols: int,
