@@ -5,7 +5,7 @@
 #   make test-processors  make test as on other processors, one after another: narrower vectors in PyTorch, MKL, oneDNN
 #                     and our own kernels (an hour on 2 cores; what this processor has not, its next narrower does)
 #   make test-integrations  inside transformers and Lightning, with the oldest supported versions and the newest
-#   make test-triton  the kernels for GPUs, in Triton's interpreter and compiled (10 minutes; installs triton, 1 GB)
+#   make test-triton  the kernels for GPUs, in Triton's interpreter, which is slow, and compiled (installs triton, 1 GB)
 #   make lint         ruff and mypy
 #   make bench        every benchmark in full;  make bench-NAME runs benchmarks/NAME.py (ARGS="--quick")
 #   make docs         the site, in site/

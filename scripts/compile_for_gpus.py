@@ -3,8 +3,9 @@
     python scripts/compile_for_gpus.py [--json]
 
 A row for each kernel, dtype and architecture: registers of a thread, bytes of spilled registers and of local and shared
-memory, from NVIDIA's ``cuobjdump``, which comes with Triton. Exit code 1 where something spills or needs more than 128
-registers, which would leave room for less than four programs of 128 threads on a multiprocessor.
+memory, from NVIDIA's ``cuobjdump``, which comes with Triton; and how many instructions of PTX are atomic. Exit code 1
+where something spills, is atomic, or needs more than 128 registers, which would leave room for less than four programs
+of 128 threads on a multiprocessor.
 """
 
 import argparse
@@ -43,6 +44,7 @@ CELLS = {
     "GRU over maxima": GRUCell(1, 1, "max"),
     "attention": AttentionCell(1, 1),
 }
+_ATOMIC = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:atom|red)\.", re.MULTILINE)
 HIDDEN = 100  # no power of two: the last columns of a tile are masked
 
 
@@ -112,7 +114,8 @@ def rows() -> list[dict[str, Any]]:
     for name, (kernel, constants, options) in kernels().items():
         for dtype in ("fp32", "fp64"):
             for architecture in ARCHITECTURES:
-                used = usage(compiled(kernel, constants, options, dtype, architecture).asm["cubin"])
+                asm = compiled(kernel, constants, options, dtype, architecture).asm
+                used = {**usage(asm["cubin"]), "ATOMIC": len(_ATOMIC.findall(asm["ptx"]))}
                 found.append({"kernel": name, "dtype": dtype, "architecture": f"sm_{architecture}", **used})
     return found
 
@@ -128,7 +131,7 @@ def main() -> int:
         print(f"triton {triton.__version__}")
         for row in found:
             print("  ".join(f"{name} {value}" for name, value in row.items()))
-    return int(any(row["REG"] > MOST_REGISTERS or row["STACK"] or row["LOCAL"] for row in found))
+    return int(any(row["REG"] > MOST_REGISTERS or row["STACK"] or row["LOCAL"] or row["ATOMIC"] for row in found))
 
 
 if __name__ == "__main__":
