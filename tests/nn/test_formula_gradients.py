@@ -101,6 +101,27 @@ def test_a_feature_inside_a_sum_counts_once_for_every_operand():
         assert of_features == [1 + 3 * 1.5, 3, factor]
 
 
+def test_a_maximum_of_what_is_rounded_in_two_ways_gives_its_gradient(monkeypatch):
+    """The way back added and multiplied at once where the forward pass had not: nothing equalled the maximum."""
+
+    class Best(FormulaCell):
+        def formula(self, x, operands, weights):
+            t = operands.h * x.b
+            m = weights.product(operands.sum(operands.h), operands.max(operands.h * 1.7 + torch.sin(operands.h * 1.7)))
+            return torch.tanh(x.a + m.a + operands.max(torch.tanh(t) + t))
+
+    generator = torch.Generator().manual_seed(0)
+    sweep, graph = DagSweep(Best(2, 5)).double(), Dag([(0, 3), (1, 3), (2, 3), (3, 4), (0, 4), (1, 4)], 5)
+    x = torch.randn(5, 2, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    def gradients():
+        return torch.autograd.grad(sweep(x, graph).square().sum(), [x, *sweep.parameters()])
+
+    found = gradients()
+    monkeypatch.setenv("DAGNN_KERNELS", "reference")
+    torch.testing.assert_close(found, gradients(), rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_more_drawn_formulas(seed):

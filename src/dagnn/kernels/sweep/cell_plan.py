@@ -5,8 +5,8 @@ the gates, from the features and the product. The way back has the same two in r
 every edge: what an edge brings back is evaluated there, from what it has in common with the other edges into its slot,
 which the target leaves in rows of the slot, and what lies at the edge or the source.
 
-What is kept of the forward pass is decided here, by one rule: of all that the way back needs, the results of functions
-and the product. What lies in memory anyway is read again, the rest computed again.
+What is kept of the forward pass is decided here, by one rule: of all that the way back needs, the results of functions,
+what a maximum is of, and the product. What lies in memory anyway is read again, the rest computed again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -228,8 +228,12 @@ class CellPlan:
     def _keep(self, at_column: Mapping[Expr, Place], in_memory: set[Expr]) -> dict[Expr, Place]:
         """The places of what is kept. A column that is not needed any more gives up its place."""
 
+        # What a maximum is of: computed again, it could be rounded otherwise, and then nothing would equal the maximum.
+        compared = {one.args[0] for one in self.graph.values() if one.op == "largest"}
+
         def is_kept(one: Expr) -> bool:
-            return one.op in _KEPT and one.place < self._forward_ends and one not in in_memory
+            lasts = one.op in _KEPT or one in compared
+            return lasts and one.place < self._forward_ends and one not in in_memory
 
         # What the passes write or pull, of all gradients: those of leaves.
         leaves = {one for of in self.leaves.values() for one in of.values()} | set(self.aggregates)
