@@ -46,7 +46,7 @@ class Runs:
         with single_threaded() as threads:
             chosen = range(self.replicates) if number is None else [number]
             first = Start(self.net)
-            runs = [Run(plan, *first.drawn(k), self.x, self.y, k) for k in chosen]
+            runs = [first.run(plan, k, self.x, self.y, k) for k in chosen]
             train(runs, HOW, is_label=True, threads=threads, done=lambda count: None)
         return runs
 

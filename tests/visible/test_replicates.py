@@ -10,7 +10,7 @@ from strategies import dags
 from dagnn import Dag, DagNN
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.visible import ReplicateTraining, explain_replicates, rewired
-from dagnn.visible.runs import Run, Start, deterministic, train
+from dagnn.visible.runs import Start, deterministic, train
 
 SHORT = ReplicateTraining(epochs=2, batch_size=20, lr=0.02, weight_decay=0.1)
 ALL = ("shuffled", "deterministic", "rewired")
@@ -51,9 +51,10 @@ def test_a_run_is_that_of_a_plain_loop(path, monkeypatch):
     x, y = (part.double() for part in data())
     net = DagNN(pathways(), output_activation="tanh", dtype=torch.float64)
     net.reset_parameters(torch.Generator().manual_seed(5))
-    weight, bias = Start(net).drawn(5)
+    run = Start(net).run(net._plan_on[torch.device("cpu")], 5, x, y, 7)
+    weight, bias = run.weight, run.bias
+    run.draw()
     assert torch.equal(weight, net.edge_weight) and torch.equal(bias, net.bias)
-    run = Run(net._plan_on[torch.device("cpu")], weight, bias, x, y, 7)
     train([run], SHORT, is_label=True, threads=1, done=lambda count: None)
 
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02, weight_decay=0.1)

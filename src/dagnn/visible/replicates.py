@@ -407,7 +407,8 @@ def _jobs(
         of: str, number: int, k: int, first: Start, own: DagNN, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor
     ) -> _Job:
         # The same first weights and order for all labels: what differs between them is the labels.
-        run = Run(own._plan_on[torch.device("cpu")], *first.drawn(_seed(seed, _FIRST, k)), x, y, _seed(seed, _ORDER, k))
+        plan = own._plan_on[torch.device("cpu")]
+        run = first.run(plan, _seed(seed, _FIRST, k), x, y, _seed(seed, _ORDER, k))
         return _Job(of, (number, k), own, run, x_test, y_test)
 
     first = Start(net)

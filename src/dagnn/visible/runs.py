@@ -74,6 +74,7 @@ class Run:
         weight, bias: parameters, trained in place.
         x, y: ``[samples, inputs]``, ``[samples]``; labels 0 and 1, or standardised numbers.
         seed: of the order.
+        draw: fills the parameters before the first step, on the thread that trains; None where they are there.
     """
 
     plan: NetworkPlan
@@ -82,6 +83,7 @@ class Run:
     x: Tensor
     y: Tensor
     seed: int
+    draw: Callable[[], None] | None = None
 
 
 class Start:
@@ -94,13 +96,16 @@ class Start:
         bounds = initial_bounds(net._layout, net.activations, net.aggregations)
         self._like = list(zip((net.edge_weight.detach(), net.bias.detach()), bounds, strict=True))
 
-    def drawn(self, seed: int) -> tuple[nn.Parameter, nn.Parameter]:
-        """Weights and biases."""
-        generator = torch.Generator().manual_seed(seed)
+    def run(self, plan: NetworkPlan, first: int, x: Tensor, y: Tensor, seed: int) -> "Run":
+        """A run whose parameters are drawn from the seed ``first`` when it begins."""
         weight, bias = (nn.Parameter(torch.empty_like(own)) for own, _ in self._like)
-        for parameter, (_, bound) in zip((weight, bias), self._like, strict=True):
-            draw_uniform(parameter, bound, generator)
-        return weight, bias
+
+        def draw() -> None:
+            generator = torch.Generator().manual_seed(first)
+            for parameter, (_, bound) in zip((weight, bias), self._like, strict=True):
+                draw_uniform(parameter, bound, generator)
+
+        return Run(plan, weight, bias, x, y, seed, draw)
 
 
 def train(
@@ -153,6 +158,9 @@ def each_on_one_thread(works: Sequence[Callable[[], T]], threads: int) -> list[T
 
 def _train_group(runs: Sequence[Run], how: ReplicateTraining, is_label: bool) -> None:
     parameters = [parameter for run in runs for parameter in (run.weight, run.bias)]
+    for run in runs:
+        if run.draw is not None:
+            run.draw()
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer = torch.optim.AdamW(parameters, lr=how.lr, weight_decay=how.weight_decay, fused=True)
