@@ -4,14 +4,20 @@
 "labels": ["C", "C", "O"]}``. A set that is missing is replaced by random graphs of the same sizes and numbers of
 labels, and its rows say so. Times are those of one thread, reading of graphs included. ``--cores`` measures what a
 second one gains for a single pair, and that it changes no bit.
+
+``--fgwalign FOLDER`` has a copy of the public code of FGWAlign (Tang et al., "Fused Gromov-Wasserstein Alignment for
+Graph Edit Distance Computation and Beyond", PVLDB 18(10), 2025), which needs POT: its rows are for the same pairs, each
+right after ours, in the two settings that its authors name.
 """
 
 import argparse
+import importlib.util
+import logging
 import random
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +29,8 @@ from dagnn.ged import GedResult, ged_matrix, graph_edit_distance, read_graph_fil
 
 Pairs = list[tuple[Any, Any]]
 QUICK = 20  # parts of the pairs
+FGWALIGN = {"fast": {"patience": 1, "topk": 10}, "full": {"patience": 20, "topk": 10}}
+BESIDE = 100  # pairs for FGWAlign: they take seconds, and in its full setting some ten times as long
 HARD = 20_000  # search nodes: five times as many as a search bounds before it is split up
 
 
@@ -108,6 +116,58 @@ def row(name: str, pairs: Pairs, least: float, *, seconds: float | None = None, 
     return holds
 
 
+def load_fgwalign(folder: Path) -> Callable[..., Any]:
+    """The function ``FGWAlign`` of the copy in ``folder``.
+
+    Raises:
+        FileNotFoundError: there is no src/FGWAlign.py.
+        ImportError: it needs a package that is not installed.
+    """
+    path = folder / "src" / "FGWAlign.py"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there: give the folder that README.md of FGWAlign is in.")
+    spec = importlib.util.spec_from_file_location("FGWAlign", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    logging.getLogger("FGWAlign").setLevel(logging.ERROR)  # it reports every pair
+    function: Callable[..., Any] = module.FGWAlign
+    return function
+
+
+def beside_fgwalign(title: str, pairs: Pairs, function: Callable[..., Any]) -> None:
+    """Prints a line for each setting of FGWAlign: its errors and its time on the same pairs, interleaved with ours."""
+    torch.manual_seed(0)
+    for setting, options in FGWALIGN.items():
+        ours, theirs, errors = 0.0, 0.0, []
+        for a, b in pairs:
+            begin = time.process_time()
+            exact = graph_edit_distance(a, b, workers=1).distance
+            middle = time.process_time()
+            found, _ = function(*_for_fgwalign(a, b), **options)
+            theirs, ours = theirs + time.process_time() - middle, ours + middle - begin
+            errors.append(found - exact)
+        assert min(errors) > -1e-6, "FGWAlign's map costs less than what is proved to be the least"
+        right = sum(error < 1e-6 for error in errors)
+        print(
+            f"{title}, {len(pairs)} pairs, FGWAlign, {setting}: mean error {sum(errors) / len(errors):.2f}, exact on "
+            f"{right / len(errors):.0%}, {100 * theirs / len(pairs):.3f} s for 100; ours: exact on all, "
+            f"{100 * ours / len(pairs):.3f} s",
+            flush=True,
+        )
+
+
+def _for_fgwalign(a: Any, b: Any) -> tuple[Any, ...]:
+    """Adjacency matrices, and labels as numbers or None: the first four arguments of FGWAlign."""
+    labels = [[label for _, label in graph.nodes(data="label")] for graph in (a, b)]
+    number = {label: i for i, label in enumerate(dict.fromkeys(labels[0] + labels[1]))}
+    known = None not in number
+    return (
+        *(torch.tensor(networkx.to_numpy_array(graph, weight=None), dtype=torch.float32) for graph in (a, b)),
+        *(torch.tensor([number[label] for label in one]) if known else None for one in labels),
+    )
+
+
 def cores(title: str, pairs: Pairs, budget: int, rounds: int = 3) -> None:
     """Prints the seconds of every pair that is long enough to be split up, on one core and on two, interleaved."""
     walls, processors, hard = ([0.0, 0.0], [0.0, 0.0], 0)
@@ -142,7 +202,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="where the sets are")
     parser.add_argument("--quick", action="store_true", help="one pair of twenty, none of 30 nodes")
     parser.add_argument("--cores", action="store_true", help="only hard pairs on one core and on two")
+    parser.add_argument("--fgwalign", type=Path, metavar="FOLDER", help="a copy of its public code, to run beside ours")
     arguments = parser.parse_args(argv)
+    peer = None
+    if arguments.fgwalign is not None:
+        try:
+            peer = load_fgwalign(arguments.fgwalign)
+        except (FileNotFoundError, ImportError) as error:
+            parser.error(f"--fgwalign: {error}")
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message="the graph edit distance is between")
 
@@ -154,6 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         title = f"IMDB{'' if own else ' (absent: random graphs of its sizes)'}, 31 nodes and more"
         cores(title, sample(graphs, (31, 89) if own else (24, 30), 2 if arguments.quick else 14), budget // 4)
         return 0
+    if peer is None:
+        print("FGWAlign: left out; --fgwalign FOLDER runs a copy of its public code on the same pairs.")
     parts, holds = (QUICK if arguments.quick else 1), []
     for name, kind in SETS.items():
         graphs, own = graphs_of(name, arguments.data)
@@ -161,6 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         pairs = sample(graphs, (0, 10), kind.pairs // parts)
         ged_matrix([pairs[0][0]], [pairs[0][1]])  # loads the machine code
         holds.append(row(title, pairs, 1.0, per_100=kind.seconds))
+        if peer is not None:
+            beside_fgwalign(title, pairs[: BESIDE // parts], peer)
     # IMDB is the last of them.
     title = f"IMDB{'' if own else ' (absent: random graphs of its sizes)'}, 11 to 30 nodes, 1 s each"
     holds.append(row(title, sample(graphs, (11, 30), 40 if arguments.quick else 200), 0.95, seconds=1.0))

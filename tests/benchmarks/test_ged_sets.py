@@ -8,7 +8,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from benchmarks.ged_sets import SETS, cores, graphs_of, row, sample, stand_in
+from benchmarks.ged_sets import SETS, beside_fgwalign, cores, graphs_of, load_fgwalign, main, row, sample, stand_in
 from dagnn.ged import graph_edit_distance, read_graph_files
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ged_ground_truth.py"
@@ -52,6 +52,35 @@ def test_hard_pairs_are_measured_on_one_core_and_on_two(capsys):
     pair = tuple(nx.gnm_random_graph(18, 36, seed=seed) for seed in (0, 1))
     cores("random", [pair, (nx.path_graph(3), nx.path_graph(4))], budget=20_000, rounds=1)
     assert "random, 1 of 2 pairs of 20,000 search nodes or more" in capsys.readouterr().out
+
+
+FAKE = """import torch
+def FGWAlign(g1_adj, g2_adj, g1_labels=None, g2_labels=None, patience=15, topk=5):
+    different = 0 if g1_labels is None else int((g1_labels != g2_labels).sum())
+    return float((g1_adj != g2_adj).sum()) / 2 + different + (patience == 1), torch.eye(3)
+"""
+
+
+def test_a_copy_of_fgwalign_runs_on_the_same_pairs(tmp_path, capsys):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "FGWAlign.py").write_text(FAKE)
+    a, b = nx.path_graph(3), nx.cycle_graph(3)
+    function = load_fgwalign(tmp_path)
+    beside_fgwalign("paths", [(a, b), (b, a)], function)
+    nx.set_node_attributes(a, {0: "C", 1: "C", 2: "O"}, "label")
+    nx.set_node_attributes(b, {0: "C", 1: "O", 2: "O"}, "label")
+    beside_fgwalign("labels", [(a, b)], function)
+    fast, full, labels, _ = capsys.readouterr().out.splitlines()
+    assert "paths, 2 pairs, FGWAlign, fast: mean error 1.00, exact on 0%" in fast
+    assert (
+        "full: mean error 0.00, exact on 100%" in full and "labels, 1 pairs, FGWAlign, fast: mean error 1.00" in labels
+    )
+
+
+def test_a_folder_without_fgwalign_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--fgwalign", str(tmp_path)])
+    assert "FGWAlign.py is not there: give the folder that README.md of FGWAlign is in." in capsys.readouterr().err
 
 
 def test_the_table_of_distances_goes_on_after_the_last_whole_row(script, tmp_path, capsys):
