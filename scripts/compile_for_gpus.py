@@ -4,8 +4,8 @@
 
 A row for each kernel, dtype and architecture: registers of a thread, bytes of spilled registers and of local and shared
 memory, from NVIDIA's ``cuobjdump``, which comes with Triton; and how many instructions of PTX are atomic. Exit code 1
-where something spills, is atomic, or needs more than 128 registers, which would leave room for less than four programs
-of 128 threads on a multiprocessor.
+where something spills, is atomic, or needs more than 128 registers, which would leave room for less than 512
+threads on a multiprocessor.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dagnn.kernels import ACTIVATIONS
-from dagnn.kernels.gpu import network, sweep, sweep_code
+from dagnn.kernels.gpu import network, sweep, sweep_code, wide, wide_code
 from dagnn.kernels.gpu.mathematics import activations
 from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, GRUCell, TreeLSTMCell
 
@@ -31,11 +31,13 @@ MOST_REGISTERS = 128
 _INTEGERS = {
     "level_offsets", "input_column", "bias_index", "codes", "in_offsets", "in_sources", "kinds", "out_offsets",
     "out_edges", "delta_rows", "output_offsets", "output_columns", "edge_rows", "left_rows", "right_rows",
-    *sweep_code.INTEGERS,
+    *sweep_code.INTEGERS, *wide_code.INTEGERS,
 }  # fmt: skip
-_COUNTS = {"first_level", "last_level", "batch", "num_inputs", "num_outputs", "count", "first", "width"}
-_DOUBLES = {"scales", "edge_scales"}
-_LONG = {"order", "offsets"}
+_COUNTS = {
+    "first_level", "last_level", "batch", "num_inputs", "num_outputs", "count", "first", "width", *wide_code.COUNTS,
+}  # fmt: skip
+_DOUBLES = {"scales", "edge_scales", *wide_code.DOUBLES}
+_LONG = {"order", "offsets", *wide_code.LONG}
 CELLS = {
     "child-sum TreeLSTM": ChildSumTreeLSTMCell(1, 1),
     "TreeLSTM": TreeLSTMCell(1, 1),
@@ -50,7 +52,7 @@ HIDDEN = 100  # no power of two: the last columns of a tile are masked
 
 def kernels() -> dict[str, tuple[Any, dict[str, Any], dict[str, int]]]:
     """Each kernel with its constants and options."""
-    return {**{name: (*one, {}) for name, one in of_networks().items()}, **of_cells()}
+    return {**{name: (*one, {}) for name, one in of_networks().items()}, **of_wide_networks(), **of_cells()}
 
 
 def of_networks() -> dict[str, tuple[Any, dict[str, Any]]]:
@@ -65,6 +67,34 @@ def of_networks() -> dict[str, tuple[Any, dict[str, Any]]]:
         "plain backward": (network.backward, {"pulled": pulled, "aggregates": False, **sizes}),
         "sums over the batch": (network.sums_over_batch, {"multiplied": True, "scaled": True, **sums}),
     }
+
+
+def of_wide_networks() -> dict[str, tuple[Any, dict[str, Any], dict[str, int]]]:
+    """Those of a network with every built-in activation, dropout and residuals; as many units a piece as need most."""
+    activated, pulled = activations(tuple(ACTIVATIONS))
+    batch = {"units": wide_code.MOST_UNITS, "tile": wide_code.BATCH_TILE}
+    options, more = wide.launch_options(wide_code.MOST_UNITS), {"drops": True, "passes": True}
+    found = {
+        "wide, batch norm": (wide_code.batch_norm, {**more, **batch}, options),
+        "wide, batch norm backward": (
+            wide_code.norm_backward, {"pulled": pulled, "is_own": True, "drops": True, **batch}, options,
+        ),
+        "wide, layer norm": (wide_code.layer_norm, {**more, "tile": wide_code.LAYER_TILE}, {}),
+        "wide, layer norm backward": (
+            wide_code.layer_norm_backward, {"pulled": pulled, "drops": True, "tile": wide_code.LAYER_TILE}, {},
+        ),
+    }  # fmt: skip
+    for units in (wide_code.MOST_UNITS, wide_code.MOST_UNITS // 2):
+        for what, norm in (("given", wide_code.GIVEN), ("later", wide_code.LATER)):
+            sizes = {"units": units, "tile": wide_code.TILE, "dotted": wide.is_dotted(units), "norm": norm.value}
+            name, options = f"wide, norm {what}, {units} units", wide.launch_options(units)
+            found[f"{name}, forward"] = (wide_code.forward, {"activated": activated, **more, **sizes}, options)
+            kept = {"pulled": pulled, "is_kept": True}
+            found[f"{name}, backward"] = (wide_code.backward, {**kept, **more, **sizes}, options)
+    for units in (wide_code.MOST_UNITS, wide_code.MOST_UNITS // 2, 1):
+        sizes = {"rows": wide.rows_of_block(units), "units": units, "tile": wide_code.BATCH_TILE}
+        found[f"wide, gradients of weights, {units} units"] = (wide_code.weight_gradients, sizes, {})
+    return found
 
 
 def of_cells() -> dict[str, tuple[Any, dict[str, Any], dict[str, int]]]:

@@ -47,6 +47,12 @@ IN_LAST, OUT_FIRST, OUT_LAST, PASS_FIRST, PASS_LAST, PULL_FIRST, PULL_LAST, READ
 # nodes that have one to the second launch.
 GIVEN = tl.constexpr(1)
 LATER = tl.constexpr(2)
+# Of the arguments of all kernels, those that are no numbers of the network's own dtype.
+INTEGERS = ("pieces", "source_rows", "passed_rows", "out_rows", "out_steps", "pulled_rows", "blocks")
+LONG, DOUBLES = ("nodes", "out_weights"), ("shares",)
+COUNTS = ("first_piece", "last_piece", "first_node", "last_node", "first_block")
+# They differ from level to level: code of its own for 1 and for multiples of 16 would be compiled again and again.
+_of_any_count = triton.jit(do_not_specialize=COUNTS)
 
 
 @triton.jit
@@ -104,7 +110,7 @@ def _finished(
     return value
 
 
-@triton.jit
+@_of_any_count
 def forward(
     values, sums, hidden, weight, bias, scale, shift, means, variances, mask, pieces, nodes, source_rows, passed_rows,
     first_piece, last_piece, batch,
@@ -165,7 +171,7 @@ def forward(
             tl.store(values + own, value, mask=inside)
 
 
-@triton.jit
+@_of_any_count
 def batch_norm(
     values, hidden, scale, shift, means, variances, mask, pieces, nodes, passed_rows,
     first_piece, batch,
@@ -211,7 +217,7 @@ def batch_norm(
             tl.store(values + first_row + lanes, value, mask=inside)
 
 
-@triton.jit
+@_of_any_count
 def layer_norm(
     values, hidden, inverses, scale, shift, mask, nodes, passed_rows,
     first_node, last_node, batch,
@@ -249,7 +255,7 @@ def layer_norm(
                 tl.store(values + own + unit * batch, value, mask=present)
 
 
-@triton.jit
+@_of_any_count
 def backward(
     grad_read, weight, sums, gradients, deltas, scale, variances, mask, pieces, nodes, out_rows, out_weights, out_steps,
     pulled_rows, shares, first_piece, last_piece, batch, num_inputs,
@@ -313,7 +319,7 @@ def backward(
             tl.store(deltas + own, pulled(tl.load(at + CODE), z, gradient), mask=inside)
 
 
-@triton.jit
+@_of_any_count
 def norm_backward(
     sums, hidden, gradients, deltas, scale, variances, mask, pieces, nodes, grad_scale, grad_shift, first_piece, batch,
     pulled: tl.constexpr, is_own: tl.constexpr, drops: tl.constexpr, units: tl.constexpr, tile: tl.constexpr,
@@ -358,7 +364,7 @@ def norm_backward(
                 tl.store(deltas + own, pulled(tl.load(at + CODE), z, arriving), mask=inside)
 
 
-@triton.jit
+@_of_any_count
 def layer_norm_backward(
     sums, hidden, inverses, gradients, deltas, scale, mask, nodes, first_node, last_node, batch,
     pulled: tl.constexpr, drops: tl.constexpr, tile: tl.constexpr,
@@ -396,7 +402,7 @@ def layer_norm_backward(
                 tl.store(deltas + own + unit * batch, pulled(tl.load(at + CODE), z, arriving), mask=present)
 
 
-@triton.jit
+@_of_any_count
 def weight_gradients(
     values, deltas, grad_weight, blocks, nodes, source_rows, first_block, batch,
     rows: tl.constexpr, units: tl.constexpr, tile: tl.constexpr,
