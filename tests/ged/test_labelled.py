@@ -22,6 +22,7 @@ from dagnn.ged import (
     graph_edit_distance,
     tree_edit_distance,
 )
+from dagnn.ged.labelled import _networkx_edges
 from dagnn.graph import Dag, DagBatch
 
 NAN = float("nan")
@@ -288,3 +289,18 @@ def test_normalized_distances_are_parts_of_deleting_and_inserting_everything():
     assert graph_edit_distance(a, Dag([], 0), costs, node_label=None).normalized == 1
     matrix = ged_matrix([a, b, nx.DiGraph()])
     assert torch.equal(matrix.normalized, torch.tensor([[0, 1 / 6, 1], [1 / 6, 0, 1], [1, 1, 0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", [nx.Graph, nx.DiGraph, nx.MultiGraph, nx.MultiDiGraph])
+def test_every_edge_of_networkx_is_read_once_with_its_data(kind):
+    graph = kind()
+    graph.add_nodes_from([3, "a", 0, 1])
+    graph.add_edges_from([(1, 3), (3, 1), (0, 0), ("a", 0), (0, "a"), (1, 3)], label="x")
+    for some in (
+        graph,
+        graph.subgraph([0, 1, 3]),
+        graph.copy(as_view=True),
+        graph.reverse() if kind().is_directed() else graph,
+    ):
+        number = {node: i for i, node in enumerate(some.nodes)}
+        assert _networkx_edges(some, number) == list(some.edges(data=True))
