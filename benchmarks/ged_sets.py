@@ -219,7 +219,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         budget = 40_000 if arguments.quick else 400_000
         cores("unrelated, 30 nodes, 4 labels", unrelated_pairs(30, 2 if arguments.quick else 10), budget)
         title = f"IMDB{'' if own else ' (absent: random graphs of its sizes)'}, 31 nodes and more"
-        cores(title, sample(graphs, (31, 89) if own else (24, 30), 2 if arguments.quick else 14), budget // 4)
+        pairs = sample(graphs, (31, 89) if own else (24, 30), 2 if arguments.quick else 14)
+        cores(title, pairs, max(HARD, budget // 4))
         return 0
     if peer is None:
         print("FGWAlign: left out; --fgwalign FOLDER runs a copy of its public code on the same pairs.")
