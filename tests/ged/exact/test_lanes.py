@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dagnn.errors import ConfigError
 from dagnn.ged import EditCosts, ged_matrix, graph_edit_distance, optimal_edit_paths
 from dagnn.ged.exact import dual_search, lanes, search, solve
-from dagnn.ged.exact.bounds import DEPTH, ENTERING, NEXT_CHILD, NODES, NUM_CHILDREN, UPPER
-from dagnn.ged.exact.dual_search import MOST_SHARES
+from dagnn.ged.exact.bounds import DEPTH, ENTERING, NEXT_CHILD, NODES, NUM_CHILDREN, UPPER, new_search
+from dagnn.ged.exact.problem import new_problem
 from dagnn.ged.exact.tables import build_tables
 from dagnn.ged.exact.watch import Watch
 from dagnn.ged.labelled import read_pair
@@ -204,8 +204,24 @@ def test_a_search_that_was_stopped_goes_no_further():
     assert 0 <= found.lower <= found.upper and not found.proved
 
 
-def test_large_pairs_have_fewer_lanes():
-    assert MOST_SHARES <= lanes.MOST_LANE_SHARES // 4  # so there are at least four
+@pytest.mark.usefixtures("from_the_start")
+def test_branch_match_keeps_to_the_budget(monkeypatch):
+    monkeypatch.setattr(solve, "fits", lambda problem: False)
+    for budget in (*range(1, 40), 99, 300):
+        assert graph_edit_distance(*hard_pair(0), budget=budget, workers=2).search_nodes == budget
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(12, 60), (60, 180), (200, 0), (200, 40), (410, 1)])
+@pytest.mark.parametrize("dual", [True, False])
+def test_large_pairs_have_fewer_lanes(nodes, edges, dual):
+    pair = [nx.gnm_random_graph(nodes, edges, seed=seed) for seed in range(2)]
+    tables = build_tables(read_pair(*pair, directed=None, node_label=None, edge_label=None), EditCosts())
+    problem, watch = new_problem(tables.tables, *tables.graphs), Watch()
+    first = dual_search.allocate(problem, watch.stop) if dual else new_search(problem, 10**6, watch.stop)
+    searches = lanes.Lanes(problem, first, watch)._searches
+    assert 1 <= len(searches) <= lanes.LANES and (nodes > 12 or len(searches) == lanes.LANES)
+    entries = [one.share.size + one.base.size if dual else sum(array.size for array in one) for one in searches]
+    assert sum(entries) <= max(lanes.MOST_ENTRIES, entries[0])
 
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, "two", True])

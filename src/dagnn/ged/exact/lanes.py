@@ -29,8 +29,8 @@ from dagnn.ged.exact.watch import GLANCE, Watch
 # Search nodes of one search before it is split up: easy pairs end sooner, and start no threads.
 ALONE = 4_000
 
-# Most lanes, and most shares of all together (int64, 8 bytes each; memory that a lane never reaches is never used).
-LANES, MOST_LANE_SHARES = 32, 1 << 26
+# Most lanes, and most entries of all together (int64, 8 bytes each; memory that a lane never reaches is never used).
+LANES, MOST_ENTRIES = 32, 1 << 26
 
 # Search nodes of a lane in a round: the first time, and at most. Short rounds pass on maps and work sooner, long ones
 # spend less on it.
@@ -44,6 +44,7 @@ class _Kind(NamedTuple):
     lower: Callable[[Any, bool], int]
     open_depth: Callable[[Any], int]
     give: Callable[[Problem, Any, Any, int], None]
+    beside: Callable[[Problem, Any], Any]
     best: Callable[[Any], Ints]
 
 
@@ -52,6 +53,7 @@ _BRANCH = _Kind(
     proved_lower,
     open_depth,
     give,
+    beside,
     lambda search: search.left[BEST],
 )
 _DUAL = _Kind(
@@ -59,6 +61,7 @@ _DUAL = _Kind(
     dual_lower,
     open_dual_depth,
     lambda problem, search, other, depth: give_dual(search, other, depth),
+    dual_beside,
     lambda search: search.best[0],
 )
 
@@ -74,11 +77,12 @@ class Lanes:
         self._problem, self._watch = problem, watch
         self._first: Any = first
         if isinstance(first, DualSearch):
-            self._kind, count = _DUAL, min(LANES, MOST_LANE_SHARES // max(1, first.share.size))
-            self._searches: list[Any] = [first, *(dual_beside(problem, first) for _ in range(count - 1))]
+            # Where edges are few, `base` is the larger one: 1 GB at 500 nodes.
+            self._kind, entries = _DUAL, first.share.size + first.base.size
         else:
-            self._kind = _BRANCH
-            self._searches = [first, *(beside(problem, first) for _ in range(LANES - 1))]
+            self._kind, entries = _BRANCH, sum(array.size for array in first)
+        count = min(LANES, MOST_ENTRIES // entries)
+        self._searches: list[Any] = [first, *(self._kind.beside(problem, first) for _ in range(count - 1))]
         self._busy = [True] + [False] * (len(self._searches) - 1)
         self.nodes = int(first.numbers[NODES])
 
@@ -100,7 +104,7 @@ class Lanes:
                 self._watch.run(self._share_out)  # its first call may compile
                 lanes = [lane for lane, busy in enumerate(self._busy) if busy]
                 each = min(length, max(WEIGHT, (budget - self.nodes) // len(lanes) // WEIGHT * WEIGHT))
-                used = self._round(pool, lanes[: -(-(budget - self.nodes) // each)], each)
+                used = self._round(pool, lanes, each, budget - self.nodes)
                 if 8 * used > 7 * each * len(lanes):
                     length = min(2 * length, LONGEST)
                 elif 2 * used < each * len(lanes):
@@ -119,12 +123,14 @@ class Lanes:
         ]
         return min(bounds)
 
-    def _round(self, pool: ThreadPoolExecutor, lanes: list[int], each: int) -> int:
-        """Let ``lanes`` bound so many nodes each; returns how many they did bound."""
+    def _round(self, pool: ThreadPoolExecutor, lanes: list[int], each: int, rest: int) -> int:
+        """Let ``lanes`` bound so many nodes each, ``rest`` in all; returns how many they did bound."""
+        shares = [min(each, rest - used) for used in range(0, min(rest, each * len(lanes)), each)]
+        lanes = lanes[: len(shares)]
         before = [int(self._searches[lane].numbers[NODES]) for lane in lanes]
         work = [
-            pool.submit(partial(self._kind.advance, self._problem, self._searches[lane], nodes + each))
-            for lane, nodes in zip(lanes, before, strict=True)
+            pool.submit(partial(self._kind.advance, self._problem, self._searches[lane], nodes + share))
+            for lane, nodes, share in zip(lanes, before, shares, strict=True)
         ]
         while wait(work, timeout=GLANCE).not_done:
             self._watch.over()
