@@ -46,7 +46,9 @@ def _moved_into_place(target: Path, move: Callable[[Path, Path], object]) -> Ite
         sync_directory(target.parent)
     except OSError as error:
         if error.filename == str(temporary):
-            error.filename, error.filename2 = str(target), None  # the name that the user gave
+            error.filename = str(target)  # the name that the user gave
+            if error.filename2 is not None:
+                del error.filename2  # of None the message would say "-> None"
         raise
     finally:
         with suppress(OSError):  # it would hide the error that led here

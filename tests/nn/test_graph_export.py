@@ -9,7 +9,15 @@ from torch.nn.utils import parametrize
 
 from dagnn.errors import ConfigError, GraphError
 from dagnn.graph import Dag, DagBatch
-from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, DiscreteCell, FormulaCell, GRUCell, TreeLSTMCell
+from dagnn.nn import (
+    ChildSumTreeLSTMCell,
+    DagSweep,
+    DiscreteCell,
+    FormulaCell,
+    GraphTransformNet,
+    GRUCell,
+    TreeLSTMCell,
+)
 
 GRAPH = DagBatch.from_dags([Dag([(0, 2), (1, 2), (2, 3), (0, 3)]), Dag([(0, 1)])])
 
@@ -50,6 +58,8 @@ def test_a_graph_of_another_kind_is_refused(tmp_path):
         ("net.onnx", {"name": "net"}, "is for a function in C"),
         ("net.pt2", {"name": "net"}, "is for a function in C"),
         ("net.c", {"name": "while"}, "name of a C function"),
+        *(("net.c", {"name": name}, "name of a C function") for name in ("memset", "fabsf", "size_t", "uint_fast8_t")),
+        *((file, {"name": "net"}, "stands in an #include") for file in ("été.c", 'a"b.c', "a??=.c", "a\nb.c")),
     ],
 )
 def test_formats_and_names_that_are_refused(tmp_path, file, how, message):
@@ -194,3 +204,23 @@ def check_torch(net: DagSweep, folder) -> None:
 @pytest.mark.filterwarnings("ignore")  # those of torch's own tracers
 def test_a_program_of_torch_holds_the_graph(tmp_path):
     check_torch(sweep(), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch's own tracers
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_program_of_torch_of_a_graph_without_edges(tmp_path, nodes):
+    net = GraphTransformNet(num_symbols=5, num_labels=4, max_nodes=3, dim=8)
+    graph, symbols = Dag([], nodes), torch.arange(nodes)
+    net.export(tmp_path / "net.pt2", graph=graph)
+    found = torch.export.load(tmp_path / "net.pt2").module()(symbols)
+    torch.testing.assert_close(tuple(found), tuple(net(symbols, graph)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        sweep().export(tmp_path / "no" / "net.c", graph=GRAPH)
+    assert str(error.value).endswith("net.h'")
+    (tmp_path / "net.h").mkdir()
+    with pytest.raises(IsADirectoryError) as error:
+        sweep().export(tmp_path / "net.c", graph=GRAPH, overwrite=True)
+    assert str(error.value).endswith("net.h'")

@@ -21,8 +21,15 @@ from dagnn.export.rounded import RoundedWeights
 
 # Values of up to so many nodes lie on the stack: 32 KiB in float64.
 LARGEST_STACK = 4096
-# Words of C99 and C++, names of libm and of the files' own parameters: not for a function.
+# Words of C and C++, names of the headers that are included and of the files' own parameters: not for a function.
 _TAKEN = """
+size_t ptrdiff_t wchar_t max_align_t offsetof memset memcmp memmove memchr strcat strchr strcmp strcoll strcpy strcspn
+strdup strerror strlen strncat strncmp strncpy strpbrk strrchr strspn strstr strtok strxfrm puts putchar getchar cbrt
+copysign fpclassify isfinite isinf isnan isnormal signbit isgreater isgreaterequal isless islessequal islessgreater
+isunordered lrint llrint lround llround nexttoward remquo scalbln float_t double_t bool true false nullptr constexpr
+typeof alignas alignof static_assert thread_local noexcept decltype namespace using virtual operator protected friend
+explicit export mutable catch typeid typename const_cast static_cast dynamic_cast reinterpret_cast asm and and_eq bitand
+bitor compl not not_eq or or_eq xor xor_eq
 work samples expected allowed wrong error stdin stdout printf malloc free abs memcpy acos asin atan atan2 ceil cos cosh
 erf erfc exp exp2 expm1 fabs fdim floor fma fmaf fmax fmin fmod frexp gamma hypot ilogb j0 j1 jn ldexp lgamma log log10
 log1p log2 logb modf nan nearbyint nextafter pow remainder rint round scalbn sin sinh sqrt tan tanh tgamma trunc y0 y1
@@ -38,7 +45,11 @@ def check_name(name: str) -> str:
     Raises:
         ConfigError: it does not.
     """
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{1,30}", name) or name in _TAKEN.split():
+    taken = _TAKEN.split()
+    of_library = (
+        name in taken or (name.endswith(("f", "l")) and name[:-1] in taken) or re.fullmatch(r"u?int\w*_t", name)
+    )
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{1,30}", name) or of_library:
         raise ConfigError(
             f"{name!r} cannot be the name of a C function here: give name= with 2 to 31 letters, digits and "
             "underscores, the first one a letter, and none that C or its library uses."

@@ -145,6 +145,10 @@ class ExportsOnGraph(LearnableModule):
             ) from error
         if chosen == "onnx":
             return traced_model(program, self._inputs, self._results, double=double)
+        # An empty tensor that came from NumPy has the address of memory, and PyTorch takes it for a part of that.
+        for name, value in program.constants.items():
+            if isinstance(value, Tensor) and not value.numel():
+                program.constants[name] = value.new_empty(value.shape)
         file = io.BytesIO()
         torch.export.save(program, file)
         return file.getvalue()

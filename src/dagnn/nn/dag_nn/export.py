@@ -1,6 +1,7 @@
 """A `DagNN` and other programs: `from_neat` reads one, `export` writes it for them, `predictor` takes NumPy arrays."""
 
 import io
+import re
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from os import PathLike
@@ -339,7 +340,8 @@ def format_of(path: Path, given: object) -> str:
     """The format of an export to ``path``.
 
     Raises:
-        ConfigError: neither ``given`` nor the suffix says one, or C goes to a file that does not end in .c.
+        ConfigError: neither ``given`` nor the suffix says one; C goes to a file that does not end in .c, or whose name
+            cannot stand in an ``#include``.
     """
     formats = get_args(Format)
     if given is not None and given not in formats:
@@ -353,4 +355,9 @@ def format_of(path: Path, given: object) -> str:
     found = by_suffix[path.suffix] if given is None else str(given)
     if found == "c" and path.suffix != ".c":
         raise ConfigError(f"C goes to a file that ends in .c, got {path.name!r}: a header and a test lie beside it.")
+    if found == "c" and not re.fullmatch(r'(?!.*(\?\?|["\\]))[ -~]+', path.stem):
+        raise ConfigError(
+            f"the name of a C file stands in an #include of another, got {path.name!r}: take printable ASCII without "
+            "quotation marks, backslashes and '??'."
+        )
     return found
