@@ -359,3 +359,45 @@ def test_what_is_not_compiled_says_why():
         sweep = made(make, 2).double()
         x = torch.randn(GRAPH.num_nodes, D, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(lambda x, sweep=sweep: sweep(x, GRAPH), [x])
+
+
+class _ByMode(FormulaCell):
+    dropped = 0.9
+
+    def formula(self, x, operands, weights):
+        kept = torch.nn.functional.dropout(x.n, self.dropped, self.training) if self.dropped else x.n
+        scale = 2.0 if self.training else 1.0
+        return torch.tanh(scale * kept + weights.product(operands.sum(operands.h)).n)
+
+
+class _ByModeCompiled(_ByMode):
+    dropped = 0.0
+
+
+@pytest.mark.parametrize("kind", [_ByMode, _ByModeCompiled])
+def test_a_formula_follows_the_mode_of_its_cell(kind):
+    class Plain(FormulaCell):
+        def formula(self, x, operands, weights):
+            return torch.tanh(x.n + weights.product(operands.sum(operands.h)).n)
+
+    dag, x = Dag([(0, 2), (1, 2), (2, 3)]), torch.randn(4, 3)
+    sweep, plain = DagSweep(kind(3, 5)), DagSweep(Plain(3, 5))
+    plain.load_state_dict(sweep.state_dict())
+    assert not torch.allclose(sweep(x, dag), plain(x, dag))
+    for evaluated in (
+        sweep.eval(),
+        copy.deepcopy(sweep),
+        pickle.loads(pickle.dumps(sweep)) if kind is _ByMode else sweep,
+    ):
+        torch.testing.assert_close(evaluated(x, dag), plain(x, dag))
+    assert not torch.allclose(sweep.train()(x, dag), plain(x, dag))
+
+
+def test_a_formula_that_names_other_weights_by_mode_is_refused():
+    class Other(FormulaCell):
+        def formula(self, x, operands, weights):
+            part = x.a if self.training else x.b
+            return torch.tanh(part + weights.product(operands.sum(operands.h)).n)
+
+    with pytest.raises(ConfigError, match=r"names other weights in eval mode than in training .*'b'.*'a'"):
+        Other(3, 5)

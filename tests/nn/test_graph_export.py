@@ -224,3 +224,20 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(IsADirectoryError) as error:
         sweep().export(tmp_path / "net.c", graph=GRAPH, overwrite=True)
     assert str(error.value).endswith("net.h'")
+
+
+class _Dropping(FormulaCell):
+    """A cell with dropout, which formulas lack."""
+
+    def formula(self, x, operands, weights):
+        kept = torch.nn.functional.dropout(x.n, 0.5, self.training)
+        return torch.tanh(kept + weights.product(operands.sum(operands.h)).n)
+
+
+def test_a_module_in_training_leaves_as_it_answers(tmp_path):
+    sweep = DagSweep(_Dropping(2, 3))
+    assert sweep.training
+    sweep.export(tmp_path / "net.pt2", graph=GRAPH)
+    assert all(part.training for part in sweep.modules())
+    x = torch.randn(GRAPH.num_nodes, 2)
+    torch.testing.assert_close(torch.export.load(tmp_path / "net.pt2").module()(x), sweep.eval()(x, GRAPH))

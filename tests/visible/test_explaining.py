@@ -339,6 +339,15 @@ def test_networks_without_a_complete_explanation_are_refused():
     broken.set_weights({("g", "y"): float("nan")})
     with pytest.raises(ConfigError, match="the output 'y' is not finite for sample 0"):
         explain(broken, samples(broken))
+    dag = Dag([("a", "p"), ("b", "p"), ("p", "y")])
+    for aggregation in ("sum", "product"):  # tanh of infinity is 1
+        large = DagNN(
+            dag, activation="identity", output_activation="tanh", aggregation={"p": aggregation}, dtype=torch.float64
+        )
+        large.set_weights(dict.fromkeys([("a", "p"), ("b", "p"), ("p", "y")], 1e200))
+        for rule in ("path", "secant"):
+            with pytest.raises(ConfigError, match="a node overflows for sample 0, though 'y' does not"):
+                explain(large, torch.tensor([[1e200, 2.0]], dtype=torch.float64), rule=rule)
     several = network(Dag([("a", "y"), ("a", "z")]))
     with pytest.raises(GraphError, match="has 2 outputs, 'y', 'z'"):
         explain(several, samples(several))

@@ -4,6 +4,7 @@ import copy
 import io
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +48,7 @@ class ExportsOnGraph(LearnableModule):
         name: str | None = None,
         overwrite: bool = False,
     ) -> list[Path]:
-        """Write the module, as it is now, for programs without dagnn. It then computes on this one graph.
+        """Write the module, in eval mode, for programs without dagnn. It then computes on this one graph.
 
         - **"c"**: C99 without allocation, for libm only. ``path`` is ``net.c``; ``net.h``, which says what x and y
           are, and a test program ``net_test.c`` lie beside it. Functions ``net(x, y)`` for one sample, ``net_batch(x,
@@ -88,12 +89,13 @@ class ExportsOnGraph(LearnableModule):
         check_graph(graph)
         if not graph.num_nodes:
             raise GraphError("graph has no nodes, so there is nothing to compute: give one with nodes.")
-        module, dtype = _on_cpu(self), _dtype(self)
-        if chosen == "c":
-            check_as_written(module)
-            content = module._c_files(graph, path.stem, str(name), dtype == torch.float64)
-        else:
-            content = {path.name: module._traced(graph, chosen, dtype == torch.float64)}
+        dtype = _dtype(self)
+        with _answering(self) as module:
+            if chosen == "c":
+                check_as_written(module)
+                content = module._c_files(graph, path.stem, str(name), dtype == torch.float64)
+            else:
+                content = {path.name: module._traced(graph, chosen, dtype == torch.float64)}
         return write_all({path.with_name(file): part for file, part in content.items()}, overwrite=overwrite)
 
     _inputs: tuple[str, ...] = ("x",)
@@ -240,7 +242,14 @@ def _dtype(module: nn.Module) -> torch.dtype:
     return found.pop()
 
 
-def _on_cpu(module: ExportsOnGraph) -> ExportsOnGraph:
-    if all(one.device.type in ("cpu", "meta") for one in module.parameters()):
-        return module
-    return copy.deepcopy(module).cpu()
+@contextmanager
+def _answering(module: ExportsOnGraph) -> Iterator[ExportsOnGraph]:
+    """The module, or a copy on the CPU, in eval mode: dropout of a user's cell would stay in a program."""
+    is_there = all(one.device.type in ("cpu", "meta") for one in module.parameters())
+    module = module if is_there else copy.deepcopy(module).cpu()
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield module.eval()
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -288,8 +288,8 @@ def explain(
     Raises:
         GraphError: no samples, x or baseline of another width, an unknown node, several outputs and none named.
         DtypeError: x or baseline of another dtype, or no numbers; a network that is neither float32 nor float64.
-        ConfigError: an unknown rule, no step, a node that takes a maximum or the like; x, the baseline or an output is
-            not finite.
+        ConfigError: an unknown rule, no step, a node that takes a maximum or the like; x, the baseline, an output or a
+            node on the way is not finite.
 
     Sources: see `dagnn.kernels.network.conductance`; completeness: Sundararajan, Taly, Yan, "Axiomatic Attribution for
     Deep Networks", ICML 2017.
@@ -333,6 +333,10 @@ def explain_with(
         of_rows = torch.cat([bias, bias.new_zeros(1)])[network.bias_index[torch.from_numpy(plan.rows)]]
         is_compiled = not network.why_reference
         of = run_conductance(plan, start, way, weight, of_rows, rule=rule, steps=steps, is_compiled=is_compiled)
+        sums = of.inputs.sum(0) + of.hidden.sum(0)  # not finite where one of them is not
+        if not sums.isfinite().all():
+            sample = int((~sums.isfinite()).nonzero()[0])
+            raise ConfigError(f"a node overflows for sample {sample}, though {name!r} does not: scale x or weights.")
         return Explanation(net, name, way, change, Found(plan, weight, of), rule=rule, steps=steps)
 
 

@@ -37,7 +37,8 @@ class FormulaCell(LearnableModule):
     - ``weights.NAME``: a trained vector of the width ``hidden``;
     - numbers, operators and PyTorch's ``exp log tanh sigmoid silu relu sqrt sin cos abs maximum minimum where clamp``.
 
-    The formula is recorded once, when the cell is made, so it may branch on attributes of the class, never on values.
+    The formula is recorded when the cell is made, for training and for eval mode, so it may branch on ``self.training``
+    (dropout does) and on attributes of the class, never on values.
     Other functions of PyTorch that keep the shape work too; such a cell runs level by level, and `explain` says why.
 
     Args:
@@ -48,7 +49,8 @@ class FormulaCell(LearnableModule):
         operators: operators are ``0 .. operators - 1``, each with a weight of the product; None for one for all nodes.
 
     Raises:
-        ConfigError: a size is below 1; or the formula is none, and the message quotes its line.
+        ConfigError: a size is below 1; the formula is none, and the message quotes its line; or it names other weights
+            in training than in eval mode.
         GraphError: (at the call) an edge has a position of ``max_children`` or above; an operator is missing or out of
             range.
 
@@ -69,7 +71,6 @@ class FormulaCell(LearnableModule):
 
     states: tuple[str, ...] = ("h",)
     max_children: int | None = None
-    plan: CellPlan
 
     def __init__(
         self, in_features: int, hidden: int, max_children: int | None = None, *, operators: int | None = None
@@ -80,7 +81,7 @@ class FormulaCell(LearnableModule):
         self.max_children = None if max_children is None else check_size("max_children", max_children)
         self.operators = None if operators is None else check_size("operators", operators)
         self.state_sizes = (hidden,) * len(self.states)
-        self.plan = plan_cell(self.formula, self.states)
+        self._record()
         if self.plan.slot_columns and max_children is None:
             raise ConfigError(
                 f"{type(self).__name__} has columns by slot, {', '.join(self.plan.slot_columns)}: give max_children."
@@ -96,6 +97,31 @@ class FormulaCell(LearnableModule):
     def formula(self, x: Named, operands: Operands, weights: Weights) -> Any:
         """The new value of each state."""
         raise NotImplementedError(f"{type(self).__name__} needs a method formula(self, x, operands, weights).")
+
+    @property
+    def plan(self) -> CellPlan:
+        """The formula as it was recorded for the mode that the cell is in."""
+        return self._recorded[self.training]
+
+    def _record(self) -> None:
+        mode, recorded = self.training, []
+        try:
+            for self.training in (False, True):
+                recorded.append(plan_cell(self.formula, self.states))
+        finally:
+            self.training = mode
+        self._recorded = tuple(recorded)
+        evaluated, trained = (
+            {"x": plan.features, "product": plan.columns, "by_slot": plan.slot_columns, "weights": plan.vectors}
+            | {"sums": len(plan.aggregates), "each": plan.each, "attention": plan.has_attention}
+            for plan in recorded
+        )
+        differ = [f"{key}: {evaluated[key]} and {trained[key]}" for key in trained if evaluated[key] != trained[key]]
+        if differ:
+            raise ConfigError(
+                f"the formula of {type(self).__name__} names other weights in eval mode than in training "
+                f"({', '.join(differ)}): name the same ones in both, in the same order."
+            )
 
     def explain(self) -> str:
         """``"compiled"``, with the device where that is a GPU; or why the cell runs level by level.
@@ -179,9 +205,9 @@ class FormulaCell(LearnableModule):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["plan"]  # recorded again where the cell is made: a plan is no data
+        del state["_recorded"]  # again where the cell is made: a plan is no data
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.plan = plan_cell(self.formula, self.states)
+        self._record()
