@@ -18,6 +18,8 @@ class Shape(TargetShape):
         apart: rows are as far from each other as the frame says, not next to each other.
         far: the values of a tile don't stay in the second-level cache.
         aggregations: how nodes that are no plain sums aggregate; see `Aggregated`.
+        skips_inputs: whether the backward pass computes no gradients of inputs that nobody asks for. That takes a
+            second loop over the edges of a node: a third more to compile.
     """
 
     tile: int
@@ -25,6 +27,7 @@ class Shape(TargetShape):
     apart: bool
     far: bool
     aggregations: tuple[str, ...] = ()
+    skips_inputs: bool = False
 
     @property
     def lanes(self) -> int:

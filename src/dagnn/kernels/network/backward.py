@@ -87,7 +87,7 @@ def _write_node(
 ) -> None:
     build = code.build
     row = [code.load_vector(address) for address in shape.row(code, base, node)]
-    if shape.apart:  # dense blocks add to the rows of inputs, too
+    if not shape.skips_inputs:
         _write_whole_node(code, shape, base, slopes, deltas, node, row, sums)
         return
     is_input = build.icmp_signed("==", code.byte_at(code.field("codes"), node), ir.Constant(I8, INPUT))

@@ -34,6 +34,9 @@ _MAX_PIECES = 16
 PARALLEL_WORK = 1 << 18
 # Blocks with less than this share of the edges are not worth rows of the whole batch.
 _MIN_BLOCK_SHARE = 0.25
+# From so many edges out of inputs on, and with such a share of all, gradients of inputs that nobody asks for are worth
+# leaving out: a first call takes a quarter longer then.
+_MANY_FROM_INPUTS, _SHARE_FROM_INPUTS = 1 << 13, 0.25
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,17 @@ class CompiledPlan:
         """The shape of compiled functions for this network."""
         far = self.num_nodes * tile * (8 if double else 4) > self.target.level2_bytes
         names, apart = self._aggregated.names, bool(self.blocks)
-        return Shape(double, self.target, tile, self._names, apart=apart, far=far, aggregations=names)
+        skips = self.num_from_inputs >= max(_MANY_FROM_INPUTS, _SHARE_FROM_INPUTS * self.num_edges)
+        return Shape(
+            double,
+            self.target,
+            tile,
+            self._names,
+            apart=apart,
+            far=far,
+            aggregations=names,
+            skips_inputs=skips and not apart,  # dense blocks add to the rows of inputs, too
+        )
 
     def functions(self, shape: Shape) -> Mapping[str, NativeFunction]:
         """``forward``, ``backward``, ``gather`` and ``finish``; ``activate`` if there are blocks."""

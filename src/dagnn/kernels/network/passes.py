@@ -137,7 +137,7 @@ def backward(
     # needs some thousand edges to be worth its start.
     edge_pieces = num_workers(plan.num_sparse // 4096)
     pulled = plan.num_sparse
-    if grad_x is None and not plan.blocks:
+    if grad_x is None and cut.shape.skips_inputs:
         # Nothing is pulled along the edges out of inputs, which come first.
         pulled -= plan.num_from_inputs
     first = plan.num_sparse - pulled
