@@ -71,8 +71,7 @@ def count_items(batch: Any, *, advice: str = CANNOT_COUNT) -> int:
 def _possible_counts(batch: Any, *, outer: bool = False) -> set[int] | None:
     """Every number of items that ``batch`` may be read as; None where it says nothing about them.
 
-    Args:
-        outer: ``batch`` is the whole batch: a tuple is then ``(inputs, targets)``, never a list of items.
+    A tuple that is the whole batch, ``outer``, is ``(inputs, targets)``, never a list of items.
     """
     if isinstance(batch, PackedSequence):
         return {int(batch.batch_sizes[0])}

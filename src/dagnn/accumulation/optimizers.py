@@ -49,11 +49,7 @@ def _check_distinct(items: Sequence[Any], argument: str, noun: str) -> None:
 
 
 class OwnedParameters:
-    """What the optimizers of some models update.
-
-    Raises:
-        ConfigError: the optimizers hold no parameter of the models.
-    """
+    """What the optimizers of some models update; ConfigError where they hold no parameter of the models."""
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self._models = models
@@ -163,8 +159,7 @@ _ONE_EACH = "pass one average per model, as a list in the order of the models, o
 def check_schedulers(scheduler: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
     """The schedulers in ``scheduler``, each of which can be moved by ``step()`` once per update of ``optimizers``.
 
-    Raises:
-        ConfigError: one of them cannot, is given twice, or moves the learning rate of another optimizer.
+    ConfigError where one cannot, is given twice, or moves the learning rate of another optimizer.
     """
     schedulers = [] if scheduler is None else _as_list(scheduler)
     for each in schedulers:

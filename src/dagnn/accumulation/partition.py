@@ -72,8 +72,7 @@ class Fetched:
     def end_window(self, *, keep_last: bool = False) -> None:
         """Begin the next window, of which the last batch is the first if ``keep_last``.
 
-        Raises:
-            AccumulationError: a batch of the window is not what it was when it arrived.
+        AccumulationError where a batch of the window is not what it was when it arrived.
         """
         batches, self._batches = self._batches, []
         if len(batches) > 1:

@@ -129,8 +129,7 @@ class Shares:
     def contribution(self) -> Contribution:
         """Everything this process contributes, as plain numbers (waits for the device once).
 
-        Raises:
-            AccumulationError: a loss of some micro-batches is missing in one that has a weight for it.
+        AccumulationError where a loss of some micro-batches is missing in one that has a weight for it.
         """
         self._check_all_came()
         used: Weights = {}

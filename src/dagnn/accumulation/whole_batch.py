@@ -412,10 +412,8 @@ def largest_fitting(measure: Callable[[int], int], budget: int, most: int) -> in
     """The largest number of items ``1 .. most`` for which ``measure(items) <= budget``; few measurements.
 
     Memory grows almost linearly with the items, so a line through the last two measurements is a good next guess;
-    each measurement also halves off one side, so that a curve which is not linear ends too.
-
-    Raises:
-        AccumulationError: one item does not fit.
+    each measurement also halves off one side, so that a curve which is not linear ends too. AccumulationError if even
+    one item does not fit.
     """
     fits, too_many = 0, most + 1
     points: list[tuple[int, int]] = []

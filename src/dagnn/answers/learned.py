@@ -27,12 +27,7 @@ LEAD = 4.0  # logits by which every fact must win before the training of a cell 
 
 
 class CellNetwork(nn.Module):
-    """A cell as a network: one-hot inputs, one hidden layer, logits for every output.
-
-    Args:
-        inputs, outputs: sizes of the alphabets.
-        width: of the hidden layer.
-    """
+    """A cell as a network: one-hot inputs, one hidden layer of ``width``, logits for every output."""
 
     def __init__(self, inputs: Sequence[int], outputs: Sequence[int], width: int = 128) -> None:
         super().__init__()

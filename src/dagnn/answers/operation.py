@@ -11,11 +11,7 @@ from dagnn.errors import ConfigError, DataError
 
 
 def lengths_of(question: Sequence[str]) -> tuple[int, ...]:
-    """The length of every part of a question.
-
-    Raises:
-        DataError: a part is no text.
-    """
+    """The length of every part of a question; DataError where one is no text."""
     if isinstance(question, str) or not all(isinstance(part, str) for part in question):
         raise DataError(f"a question is a tuple of texts, such as ('12', '5'), got {question!r}.")
     return tuple(map(len, question))

@@ -292,11 +292,7 @@ class CoupledWindows:
         self._size = 0  # items of the largest
 
     def join(self, batch: Any, *, last: bool) -> Any:
-        """With the last micro-batch of a window, the batch of all of them; before, None.
-
-        Raises:
-            AccumulationError: they cannot be joined, see ``dagnn.accumulation.items.join_batches``.
-        """
+        """With the last micro-batch of a window, the batch of all of them, see `join_batches`; before, None."""
         self._waiting.append(batch)
         if not last:
             return None
@@ -307,8 +303,7 @@ class CoupledWindows:
     def forward(self, batch: Any, loss_of: LossOf, trial: LossOf | None = None) -> Tensor:
         """The loss of the joined batch, with a graph for ``backward``.
 
-        Args:
-            trial: the same loss, for the runs that find the modules; default: ``loss_of``.
+        ``trial`` is the same loss, for the runs that find the modules; by default ``loss_of``.
         """
         num_items = _num_items(batch)
         if num_items <= self._size:

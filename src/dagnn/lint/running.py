@@ -45,11 +45,7 @@ class _Leave(Exception):
 
 
 def explore(source: Source, root: Root, seen: set[int]) -> list[Trace]:
-    """What happens from ``root`` on, one trace for each way that open conditions may turn out.
-
-    Args:
-        seen: gets the functions that were entered.
-    """
+    """What happens from ``root`` on, a trace for each outcome of open conditions; ``seen`` gets the functions."""
     first, asked = _settled(source, root, {}, seen)
     traces = [first]
     choices = [{name: False} for name in asked] + ([dict.fromkeys(asked, False)] if len(asked) > 1 else [])

@@ -142,11 +142,7 @@ def stops(statements: Sequence[ast.stmt]) -> bool:
 
 
 def read_source(path: str, text: str) -> Source:
-    """The source of a Python file, or of a notebook if ``path`` ends in ``.ipynb``.
-
-    Raises:
-        DataError: it is no Python, or no notebook; the message has path and line.
-    """
+    """The source of a Python file, or a notebook if ``path`` ends in ``.ipynb``; a DataError has path and line."""
     cells: list[tuple[int, int]] = []
     if path.endswith(".ipynb"):
         text, cells = _from_notebook(path, text)
@@ -276,8 +272,7 @@ def _from_notebook(path: str, text: str) -> tuple[str, list[tuple[int, int]]]:
 def find_files(paths: Sequence[str]) -> Iterator[str]:
     """The Python files and notebooks at ``paths``, folders walked in order without hidden ones and environments.
 
-    Raises:
-        DataError: there is nothing at a path.
+    DataError where there is nothing at a path.
     """
     for given in paths:
         path = Path(given)

@@ -215,11 +215,7 @@ _OTHER_SCALE = 2.0**-8  # any power of two that keeps float32 exact
 
 
 def update_causes(loop: Loop, layout: Layout, causes: Sequence[Cause], *, tail: bool) -> list[Cause]:
-    """Causes in what the loop does to whole windows, unless ``causes`` say that it steps at the wrong places.
-
-    Args:
-        tail: the loop should step in a short last window too.
-    """
+    """Causes in what the loop does to windows, unless it steps elsewhere; in a short last one too where ``tail``."""
     if any(c.kind not in _STEPS_IN_ORDER for c in causes):
         return []
     found = _schedule_causes(loop, layout)

@@ -102,11 +102,7 @@ def weights_of(
 
 
 def fit_finite(parts: Sequence[Gradients], full: Gradients, parameters: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Coefficients of ``parts`` in ``full``, 0 for a part that is not finite, and the relative rest.
-
-    Raises:
-        ConfigError: the parts depend linearly on each other.
-    """
+    """Coefficients of ``parts`` in ``full``, 0 where not finite, and the relative rest; errors as of `weights_of`."""
     # A micro-batch without a valid item has a gradient of nan or zero: it can have no weight.
     finite = [i for i, part in enumerate(parts) if 0 < _norm(part, parameters) < inf]
     size = _norm(full, parameters)
