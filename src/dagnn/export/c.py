@@ -40,11 +40,7 @@ switch typedef union unsigned void volatile while main
 
 
 def check_name(name: str) -> str:
-    """``name``, if C takes it for a function.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """``name``, if C takes it for a function; else a ConfigError."""
     taken = _TAKEN.split()
     of_library = (
         name in taken or (name.endswith(("f", "l")) and name[:-1] in taken) or re.fullmatch(r"u?int\w*_t", name)

@@ -266,11 +266,7 @@ _AGGREGATES = {
 
 
 def aggregate_functions(prefix: str, number: str, kinds: Sequence[str], weight: str) -> list[str]:
-    """Functions of the values of all nodes and of the edges ``e .. stop - 1`` of one: sums, and ``kinds``.
-
-    Args:
-        weight: of the edge ``{e}``, as C.
-    """
+    """C functions over all nodes' values and the edges ``e .. stop - 1`` of one, of ``weight``: sums, and ``kinds``."""
 
     def message(edge: str) -> str:
         return f"{weight.format(e=edge)} * work[{prefix}_sources[{edge}]]"

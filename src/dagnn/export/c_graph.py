@@ -17,12 +17,7 @@ Numbers = NDArray[np.floating]
 
 
 class CSource:
-    """A source file under construction: constant arrays and functions.
-
-    Args:
-        stem, name: of the file, and the beginning of every name in it.
-        double: whether it computes in float64.
-    """
+    """A source file under construction: constant arrays and functions, whose names begin with ``name``."""
 
     def __init__(self, stem: str, name: str, double: bool) -> None:
         self.name, self.double, self.number = name, double, "double" if double else "float"
@@ -32,11 +27,7 @@ class CSource:
         self._functions: dict[str, str] = {}
 
     def numbers(self, label: str, values: Numbers) -> str:
-        """The name of an array of weights.
-
-        Raises:
-            ConfigError: some are NaN or infinite.
-        """
+        """The name of an array of weights; ConfigError where some are NaN or infinite."""
         bad = values[~np.isfinite(values)]
         if len(bad):
             raise ConfigError(

@@ -36,11 +36,7 @@ class RoundedWeights:
 
 
 def check_storage(given: object) -> Storage:
-    """``given``, if it is a `Storage`.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """``given``, if it is a `Storage`; else a ConfigError."""
     if given not in get_args(Storage):
         listed = ", ".join(get_args(Storage))
         raise ConfigError(f"weights must be one of {listed}, or None for all bits (without within=), got {given!r}.")

@@ -88,13 +88,10 @@ _kept: dict[torch.dtype, dict[int, Tensor]] = {dtype: {} for dtype in (torch.flo
 
 
 class Borrowed:
-    """Memory for as long as this object lives. Its numbers are what the last user left.
+    """Memory for as long as this object lives: flat ``numbers``, aligned to 64 bytes, which hold what was left there.
 
     New memory from the system costs a page fault for every 4 KiB: as much as the backward pass itself on a wide network
     with a small batch.
-
-    Attributes:
-        numbers: flat, at least ``length`` of them, at a multiple of 64 bytes.
     """
 
     def __init__(self, length: int, dtype: torch.dtype) -> None:
@@ -143,9 +140,7 @@ def are_first(*parameters: Tensor) -> bool:
 def only_adds(parameters: Sequence[Tensor], nodes: Sequence[Any]) -> bool:
     """Whether autograd would do nothing with the gradients of all these parameters but add them to ``.grad``.
 
-    Args:
-        parameters: inputs of the autograd Function whose backward pass is running.
-        nodes: where their gradients go next, from ``ctx.next_functions``.
+    ``nodes``: where their gradients go next, the ``ctx.next_functions`` of the running backward pass.
     """
     for parameter, node in zip(parameters, nodes, strict=True):
         if node is None or not is_plain_leaf(parameter):

@@ -67,11 +67,7 @@ def compiled_plan(graph: Graph, direction: Literal["up", "down"], *, by_position
 
 @constant
 def node_operators(graph: Graph, device: torch.device) -> Tensor:
-    """int64 ``[num_nodes]``: the node attribute "operator".
-
-    Raises:
-        GraphError: there is none, or it does not hold whole numbers.
-    """
+    """int64 ``[num_nodes]``: the node attribute "operator"; GraphError where there are no whole numbers."""
 
     def operators() -> Tensor:
         given = graph.node_attributes.get("operator")
@@ -164,11 +160,9 @@ def graph_of_node(graph: Graph, device: torch.device) -> Tensor:
 
 @constant
 def dense_places(graph: Graph, device: torch.device) -> tuple[Tensor, int]:
-    """Where the nodes lie when every graph gets a row of equal width.
+    """int64 ``[num_nodes]``, ``graph * width + rank in its graph``: where nodes lie in rows of equal width.
 
-    Returns:
-        int64 ``[num_nodes]``, the place ``graph * width + rank in its graph`` of every node; and
-        ``width``, the nodes of the largest graph.
+    The second result is ``width``, the nodes of the largest graph.
     """
 
     def places() -> tuple[Tensor, int]:

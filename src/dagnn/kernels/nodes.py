@@ -229,11 +229,7 @@ other aggregate of nothing is 0.
 
 
 def check_aggregation(name: object, argument: str = "aggregation", or_else: str = "") -> str:
-    """``name``, if it is one of `AGGREGATIONS`.
-
-    Raises:
-        ConfigError: it is not; the message lists the names.
-    """
+    """``name``, if it is one of `AGGREGATIONS`; else a ConfigError that lists them."""
     if isinstance(name, str) and name in AGGREGATIONS:
         return str(name)
     other = {"maximum": "max", "minimum": "min", "prod": "product", "mul": "product", "average": "mean", "add": "sum"}

@@ -125,11 +125,7 @@ def ancestors(ends: Iterable[Expr], stop: Callable[[Expr], Any] = lambda one: Fa
 
 
 class Formula:
-    """A pointwise formula: ``outputs`` from ``inputs``. Called with tensors, it gives the first output.
-
-    Attributes:
-        inputs, outputs: expressions of one graph.
-    """
+    """A pointwise formula: expressions ``outputs`` of ``inputs``, in one graph. Called, it gives the first output."""
 
     def __init__(self, inputs: Sequence[Expr], outputs: Sequence[Expr]) -> None:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
@@ -165,11 +161,7 @@ class Formula:
 
     @staticmethod
     def unpack(rows: Sequence[Sequence[Any]]) -> "Formula":
-        """The formula that `pack` wrote.
-
-        Raises:
-            ConfigError: these rows are no formula.
-        """
+        """The formula that `pack` wrote; ConfigError if these rows are none."""
         graph, made = Graph(), list[Expr]()
         try:
             for op, name, *places in rows[:-1]:

@@ -240,11 +240,7 @@ _WIDER = {
 
 @cache
 def host_target() -> Target:
-    """The processor at hand, as it describes itself, with vectors as `largest_vector` allows. Queried once.
-
-    Raises:
-        ConfigError: ``DAGNN_VECTOR_BYTES`` is none of 16, 32 and 64.
-    """
+    """The processor at hand, as it describes itself, with vectors of `largest_vector` and its errors. Queried once."""
     limit = largest_vector()
     try:
         features = llvm.get_host_cpu_features()
@@ -320,11 +316,7 @@ def compiled(assembly: str, names: tuple[str, ...], target: Target) -> Mapping[s
 
 
 class NativeFunction:
-    """A compiled function that is called with the address of its `Frame`. The interpreter lock is released meanwhile.
-
-    Attributes:
-        address: where the code lies.
-    """
+    """A compiled function that is called with the address of its `Frame`, without the interpreter lock."""
 
     def __init__(self, code: Any, address: int) -> None:
         self._code = code  # LLVM frees the code with this object

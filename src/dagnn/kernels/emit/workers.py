@@ -206,11 +206,7 @@ class Work(Generic[T]):
 
 
 def run_works(works: Sequence[Work[T]], *, at_once: bool = False) -> list[T]:
-    """Runs some works, one after another or all at once, and gives their results.
-
-    Args:
-        at_once: no two of them write to the same memory.
-    """
+    """Runs some works and gives their results; all ``at_once``, if no two write to the same memory, or in turn."""
     if at_once and len(works) > 1:
         _run_at_once([work.calls for work in works])
     else:

@@ -17,12 +17,7 @@ Value = Any  # an LLVM value: llvmlite has no types to offer
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What a set of compiled functions is made for; engines add what else their functions depend on.
-
-    Attributes:
-        double: float64, else float32.
-        target: the processor.
-    """
+    """What a set of compiled functions is made for; engines add what else their functions depend on."""
 
     double: bool
     target: Target

@@ -32,11 +32,7 @@ MAX_GRID_Y = 65535
 
 
 class GpuPlan:
-    """A network as its Triton kernels read it: int32 arrays, on one device.
-
-    Args:
-        device: a GPU; the CPU only within Triton's interpreter.
-    """
+    """A network as its Triton kernels read it: int32 arrays on a GPU; within Triton's interpreter on the CPU."""
 
     def __init__(self, plan: NetworkPlan, device: torch.device) -> None:
         count, edges = plan.num_nodes, plan.edges.numpy()
@@ -88,11 +84,7 @@ class GpuPlan:
         return activations(self.texts)
 
     def launches(self, tiles: int, *, backward: bool, at_once: bool | None) -> list[tuple[tuple[int, int], int, int]]:
-        """Grid, first level and last level of each launch, in order.
-
-        Args:
-            at_once: all levels in one launch; None chooses.
-        """
+        """Grid, first and last level of each launch, in order; ``at_once``: all levels in one, and None chooses."""
         levels = range(len(self.level_sizes))
         if at_once is None:
             at_once = self.num_nodes * tiles < len(levels) * _multiprocessors(self.device)

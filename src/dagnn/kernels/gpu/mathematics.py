@@ -118,11 +118,7 @@ def _normal_cdf(z: Any) -> Any:
 
 
 def activations(texts: Sequence[str]) -> tuple[Any, Any]:
-    """``activated(code, z)`` and ``pulled(code, z, g)`` for the activations of a network, as Triton functions.
-
-    Args:
-        texts: as `nodes.activation_text` writes them; the code of one is its place.
-    """
+    """``activated(code, z)`` and ``pulled(code, z, g)`` as Triton functions; a code is the place of its text."""
     return _activations(tuple(texts))
 
 
@@ -180,11 +176,7 @@ def _lines(formula: Formula, names: Sequence[str]) -> list[str]:
 
 
 def operation(one: Expr, args: Sequence[str], like: str) -> str:
-    """The text that computes an expression from those of its arguments.
-
-    Args:
-        like: a name whose value has the shape and the dtype of numbers.
-    """
+    """The text that computes an expression from those of its arguments; ``like`` has their shape and dtype."""
     if one.op == "number":  # of a dtype from the start: a bare number would be rounded to float32 first
         value = float(one.name)
         shown = repr(value) if abs(value) < float("inf") else f'float("{value}")'

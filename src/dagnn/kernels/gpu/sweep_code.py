@@ -159,11 +159,7 @@ def _pulled(text: "_Text", plan: CellPlan) -> dict[str, str]:
 
 
 class _Text:
-    """The text of a kernel.
-
-    Attributes:
-        fields: its parameters, in the order in which they were named first.
-    """
+    """The text of a kernel; ``fields`` are its parameters, in the order in which they were named first."""
 
     def __init__(self, name: str) -> None:
         self._name, self._lines, self._depth, self._count = name, list[str](), 1, 0

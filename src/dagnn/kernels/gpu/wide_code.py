@@ -93,8 +93,7 @@ def _finished(
 ):  # fmt: skip
     """What comes behind the norm: dropout, and the mean of the sources of the same width.
 
-    Args:
-        lanes: places of the elements behind the first row of their node.
+    ``lanes``: places of the elements behind the first row of their node.
     """
     if drops:
         value = _dropped(value, mask, at, columns, present, batch)
@@ -264,8 +263,7 @@ def backward(
 ):  # fmt: skip
     """Gradients of the sums of a level; those of the values of inputs, of nodes with a norm to come, or of all.
 
-    Args:
-        is_kept: the gradients of all values are read again.
+    ``is_kept``: the gradients of all values are read again.
     """
     columns = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     present = columns < batch

@@ -94,11 +94,7 @@ def scale_of(code: CodeWriter, node: Value) -> Value:
 def write_aggregate(
     code: CodeWriter, name: str, node: Value, vectors: int, messages_of: Callable[[Value], list[Value]]
 ) -> list[Value]:
-    """The product, maximum, minimum ... of a node's messages.
-
-    Args:
-        messages_of: the message of an edge, as so many ``vectors`` as the result.
-    """
+    """The product, maximum, minimum ... of a node's messages; ``messages_of`` an edge gives as many ``vectors``."""
     build = code.build
     start, stop = _edges(code, node)
     if name == "product":

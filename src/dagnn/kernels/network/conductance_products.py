@@ -137,13 +137,7 @@ class ProductPlan:
 
 
 class _Products:
-    """The products of a level with one number of messages.
-
-    Attributes:
-        nodes: ``[n]``.
-        edges: ``[n, messages]``.
-        response: ``[n]``.
-    """
+    """The products of a level with one number of messages: nodes and responses ``[n]``, edges ``[n, messages]``."""
 
     def __init__(self, nodes: Tensor, edges: Tensor, response: Tensor) -> None:
         self.nodes, self.edges, self.response = nodes, edges, response

@@ -22,9 +22,8 @@ AHEAD = 16
 def write_forward(module: Value, shape: Shape, name: str, *, summed: bool) -> None:
     """The function ``name``: values of nodes ``first .. last - 1`` of every tile that the worker takes.
 
-    Args:
-        summed: the sums over the edges lie in the rows already (a matrix product put them there); only add the bias
-            and activate. Otherwise gather, over the edges ``in_offsets[v] .. in_offsets[v + 1] - 1``.
+    ``summed``: the sums over the edges lie in the rows already (a matrix product put them there); only add the bias and
+    activate. Otherwise gather, over the edges ``in_offsets[v] .. in_offsets[v + 1] - 1``.
     """
     code = shape.writer(module, name)
     code.fields(
@@ -131,8 +130,7 @@ def _aggregated(code: CodeWriter, shape: Shape, base: Value, node: Value, bias: 
 def ask_for_row(code: CodeWriter, shape: Shape, base: Value, nodes: str, edge: Value, ahead: int) -> None:
     """Prefetch the row of the node at the other end of a later edge.
 
-    Args:
-        nodes: array of these nodes, by edge; it must have ``ahead`` more entries than there are edges.
+    ``nodes``: these nodes, by edge; the array must have ``ahead`` more entries than there are edges.
     """
     later = code.index_at(code.field(nodes), code.build.add(edge, code.i64(ahead)))
     code.prefetch(shape.row_start(code, base, later), shape.tile * shape.size)

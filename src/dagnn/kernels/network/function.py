@@ -127,11 +127,7 @@ def _compiled_backward(
 
 
 def check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
-    """Compiled code does not check sizes: it would read past the end of a parameter that is too short.
-
-    Raises:
-        GraphError: other parameters than the network's, or those of before a change of its edges.
-    """
+    """Raise a GraphError for parameters of another size: compiled code would read past the end of one too short."""
     if edge_weight.numel() != plan.num_edges or bias.numel() != plan.num_biases:
         raise GraphError(
             f"the network has {plan.num_edges} edges and {plan.num_biases} biases, got {edge_weight.numel()} and "
@@ -140,11 +136,7 @@ def check_sizes(plan: NetworkPlan, edge_weight: Tensor, bias: Tensor) -> None:
 
 
 def check_dtype(grad_y: Tensor, parameter: Tensor) -> None:
-    """``net.float()`` between the passes gives the parameters other memory, and so does ``net.cuda()``.
-
-    Raises:
-        DtypeError: they are not what they were in the forward pass.
-    """
+    """Raise a DtypeError where ``net.float()`` or ``net.cuda()`` between the passes gave a parameter other memory."""
     if parameter.dtype != grad_y.dtype or parameter.device != grad_y.device:
         raise DtypeError(
             f"the forward pass ran in {grad_y.dtype} on {grad_y.device}, but the network is now {parameter.dtype} "

@@ -165,11 +165,7 @@ _plans = Living[NetworkPlan]()
 
 
 def plan_of(fingerprint: str) -> NetworkPlan:
-    """A plan with this fingerprint, while one lives in this process.
-
-    Raises:
-        GraphError: none does.
-    """
+    """A plan with this fingerprint, while one lives in this process; GraphError where none does."""
     plan = _plans.find(fingerprint)
     if plan is not None:
         return plan

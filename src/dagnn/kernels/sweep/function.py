@@ -80,10 +80,7 @@ def fits(cell: ProjectedCell, plan: SweepPlan, *, by_operator: int | None) -> bo
     """Whether the tensors have the shapes that the arithmetic needs, and are large enough for all nodes of a plan.
 
     A parameter may have been replaced by another, a parametrization may change its shape, and the attributes of a graph
-    can be written to after they were looked at.
-
-    Args:
-        by_operator: the operators of the cell, or None.
+    can be written to after they were looked at. ``by_operator``: the operators of the cell, or None.
     """
     # Compiled code knows no sizes but these: what passes here must be safe to read and write.
     d, of, first = cell.hidden, cell.plan, cell.weights[0]

@@ -108,10 +108,8 @@ def write_table(
 ) -> None:
     """The function ``name``: ``grad_projected[feature row of a node] += `` its gradients, for all nodes in order.
 
-    A piece is one pack of the table: nodes that share a row of features are never added by two workers.
-
-    Args:
-        columns: for each column of the table the number of its gate, from the code and the block.
+    A piece is one pack of the table: nodes that share a row of features are never added by two workers. For each column
+    of the table, one of ``columns`` gives the number of its gate, from the code and the block.
     """
     code = PackedWriter(module, layout, name)
     code.fields(*FIELDS, "grad_projected", "num_blocks")

@@ -340,11 +340,7 @@ def contiguous(parameters: WideParameters) -> WideParameters:
 
 
 def check_sizes(plan: WidePlan, parameters: WideParameters) -> None:
-    """Compiled code does not check sizes: it would read past the end of a parameter that is too short.
-
-    Raises:
-        GraphError: other parameters than the network's, or those of before a change of its edges.
-    """
+    """Raise a GraphError for parameters of another size: compiled code would read past the end of one too short."""
     weights, biases, norms, _ = plan.sizes
     expected = [weights, biases, *([norms] * 2 if parameters.scale is not None else [])]
     given = [each.numel() for each in parameters if each is not None]

@@ -263,8 +263,7 @@ class NodePass:
     def sums(self, count: int, terms: Callable[[Value, Value, list[Value]], list[Value]]) -> list[Value]:
         """``count`` sums over a row, each a number.
 
-        Args:
-            terms: of the bytes to a vector, the lanes that are samples and the sums so far: the new ones.
+        ``terms``: of the bytes to a vector, the lanes that are samples and the sums so far: the new ones.
         """
         code, build, lanes = self.code, self.build, self.shape.lanes
         # Four sums of each, for an addition waits for the one before it; always added up in the same order.

@@ -132,11 +132,7 @@ _plans = Living[WidePlan]()
 
 
 def plan_of(fingerprint: str) -> WidePlan:
-    """A plan with this fingerprint, while one lives in this process.
-
-    Raises:
-        GraphError: none does.
-    """
+    """A plan with this fingerprint, while one lives in this process; GraphError where none does."""
     plan = _plans.find(fingerprint)
     if plan is not None:
         return plan
