@@ -151,14 +151,9 @@ def ask(
 
 
 def with_engine_misses(examples: list[Example], samples: list[Sample], *, budget: int = STEP_BUDGET) -> list[Example]:
-    """The examples, those marked where the engine's own steps, in the network's place, are no better.
+    """The examples, one for each sample; marked where the engine's steps, in the network's place, are no better.
 
-    They are taken only where the network's answer is wrong.
-
-    Args:
-        examples: one for each sample.
-        samples: what was asked.
-        budget: rewrite steps for each, as the network had.
+    They are taken only where the network's answer is wrong, with the budget that the network had.
     """
     wrong = [number for number, example in enumerate(examples) if not example.right]
     machine = RewritingMachine(SIGNATURE, RuleEngine(), eager=True)
@@ -170,11 +165,7 @@ def with_engine_misses(examples: list[Example], samples: list[Sample], *, budget
 
 
 def model_of(checkpoint: Checkpoint) -> GraphRewriter:
-    """The network of a checkpoint, with its averaged weights where there are any, in eval mode.
-
-    Raises:
-        CheckpointError: the checkpoint is of another network or another rewriting system.
-    """
+    """The network of a checkpoint in eval mode, with averaged weights if it has some; CheckpointError for another."""
     described = checkpoint.state.get("description") or {}
     try:
         if described["labels"] != labels_of(SIGNATURE):
@@ -234,8 +225,7 @@ def description_of(model: GraphRewriter) -> dict[str, object]:
 def opened_run(path: str | Path) -> tuple[RunDirectory, CurriculumConfig, Checkpoint]:
     """A run, its configuration, and its newest whole checkpoint or the one that the path names.
 
-    Raises:
-        RunError, CheckpointError: there is no run, or no whole checkpoint.
+    RunError or CheckpointError where there is no run or no whole checkpoint.
     """
     run, checkpoint = run_and_checkpoint(path)
     return run, run.config(CurriculumConfig), checkpoint

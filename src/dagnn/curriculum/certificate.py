@@ -114,12 +114,10 @@ def engine_answer(neighbourhood: NeighbourhoodTokens) -> ReplacementTokens:
 
 @functools.cache
 def closure_of(level: int) -> Mapping[NeighbourhoodTokens, ReplacementTokens]:
-    """Every neighbourhood that expressions of a level can lead to, of any length and depth, and what replaces it.
+    """Every neighbourhood that expressions of a level, one of `LEVELS`, can lead to, and what replaces it.
 
-    About one in eight of them cannot occur, since relations between values are forgotten.
-
-    Raises:
-        ConfigError: the level is none of `LEVELS`.
+    Expressions may have any length and depth. About one in eight neighbourhoods cannot occur, since relations between
+    values are forgotten.
     """
     language = _language(level)
     closure = Closure(engine_answer)
@@ -242,12 +240,7 @@ def certify_run(
     expressions: int = EXPRESSIONS,
     note: Callable[[str], object] = lambda line: None,
 ) -> list[Certificate]:
-    """The certificates of a run's network, see `certify`.
-
-    Raises:
-        RunError, CheckpointError: there is no run, or no whole checkpoint.
-        ConfigError: a level is none of `LEVELS`, or none is given.
-    """
+    """The certificates of a run's network, see `certify`; errors as of that, and as of `opened_run`."""
     if not levels:
         raise ConfigError(f"no level is given: name some of {', '.join(map(str, LEVELS))}.")
     for level in levels:
@@ -263,12 +256,9 @@ def certify(
 
     Args:
         model: in eval mode.
-        level: one of `LEVELS`.
+        level: one of `LEVELS`; else a ConfigError.
         expressions: how many to draw in search of some that lead to what it gets wrong.
         note: called with a line about what is being done.
-
-    Raises:
-        ConfigError: the level is none of `LEVELS`.
     """
     language = _language(level)
     note(f"level {level}: listing the neighbourhoods")
@@ -356,10 +346,7 @@ def _names_in(neighbourhood: NeighbourhoodTokens) -> tuple[str, ...]:
 def drawn_expression(level: int, index: int, names: Sequence[str] = ()) -> Expr:
     """A small expression of a level whose numbers, and operands, share parts: what random ones hardly ever do.
 
-    Args:
-        level: one of `LEVELS`.
-        index: another one for each.
-        names: digits, operators and symbols that it should have.
+    Another one for each ``index``, which should have these digits, operators and symbols.
     """
     language = _language(level)
     draws = Draws(f"certificate {level} {index}")

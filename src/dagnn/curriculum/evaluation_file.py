@@ -219,8 +219,7 @@ class Evaluation:
     def read(cls, directory: str | Path) -> "Evaluation | None":
         """The evaluation in a run's directory; None when there is none yet.
 
-        Raises:
-            RunError: evaluation.json cannot be read, or is not what `write` writes.
+        RunError where evaluation.json cannot be read, or is not what `write` writes.
         """
         path = Path(directory) / FILE_NAME
         try:

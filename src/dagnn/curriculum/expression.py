@@ -111,11 +111,7 @@ def to_text(expr: Expr) -> str:
 
 
 def read_polish(text: str) -> Expr:
-    """The expression that a Polish text writes: `parse` without its hint at infix text.
-
-    Raises:
-        ExpressionError: the text is not one expression; the message names the position, from 0.
-    """
+    """The expression that a Polish text writes: `parse` without its hint at infix text, and with its errors."""
     if not isinstance(text, str):
         raise ExpressionError(f"parse reads text such as '(+ 2 3)', got {type(text).__name__}.")
     open_lists: list[list[Any]] = []

@@ -105,11 +105,7 @@ def canonical_text(expr: Expr) -> str:
 
 
 def check_split(split: str) -> Split:
-    """The split's name, if it is one.
-
-    Raises:
-        ConfigError: it is none of train, validation and test.
-    """
+    """The split's name, if it is one; else a ConfigError."""
     for known in SPLITS:
         if split == known:
             return known

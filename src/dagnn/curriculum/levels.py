@@ -153,22 +153,14 @@ def level_of(expr: Expr) -> int:
 
 
 def preset_of(name: str) -> Preset:
-    """The preset with this name.
-
-    Raises:
-        ConfigError: there is no such preset.
-    """
+    """The preset with this name; ConfigError if there is none."""
     if name not in PRESETS:
         raise ConfigError(f"preset {name!r} does not exist: the presets are {', '.join(PRESETS)}.")
     return PRESETS[name]
 
 
 def check_drawn(spec: LevelSpec, *, depth: int | None, digits: int | None) -> None:
-    """Refuse a depth, or a length of whole numbers, that a level cannot draw.
-
-    Raises:
-        ConfigError: the level has none to set, or it is not in 1 .. 12.
-    """
+    """Raise a ConfigError for a depth, or a length of whole numbers, that a level lacks or that is not in 1 .. 12."""
     for name, value, them, limit in (
         ("depth", depth, "one", MAX_DRAWN_DEPTH),
         ("digits", digits, "them", MAX_DRAWN_DIGITS),

@@ -86,12 +86,7 @@ def report(run: str | Path, *, picture: str | Path | None = None, html: str | Pa
 
 
 def report_after_training(run: str | Path, note: Callable[[str], object]) -> Report | None:
-    """The report of a run that has just ended, which no fault of a report may spoil.
-
-    Args:
-        run: the run directory.
-        note: called with one line when there is no report; None is returned then.
-    """
+    """The report of a run that has just ended; None, and a line for ``note``, where a fault prevents it."""
     try:
         return report(run)
     except Exception as error:

@@ -46,13 +46,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Explained:
-    """A wrong answer of an evaluation, worked out again.
-
-    Attributes:
-        level: of the expression.
-        example: what the evaluation kept of it.
-        lines: what ``dagnn solve --steps`` says of it, or why there is nothing to say.
-    """
+    """A wrong answer of an evaluation, worked out again: ``lines`` are what ``dagnn solve --steps`` says of it."""
 
     level: int
     example: Example
@@ -156,12 +150,7 @@ def _draw_errors(axes: Any, errors: Mapping[str, Mapping[str, int]] | None) -> N
 
 
 def errors_with_steps(run: str | Path, evaluation: Evaluation) -> list[Explained]:
-    """The wrong answers that an evaluation kept, worked out again by the run's newest checkpoint, for some seconds.
-
-    Args:
-        run: a run directory.
-        evaluation: of it.
-    """
+    """The wrong answers that a run's evaluation kept, worked out again by its newest checkpoint, for some seconds."""
     wrong = [
         (level, example)
         for level, result in sorted(evaluation.levels.items())

@@ -116,11 +116,7 @@ def train(
 
 
 def search_lr(config: CurriculumConfig, *, note: Callable[[str], object] = print) -> LrCurve:
-    """Losses of the network of this configuration at rising learning rates, see `find_lr`; nothing is kept of it.
-
-    Raises:
-        RunError, CheckpointError, ConfigError: as `train`.
-    """
+    """Losses of this configuration's network at rising rates, see `find_lr`; nothing is kept. Errors as of `train`."""
     if config.warm_start:
         _first_network(config)
     with tempfile.TemporaryDirectory() as folder, RunDirectory.create(Path(folder) / "run", config) as run:
@@ -192,11 +188,9 @@ def neighbourhood_loader(
 
 
 def _first_network(config: CurriculumConfig) -> GraphRewriter:
-    """The network of ``config.warm_start``, which must be set.
+    """The network of ``config.warm_start``, which must be set; errors as of `opened_run`.
 
-    Raises:
-        RunError, CheckpointError: there is no run, or no whole checkpoint of a network with the labels of this version.
-        ConfigError: it is not as ``config.model`` says; the message says what differs.
+    A ConfigError says what differs where the network is not as ``config.model`` says.
     """
     checkpoint = opened_run(config.warm_start)[2]
     try:

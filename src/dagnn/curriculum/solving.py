@@ -203,11 +203,7 @@ def solve(
 
 
 def network_of(run: str | Path) -> tuple["Proposer", Container[NeighbourhoodTokens] | None]:
-    """What `solve_with` needs of a run: its network, and the neighbourhoods of its training where they are known.
-
-    Raises:
-        RunError, CheckpointError: as of `solve`.
-    """
+    """A run's network, and the neighbourhoods of its training where they are known; errors as of `solve`."""
     directory, config, checkpoint = opened_run(run)
     traced = read_neighbourhoods(directory.path, SIGNATURE)
     held_out = config.curriculum.held_out_windows
@@ -237,8 +233,7 @@ def solve_with(
 ) -> Solution:
     """As `solve`, with a network at hand, and the neighbourhoods that it was trained on where they are known.
 
-    Args:
-        finer: facts about digits that the network is not sure of are worked out by smaller steps, see `FinerSteps`.
+    ``finer``: it works out facts about digits that it is not sure of by smaller steps, see `FinerSteps`.
     """
     level = level_of(expression)
     term, names = to_term(expression, level)

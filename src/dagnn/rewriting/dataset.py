@@ -80,12 +80,7 @@ class NeighbourhoodBatch(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A neighbourhood that the network rewrote wrongly.
-
-    Attributes:
-        stage: of the term where it was met.
-        replacement: the right one.
-    """
+    """A neighbourhood that the network rewrote wrongly, the stage of the term where it was met, and what is right."""
 
     stage: int
     neighbourhood: NeighbourhoodTokens
@@ -270,11 +265,7 @@ class NeighbourhoodLoader:
 
 
 def mistakes_of(state: Mapping[str, Any]) -> list[Mistake]:
-    """The mistakes that a saved `NeighbourhoodLoader` had learned from.
-
-    Raises:
-        CheckpointError: it holds something else.
-    """
+    """The mistakes that a saved `NeighbourhoodLoader` had learned from; CheckpointError if it holds something else."""
     try:
         return [
             Mistake(int(stage), tuple(map(int, neighbourhood)), tuple(map(int, replacement)))
@@ -304,11 +295,7 @@ class Cost:
 
 
 def write_neighbourhoods(directory: Path, collected: NeighbourhoodSet, cost: Cost, signature: Signature) -> None:
-    """Writes the neighbourhoods of a signature into a run's directory, in one step in the place of what was there.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Writes a signature's neighbourhoods into a run's directory, in one step in place of the old; or a RunError."""
     tokens, offsets = _flat(collected.neighbourhoods)
     replacements, replacement_offsets = _flat(collected.replacements)
     arrays: dict[str, NDArray[Any]] = {

@@ -86,11 +86,7 @@ def evaluate(expr: Expr, values: Mapping[str, Fraction] | None = None, *, limit:
 
 
 def power(base: Fraction, exponent: Fraction, expr: Expr) -> Fraction:
-    """``base ** exponent`` where that is rational; ``expr`` is named in the error.
-
-    Raises:
-        ExpressionError: zero to a negative power, an irrational root, or more than 4,000 digits.
-    """
+    """``base ** exponent`` where it is rational, of at most 4,000 digits; an ExpressionError names ``expr``."""
     if base == 0 and exponent < 0:
         raise DomainError(f"zero to a negative power at {place(expr)}: that is a division by zero.")
     if exponent.denominator != 1:

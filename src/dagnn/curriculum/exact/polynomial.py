@@ -34,8 +34,7 @@ def polynomial_of(expr: Expr, symbol: str) -> Polynomial | None:
 def rational_function_of(expr: Expr, symbol: str) -> tuple[Polynomial, Polynomial]:
     """Numerator and denominator; nothing is cancelled, so the denominator is zero wherever the expression is undefined.
 
-    Raises:
-        ExpressionError: not a rational function of ``symbol`` with rational coefficients, or a degree above 64.
+    ExpressionError where it is no rational function of ``symbol`` with rational coefficients, or of a degree above 64.
     """
     first, chain = left_spine(expr, ("+", "-", "*", "/"))
     numerator, denominator = _of_leaf_or_function(first, symbol)

@@ -151,11 +151,7 @@ def multiply(a: Expr, b: Expr) -> Expr:
 
 
 def divide(a: Expr, b: Expr) -> Expr:
-    """Canonical ``a / b``.
-
-    Raises:
-        ExpressionError: b is zero.
-    """
+    """Canonical ``a / b``; ExpressionError for a zero b."""
     second = as_number(b)
     if second is not None:
         if second == 0:
@@ -182,11 +178,7 @@ def divide(a: Expr, b: Expr) -> Expr:
 
 
 def raise_to(a: Expr, b: Expr) -> Expr:
-    """Canonical ``a ^ b``.
-
-    Raises:
-        ExpressionError: zero to a negative power, or more than 4,000 digits.
-    """
+    """Canonical ``a ^ b``; ExpressionError for zero to a negative power, and for more than 4,000 digits."""
     if b == 0:
         return 1
     if b == 1 or a == 1:
@@ -211,8 +203,7 @@ def raise_to(a: Expr, b: Expr) -> Expr:
 def apply_function(name: str, a: Expr) -> Expr:
     """Canonical ``name(a)``: a value only where it is exact, such as ``(cos 0)``, ``(sin (/ pi 6))``, not ``(sin 3)``.
 
-    Raises:
-        DomainError: log of zero, tan at a pole.
+    DomainError for log of zero and tan at a pole.
     """
     if isinstance(a, int):
         if a == 0:
