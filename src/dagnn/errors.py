@@ -111,11 +111,7 @@ def library(module: str, what: str, install: str) -> Any:
 
 
 def check_installed(what: str, install: str, *modules: str) -> None:
-    """Nothing where all of them are installed, of which none is imported.
-
-    Raises:
-        MissingPackageError: for the first that is not.
-    """
+    """Nothing where all of them are installed, of which none is imported; else a MissingPackageError for the first."""
     for module in modules:
         if module not in sys.modules and importlib.util.find_spec(module) is None:
             raise _missing(what, module, install, f"No module named {module!r}")

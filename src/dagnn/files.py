@@ -12,8 +12,7 @@ from pathlib import Path
 def replace_file(path: Path, content: bytes) -> None:
     """Write ``path`` so that a reader, or a crash, finds the old content or the new, never a part.
 
-    Raises:
-        OSError: the disk is full, there is no such folder, ...; ``path`` holds what it held before.
+    Raises an OSError where the disk is full, there is no such folder, ...; ``path`` then holds what it held before.
     """
     with replaced_file(path) as temporary:
         temporary.write_bytes(content)

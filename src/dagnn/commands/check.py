@@ -87,11 +87,7 @@ def head_row(verdict: Any) -> str:
 
 
 def _load_function(target: str) -> Callable[[], Any]:
-    """The function that ``"path/to/file.py:function"`` names.
-
-    Raises:
-        ConfigError: ``target`` has another form, there is no such file, or it has no such function.
-    """
+    """The function that ``"path/to/file.py:function"`` names; ConfigError where there is none."""
     path, _, name = target.rpartition(":")
     if not path or not name.isidentifier():
         raise ConfigError(f"give the check as path/to/file.py:function, got {target!r}.")
@@ -175,11 +171,7 @@ def _known(names: Sequence[str]) -> list[str]:
 
 
 def _text_of(path: str) -> str:
-    """The text of a file, in the encoding that Python reads it in.
-
-    Raises:
-        DataError: it is not in that encoding.
-    """
+    """The text of a file, in the encoding that Python reads it in; DataError if it is not in that."""
     data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     try:
         encoding = "utf-8" if path.endswith(".ipynb") else tokenize.detect_encoding(io.BytesIO(data).readline)[0]

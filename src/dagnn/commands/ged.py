@@ -27,12 +27,7 @@ from dagnn.graph import Dag
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare_files`.
-
-    Attributes:
-        result: bounds, map and edit path.
-        plot: the file of the picture; None without one.
-    """
+    """The result of `compare_files`: bounds, map and edit path, and the file of the picture; None without one."""
 
     result: GedResult
     plot: Path | None

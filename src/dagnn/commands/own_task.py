@@ -347,11 +347,7 @@ def _right(task: "RewritingTask", network: "GraphRewriter", asked: _Asked) -> li
 
 
 def _splits(path: str, signature: "Signature") -> dict[str, _Asked]:
-    """The terms of a dataset by split: train, validation, test.
-
-    Raises:
-        DataError: a broken line, a record that is no term of the signature, or a split without records.
-    """
+    """The terms of a dataset by split: train, validation, test; DataError for a missing one, or a record of no term."""
     splits = {split: _Asked([], []) for split in ("train", "validation", "test")}
     for record in read_records(path):
         if record.split not in splits:

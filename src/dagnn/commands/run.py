@@ -30,11 +30,7 @@ _MODULE_DEPTH = 2  # `cells.0.linear.weight` counts for `cells.0`
 
 
 def export_run(path: str, target: str, of_c: Sequence[str], *, overwrite: bool) -> int:
-    """Writes the network of a run for `dagnn export`; the exit code.
-
-    Args:
-        of_c: the names of options that were given and are about C.
-    """
+    """Writes the network of a run for `dagnn export`; the exit code. ``of_c``: the options about C that were given."""
     if Path(target).suffix != ".pt2" or of_c:
         options = "".join(f" and --{name}" for name in of_c)
         raise ConfigError(
@@ -129,10 +125,8 @@ def info(path: str | Path) -> str:
 def vector_widths() -> list[str]:
     """How wide the vectors are that compute here, a line each for our kernels, PyTorch and MKL.
 
-    Results differ by rounding from width to width: where two machines disagree in the last digits, look here first.
-
-    Raises:
-        ConfigError: ``DAGNN_VECTOR_BYTES`` is none of 16, 32 and 64.
+    Results differ by rounding from width to width: where two machines disagree in the last digits, look here first. The
+    errors are those of `host_target`.
     """
     kernels = f"vectors of our kernels: {host_target().vector_bytes} bytes"
     if limit := os.environ.get("DAGNN_VECTOR_BYTES"):
@@ -146,11 +140,7 @@ def vector_widths() -> list[str]:
 
 
 def parameters_by_module(checkpoint: Checkpoint) -> dict[str, int]:
-    """Trainable numbers by module, in the model's order; buffers do not count.
-
-    Raises:
-        CheckpointError: the checkpoint does not say which of its tensors are parameters.
-    """
+    """Trainable numbers by module, in the model's order, without buffers; or a CheckpointError."""
     try:
         names = [name for group in checkpoint.state["optimizer"]["names"] for name in group]
         sizes = {name: checkpoint.tensors["model"][name].numel() for name in names}

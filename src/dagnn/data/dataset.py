@@ -160,12 +160,9 @@ def record_to_line(record: Record) -> str:
 
 
 def record_from_line(line: str) -> Record:
-    """The record that a line of JSON holds.
+    """The record that a line of JSON holds; MalformedLine where it is not even JSON.
 
-    Raises:
-        ValueError: the line holds no record; the message is the reason alone, because only the caller knows file and
-            line number.
-        MalformedLine: it is not even JSON.
+    Else a ValueError has the reason alone, because only the caller knows file and line number.
     """
     try:
         fields = json.loads(line, parse_constant=_refuse_constant)

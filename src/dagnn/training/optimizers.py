@@ -16,13 +16,10 @@ _FUSED_ON = ("cpu", "cuda")
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer over the trainable parameters of ``model``, with their names in its groups.
+    """The optimizer over the trainable parameters of ``model``, with their names in its groups; else a ConfigError.
 
     A checkpoint stores optimizer state by these names, so a model whose parameters come in another order
     resumes with the right moments.
-
-    Raises:
-        ConfigError: there is nothing to train.
     """
     parameters = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not parameters:
@@ -58,9 +55,7 @@ Schedule = Callable[[int], float]
 def make_schedule(config: ScheduleConfig, num_steps: int, drops: Callable[[], int] = lambda: 0) -> Schedule:
     """The factor on the base learning rate as a function of the step, from 0.
 
-    Args:
-        num_steps: where a cosine ends.
-        drops: of a plateau, so far.
+    A cosine ends at ``num_steps``; ``drops`` gives those of a plateau so far.
     """
     schedules: dict[str, Schedule] = {
         "constant": lambda step: 1.0,
@@ -153,8 +148,7 @@ class WeightAverage:
     def applied(self) -> Iterator[None]:
         """Inside, the model has the averaged weights; outside, bit for bit its own again.
 
-        Raises:
-            RunError: its parameters were replaced since.
+        RunError where its parameters were replaced since.
         """
         for name, weight in _weights_of(self._model).items():
             if self._weights.get(name) is not weight:

@@ -180,11 +180,7 @@ def leaving_on_signals() -> Iterator[None]:
 
 
 class StopRequest:
-    """Remembers that a signal came, after which the training stops.
-
-    Attributes:
-        signal_number: the first signal received; None so far.
-    """
+    """Remembers the first signal that came, ``signal_number``, after which the training stops; None so far."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None

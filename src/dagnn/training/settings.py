@@ -82,8 +82,7 @@ def one_of(*choices: str) -> dict[str, Any]:
 class Settings:
     """A configuration: fields made by `setting`, and sections of them, which are frozen dataclasses too.
 
-    Raises:
-        ConfigError: a value is of the wrong type or out of range; all such values in one message.
+    Raises one ConfigError for all values that are of the wrong type or out of range.
     """
 
     def __post_init__(self) -> None:
@@ -222,13 +221,10 @@ def _build(config: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def convert(wanted: Setting, value: Any) -> Any:
-    """The value in the setting's type.
+    """The value in the setting's type; ValueError with the complete message: key, value, what is allowed.
 
     Text is parsed: environment variables and flags arrive as text. Lists become tuples, whole numbers
     floats; nothing else is bent (``True`` is not 1, ``2.0`` is not a whole number).
-
-    Raises:
-        ValueError: with the complete message: key, value, what is allowed.
     """
     try:
         converted = _converted(wanted.type, value)

@@ -36,11 +36,7 @@ class Returned(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> "Returned":
-        """Read a loss function's value.
-
-        Raises:
-            ConfigError: losses by name have weights of their own that differ.
-        """
+        """Read a loss function's value; ConfigError where losses by name have weights of their own that differ."""
         weight = None
         if isinstance(value, tuple) and len(value) == 2:
             value, weight = value
@@ -76,10 +72,7 @@ def compiled(loss_fn: LossFunction) -> LossFunction:
     """The loss function, compiled at its first call together with the model that it calls.
 
     The model itself stays as it is: its names in checkpoints, its evaluation and its averaged weights are those of a
-    model that was never compiled.
-
-    Raises:
-        ConfigError: at a call: torch cannot compile it here, such as without a C++ compiler.
+    model that was never compiled. A call raises a ConfigError where torch cannot compile, as without a C++ compiler.
     """
     # Sizes are variables from the start: with fixed ones torch would compile again for each ragged micro-batch,
     # and a resumed training, which meets them in another order, would run other code than one that never stopped.

@@ -104,11 +104,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The verified manifest of the checkpoint in ``path``.
-
-    Raises:
-        CheckpointError: damaged, missing, a symbolic link, or of a newer format.
-    """
+    """The verified manifest of a checkpoint; CheckpointError if damaged, missing, a link, or of a newer format."""
     if path.is_symlink():
         raise CheckpointError(f"{path} is a symbolic link: a checkpoint is a directory of its own.")
     content = _read(path, _MANIFEST, _MAX_MANIFEST_BYTES)

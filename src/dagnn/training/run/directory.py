@@ -260,12 +260,7 @@ def _refuse_used(path: Path) -> None:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor that holds the run's lock.
-
-    Raises:
-        RunError: another process holds it.
-        OSError: the lock file cannot be opened.
-    """
+    """A descriptor that holds the run's lock; RunError where another process holds it, OSError as `os.open`."""
     descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if fcntl is not None:

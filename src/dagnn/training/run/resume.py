@@ -152,8 +152,7 @@ class Resumable:
     def begin(self) -> None:
         """Record the groups of the optimizer when a training begins: a resume starts from them, not from later ones.
 
-        Raises:
-            RunError: the optimizer has a parameter that is not the model's.
+        RunError where the optimizer has a parameter that is not the model's.
         """
         self.begun[:] = names_of_groups(self.optimizer, self.model)
 

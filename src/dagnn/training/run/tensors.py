@@ -38,11 +38,7 @@ def model_tensors(model: nn.Module) -> dict[str, Any]:
 
 
 def check_tensors(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:
-    """Compare names, shapes and dtypes; extra state may be of any form.
-
-    Raises:
-        CheckpointError: they differ; the message names the first that does.
-    """
+    """Compare names, shapes and dtypes; CheckpointError for the first that differs. Extra state may be of any form."""
     for name in (*wanted, *saved):
         if name not in saved and name.rpartition(".")[2] == "_extra_state":
             continue  # load_state_dict knows whether the module can do without
@@ -60,11 +56,7 @@ def check_tensors(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Any]) -> None:
-    """Copy saved tensors into the model, and give it its extra state.
-
-    Raises:
-        CheckpointError: names, shapes or dtypes differ; the model is then unchanged.
-    """
+    """Copy saved tensors and extra state into the model, which an error, as of `check_tensors`, leaves unchanged."""
     check_tensors(tensors, model_tensors(model), "model")
     unwrapped(model).load_state_dict(dict(tensors))
 
@@ -75,13 +67,9 @@ def averaged_tensors(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def load_weights(model: nn.Module, groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Copy a checkpoint's weights into the model for use: the averaged ones, where it has them.
+    """Copy a checkpoint's weights, the averaged ones where it has them, into the model for use.
 
-    Args:
-        groups: `Checkpoint.tensors`.
-
-    Raises:
-        CheckpointError: they are of another model; the model is then unchanged.
+    A CheckpointError, where they are of another model, leaves it unchanged.
     """
     load_model(model, averaged_tensors(groups))
 
@@ -149,8 +137,7 @@ def load_optimizer(
 ) -> None:
     """Put the optimizer where `optimizer_state` found it, with the groups that it had then.
 
-    Raises:
-        CheckpointError: it was over other parameters; the optimizer is then unchanged.
+    A CheckpointError, where it was over other parameters, leaves it unchanged.
     """
     check_optimizer(optimizer, model, state)
     names = names_of_groups(optimizer, model)

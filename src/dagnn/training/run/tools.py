@@ -72,10 +72,7 @@ def _checkpoints(path: Path) -> list[tuple[Path, str | None]]:
 def list_checkpoints(path: str | Path) -> list[str]:
     """One line per checkpoint of a run, by step: score, size, and whether it is the newest or the best.
 
-    Only manifests are read; `verify` finds a flipped bit elsewhere.
-
-    Raises:
-        RunError: there is no run.
+    Only manifests are read; `verify` finds a flipped bit elsewhere. RunError where there is no run.
     """
     run = RunDirectory.read(path)
     config = run.config()

@@ -44,11 +44,7 @@ def packed(value: Any, name: str) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """What `packed` was given.
-
-    Raises:
-        ValueError, KeyError, TypeError: it is none of what `packed` makes.
-    """
+    """What `packed` was given; ValueError, KeyError or TypeError for what it does not make."""
     if isinstance(value, list):
         return [unpacked(each) for each in value]
     if not isinstance(value, dict):
@@ -77,8 +73,7 @@ def unpacked(value: Any) -> Any:
 def json_value(value: Any, name: str) -> Any:
     """The value as plain JSON that any reader takes: numbers of every kind become Python's, arrays become lists.
 
-    Raises:
-        ConfigError: it holds something that is no number, text, list or mapping by text; the message says where.
+    ConfigError, which says where, for something that is no number, text, list or mapping by text.
     """
     if value is None or isinstance(value, bool | str):
         return value if value is None or isinstance(value, bool) else str(value)
@@ -219,11 +214,7 @@ def tensor_file(entries: Mapping[str, Any], what: str) -> bytes:
 
 
 def tensors_in_file(content: bytes) -> dict[str, Any]:
-    """The entries that `tensor_file` was given.
-
-    Raises:
-        SafetensorError, ValueError, KeyError, TypeError: it is no such file.
-    """
+    """The entries that `tensor_file` was given; SafetensorError, ValueError, KeyError or TypeError for another file."""
     tensors: dict[str, Any] = safetensors.torch.load(content)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     for name, note in header.get("__metadata__", {}).items():
