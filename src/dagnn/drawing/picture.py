@@ -301,12 +301,7 @@ def _draw_bar(figure: Any, scale: _Scale, place: int, count: int, bottom: float)
 
 
 def page_text(scene: Scene, *, title: str) -> str:
-    """The whole page, for a file or a frame.
-
-    Args:
-        scene: what it shows; all columns, not only the first.
-        title: of the page.
-    """
+    """The whole page, for a file or a frame; it shows all columns of the scene, not only the first."""
     strength = strengths(scene)
     data = {
         "title": title,

@@ -76,10 +76,8 @@ def strengths(scene: Scene) -> Numbers:
 def part_of(scene: Scene, top: int | None) -> Part:
     """The ``top`` most important nodes with what connects them; all nodes where ``top`` is None.
 
-    Of the joins through hidden nodes, those are left out that a path through shown nodes already means.
-
-    Raises:
-        GraphError: ``top`` is less than 1 or no whole number.
+    Of the joins through hidden nodes, those are left out that a path through shown nodes already means. GraphError for
+    a ``top`` that is less than 1 or no whole number.
     """
     count = len(scene.names)
     if top is not None and (isinstance(top, bool) or not isinstance(top, int | np.integer) or top < 1):

@@ -115,11 +115,7 @@ def check_cost(name: str, values: "np.ndarray[Any, Any]") -> None:
 
 
 def returned_cost(name: str, value: Any, *labels: Any) -> float:
-    """``value``, which the callable ``name`` returned for ``labels``, as a float.
-
-    Raises:
-        ConfigError: it is no number.
-    """
+    """``value``, which the callable ``name`` returned for ``labels``, as a float; ConfigError if it is no number."""
     try:
         if not isinstance(value, int | float) and is_no_number(value):
             raise TypeError
@@ -130,11 +126,7 @@ def returned_cost(name: str, value: Any, *labels: Any) -> float:
 
 
 def checked_costs(costs: "EditCosts | None") -> "EditCosts":
-    """``costs``, or unit costs for None.
-
-    Raises:
-        ConfigError: something else.
-    """
+    """``costs``, or unit costs for None; ConfigError for anything else."""
     if costs is None:
         return UNIT_COSTS
     if not isinstance(costs, EditCosts):

@@ -46,11 +46,7 @@ class AlignmentCost:
     target: Tensor
 
     def of(self, alignment: Tensor) -> Tensor:
-        """Cost of a permutation: float ``[B]``.
-
-        Args:
-            alignment: int64 ``[B, M]``: the target node of every position.
-        """
+        """Cost of a permutation: float ``[B]``. ``alignment``, int64 ``[B, M]``: the target node of every position."""
         rows = alignment[:, :, None].expand_as(self.node)
         columns = rows.transpose(1, 2)
         target = self.target.gather(2, rows[:, None].expand_as(self.target))

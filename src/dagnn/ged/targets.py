@@ -287,12 +287,7 @@ def decode(
 
 
 def acyclic_edges(strength: "np.ndarray[Any, Any]", cut: float) -> "np.ndarray[Any, Any]":
-    """Edges stronger than ``cut`` without cycles: int64 ``[num_edges, 2]`` in ascending order.
-
-    Args:
-        strength: float64 ``[n, n]``, strength of i -> j; the diagonal is ignored.
-        cut: keep only edges stronger than this.
-    """
+    """The edges of ``strength`` ``[n, n]`` above ``cut`` without cycles: int64 ``[num_edges, 2]``, ascending."""
     count = len(strength)
     candidates = np.argwhere((strength > cut) & ~np.eye(count, dtype=bool))
     order = np.argsort(-strength[candidates[:, 0], candidates[:, 1]], kind="stable")

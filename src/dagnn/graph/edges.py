@@ -65,8 +65,7 @@ def canonical_order(
 ) -> NDArray[np.int64] | None:
     """Indices that sort the edges by (target, source), or by (target, position); None if they are sorted already.
 
-    Raises:
-        GraphError: an edge is repeated, two edges into a node have the same position, or a position is negative.
+    GraphError where an edge is repeated, two edges into a node have the same position, or a position is negative.
     """
     position = edge_attributes.get("position")
     if not isinstance(position, Tensor):

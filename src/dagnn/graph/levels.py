@@ -153,8 +153,7 @@ def topological_levels(edges: Tensor, num_nodes: int) -> Tensor:
 def levelled(edges: NDArray[np.int64], nodes: NodeNames) -> tuple[Csr, NDArray[np.int64]]:
     """The edges grouped by source, and the level of every node; ``edges`` are in range and no self-loops.
 
-    Raises:
-        CycleError: the edges form a cycle; the message names one.
+    The message of the CycleError names a cycle.
     """
     source, target = np.ascontiguousarray(edges.T)
     by_source = grouped(source, nodes.num_nodes)

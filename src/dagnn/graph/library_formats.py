@@ -283,10 +283,9 @@ class _Entries:
 
 
 def to_data(dag: Content, *, with_ends: bool | None = None) -> Any:
-    """A `Data` with the content of the Dag; see `Dag.to_pyg`.
+    """A `Data` with the content of the Dag, see `Dag.to_pyg`.
 
-    Args:
-        with_ends: write ``input_index`` and ``output_index``; None: only if they are not the sources and the sinks.
+    ``with_ends``: write ``input_index`` and ``output_index``; None: only if they are not the sources and the sinks.
     """
     data_class = _imported().Data
     data = data_class(edge_index=dag.edges.T.contiguous(), num_nodes=dag.num_nodes)

@@ -169,11 +169,7 @@ class _OnGraph(nn.Module):
 
 
 def swept_cell(cell: nn.Module, graph: Graph, way: Literal["up", "down"]) -> SweptCell:
-    """A cell and the order in which it goes over a graph, as arrays.
-
-    Raises:
-        ConfigError: it is not computed by a formula.
-    """
+    """A cell and the order in which it goes over a graph, as arrays; ConfigError if no formula computes it."""
     is_ours = isinstance(cell, FormulaCell) and all(
         any(getattr(type(cell), method) is getattr(ours, method) for ours in _OURS)
         for method in ("forward", "project", "of_features")

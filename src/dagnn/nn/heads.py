@@ -338,13 +338,9 @@ class NodeAttention(LearnableModule):
 
 
 def to_dense(x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-    """The nodes of every graph as one entry of a batch, padded with zeros.
+    """The nodes of B graphs, ``x [num_nodes, dim]``, as a batch padded with zeros.
 
-    Args:
-        x: ``[num_nodes, dim]``.
-
-    Returns:
-        ``[B, K, dim]`` for B graphs, of which the largest has K nodes; and bool ``[B, K]``, which rows are nodes.
+    Returns ``[B, K, dim]``, where the largest graph has K nodes; and bool ``[B, K]``, which rows are nodes.
     """
     place, width = dense_places(graph, x.device)
     graphs = num_graphs(graph)

@@ -274,11 +274,7 @@ def _hooks(module: nn.Module, name: str) -> list[Any]:
 
 
 def check_size(argument: str, value: object, least: int = 1) -> int:
-    """``value`` as an int, if it is a whole number of at least ``least``, of Python or NumPy.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """``value`` as an int, if it is a whole number of at least ``least``, of Python or NumPy; else a ConfigError."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{argument} must be a whole number of at least {least}, got {value!r}.")
     return int(value)
@@ -313,12 +309,7 @@ def check_dtype(argument: str, x: Tensor, like: torch.dtype) -> None:
 
 
 def check_rows(argument: str, x: Tensor, rows: int, width: int, like: torch.dtype) -> None:
-    """Raise unless ``x`` is ``[rows, width]`` and of the dtype ``like``.
-
-    Raises:
-        DtypeError: no tensor, or as `check_dtype`.
-        GraphError: another shape.
-    """
+    """Raise a GraphError unless ``x`` is ``[rows, width]``, a DtypeError unless it has the dtype ``like``."""
     check_tensor(argument, x)
     check_dtype(argument, x, like)
     if x.shape != (rows, width):
@@ -328,12 +319,7 @@ def check_rows(argument: str, x: Tensor, rows: int, width: int, like: torch.dtyp
 
 
 def check_operator(operator: Tensor | None, operators: int | None) -> None:
-    """Check what a cell with this many ``operators`` gets as ``operator``.
-
-    Raises:
-        ConfigError: a cell with operators gets none, or a cell without operators gets some.
-        GraphError: an operator is out of range.
-    """
+    """Raise for an ``operator`` that is missing or unwanted, a ConfigError, or out of range, a GraphError."""
     if (operator is None) != (operators is None):
         given = "no operator" if operator is None else f"operator {list(operator.shape)}"
         raise ConfigError(f"operator must be given if and only if operators is, got operators={operators} and {given}.")

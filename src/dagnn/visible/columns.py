@@ -153,11 +153,7 @@ def _training(table: Any, columns: Sequence[Hashable] | None, layer: str | None)
 
 
 class _Named:
-    """A table whose columns have names.
-
-    Attributes:
-        names: of all its columns, in its order.
-    """
+    """A table whose columns have names: ``names``, of all its columns, in its order."""
 
     def __init__(self, table: Any, columns: Sequence[Hashable] | None, layer: str | None) -> None:
         is_annotated = hasattr(table, "var_names") and hasattr(table, "layers")

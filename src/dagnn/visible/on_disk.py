@@ -108,11 +108,7 @@ class Samples:
     cells: Mapping[str, list[str]]
 
     def numbers(self, column: str) -> NDArray[np.float64]:
-        """A column as numbers.
-
-        Raises:
-            DataError: no such column, an empty cell, or one that is no finite number.
-        """
+        """A column as numbers; DataError for no such column, and for a cell that is empty or no finite number."""
         values = np.empty(len(self.names))
         for row, cell in enumerate(self.column(column)):
             try:
@@ -251,11 +247,7 @@ class Model:
 
     @staticmethod
     def load(folder: Path) -> "Model":
-        """What `save` wrote.
-
-        Raises:
-            CheckpointError: a folder without it, or one that is damaged, foreign or newer.
-        """
+        """What `save` wrote; CheckpointError for a folder without it, or one that is damaged, foreign or newer."""
         path = folder / _SETTINGS
         try:
             content = json.loads(path.read_bytes())

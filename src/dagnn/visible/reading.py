@@ -110,11 +110,7 @@ class Reading:
 
 
 class EdgeList:
-    """Nodes and edges on their way from a source to a `Reading`, in the order of the source; not public.
-
-    Args:
-        source: what errors and the report call it.
-    """
+    """Nodes and edges on their way from ``source`` to a `Reading`, in its order; not public."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -260,10 +256,8 @@ def checked_choice(argument: str, value: Any, choices: Iterable[str]) -> Any:
 def check_rows(argument: str, values: Any, X: Any) -> None:
     """Refuse ``values`` whose row labels are some of those of ``X`` in other places; not public.
 
-    Both are taken by position, as scikit-learn takes them. Labels that have nothing in common say nothing.
-
-    Raises:
-        GraphError: the message names the first row that differs.
+    Both are taken by position, as scikit-learn takes them. Labels that have nothing in common say nothing. A GraphError
+    names the first row that differs.
     """
     ours, theirs = (getattr(one, "index", None) for one in (X, values))
     if ours is None or theirs is None or callable(ours) or callable(theirs) or len(ours) != len(theirs):

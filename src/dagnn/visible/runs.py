@@ -292,11 +292,7 @@ def deterministic(y: Tensor, inputs: int) -> Tensor:
 
 
 def with_one_output(dag: Dag, output: Hashable) -> Dag:
-    """The same Dag with one output.
-
-    Raises:
-        GraphError: no such node; several outputs and none named.
-    """
+    """The same Dag with one output; GraphError for no such node, or several outputs and none named."""
     if output is None:
         if len(dag.outputs) != 1:
             shown = ", ".join(repr(dag.name_of(node)) for node in dag.outputs.tolist()[:5])

@@ -149,8 +149,7 @@ def cumulative_hazard(
 def read_survival(y: Any) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """(event, time) from a structured array or a data frame with a bool and a number in each row; not public.
 
-    Raises:
-        ValueError: another form, times that are negative, NaN or infinite.
+    ValueError for another form, and for times that are negative, NaN or infinite.
     """
     fields = getattr(getattr(y, "dtype", None), "names", None) or list(getattr(y, "columns", ()))
     columns = [np.asarray(y[name]) for name in fields]

@@ -260,8 +260,7 @@ def _least_two(
 def assign_stars(stars: Stars, highest: int) -> int:
     """The cheapest assignment over all stars, left in ``stars.room`` by place among the open nodes.
 
-    Args:
-        highest: cost of leaving a node without an image.
+    ``highest`` is the cost of leaving a node without an image.
     """
     left, right, matrix = stars.left[NODE], stars.right[NODE], stars.matrix
     rows, columns = stars.open

@@ -69,8 +69,7 @@ _DUAL = _Kind(
 class Lanes:
     """The search ``first``, which is under way, and others beside it, which take over parts of it.
 
-    Attributes:
-        nodes: how many search nodes all of them bounded.
+    ``nodes``: how many search nodes all of them bounded.
     """
 
     def __init__(self, problem: Problem, first: Search | DualSearch, watch: Watch) -> None:
@@ -92,11 +91,7 @@ class Lanes:
         return self._kind.best(self._first)
 
     def advance(self, budget: int, workers: int) -> bool:
-        """Search with so many threads until done, ``budget`` nodes were bounded in all, or the watch is over.
-
-        Returns:
-            Whether it is done.
-        """
+        """Search with so many threads until done, which it returns, out of ``budget`` or of time."""
         length = SHORTEST
         pool = ThreadPoolExecutor(min(workers, len(self._searches)), "dagnn-ged")
         try:

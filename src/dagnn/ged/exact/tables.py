@@ -151,9 +151,7 @@ class LabelCosts(NamedTuple):
 def build_tables(graphs: Sequence[LabelledGraph], costs: EditCosts) -> CostTables:
     """Tables for comparing any two of ``graphs``.
 
-    Raises:
-        ConfigError: a callable returned something negative or not finite.
-        GraphError: a label that does not index a cost array.
+    ConfigError where a callable returns something negative or not finite, GraphError for a label outside a cost array.
     """
     node_ids, node_labels, node_numbers = _intern([g.node_labels or (None,) * g.num_nodes for g in graphs])
     edge_ids, edge_labels, edge_numbers = _intern([g.edge_labels or (None,) * len(g.edges) for g in graphs])

@@ -35,11 +35,7 @@ class Limits(NamedTuple):
 
 
 def checked_limits(budget: Any, seconds: Any = None, upper_bound: Any = None, called: str = "upper_bound") -> Limits:
-    """The arguments as plain numbers; errors call the last one ``called``.
-
-    Raises:
-        ConfigError: a limit that is no number, negative or NaN.
-    """
+    """The arguments as plain numbers; ConfigError, where the last is ``called`` so, for no number, a negative, NaN."""
     nodes = whole_number("budget", budget, 0, "search nodes")
     return Limits(nodes, _checked_limit("seconds", seconds), _checked_limit(called, upper_bound))
 

@@ -19,11 +19,7 @@ from dagnn.nn.learnable import before_call, check_operator
 
 
 class GatedCell(FormulaCell):
-    """``h = GRU(x, message)``. Abstract: a subclass computes the message from the states that a node depends on.
-
-    Args:
-        in_features, hidden, operators: as of `GRUCell`.
-    """
+    """``h = GRU(x, message)``; its arguments are those of `GRUCell`. Abstract: a subclass computes the message."""
 
     score_weight: nn.Parameter  # of attention
     state_weight: nn.Parameter | None  # type: ignore[assignment]  # None without operators

@@ -122,11 +122,7 @@ def _moved_state(
 
 
 def kept_by_prune(weight: Tensor, threshold: float | None, fraction: float | None) -> Tensor:
-    """Which of the edges with these weights stay: bool ``[num_edges]``.
-
-    Raises:
-        ConfigError: not exactly one of ``threshold`` and ``fraction``, or one out of range.
-    """
+    """Which edges stay: bool ``[num_edges]``; ConfigError unless just one of both bounds is given, in range."""
     given = [value for value in (threshold, fraction) if value is not None]
     if len(given) != 1 or not isinstance(given[0], Real | Tensor) or (isinstance(given[0], Tensor) and given[0].dim()):
         raise ConfigError(
@@ -236,9 +232,8 @@ def _more_nodes(dag: Dag, nodes: Sequence[Hashable] | int) -> tuple[int, tuple[H
 def new_weights(weight: object, edges: object, count: int, like: Tensor) -> Tensor:
     """The weights of ``count`` new edges: one number or ``[count]``, of the dtype and on the device of ``like``.
 
-    Raises:
-        ConfigError: no real numbers, another number of them, or too large for the dtype; ``edges`` have no order in
-            which a list of weights could be matched to them.
+    ConfigError for no real numbers, another number of them, or too large ones for the dtype; for ``edges`` without an
+    order in which a list of weights could be matched to them.
     """
     try:
         is_typed = isinstance(weight, Tensor | np.ndarray | np.generic)

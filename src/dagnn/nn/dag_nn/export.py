@@ -339,9 +339,8 @@ class Predictor:
 def format_of(path: Path, given: object) -> str:
     """The format of an export to ``path``.
 
-    Raises:
-        ConfigError: neither ``given`` nor the suffix says one; C goes to a file that does not end in .c, or whose name
-            cannot stand in an ``#include``.
+    ConfigError where neither ``given`` nor the suffix says one; C goes to a file that does not end in .c, or whose name
+    cannot stand in an ``#include``.
     """
     formats = get_args(Format)
     if given is not None and given not in formats:

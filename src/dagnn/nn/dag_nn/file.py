@@ -241,11 +241,7 @@ def functions_hash(
 
 
 def record_of(layout: ParameterLayout, functions: int) -> Tensor:
-    """The record of a layout, as the module's docstring describes it: edges first, then biases, in their order.
-
-    Args:
-        functions: their `functions_hash`.
-    """
+    """The record of a layout, as the module's docstring describes it; ``functions`` is their `functions_hash`."""
     codes = _codes(layout)
     biased = codes[layout.has_bias.numpy()]
     edges = codes[layout.edges.numpy()].reshape(-1, 2)

@@ -74,11 +74,7 @@ class ParameterLayout:
         self.num_biases = int(self.has_bias.sum())
 
     def index_of(self, u: Hashable, v: Hashable) -> int:
-        """Entry of ``edge_weight`` for the edge between the nodes called ``u`` and ``v``.
-
-        Raises:
-            GraphError: an unknown node, or no such edge.
-        """
+        """Entry of ``edge_weight`` for the edge between nodes of these names; GraphError for an unknown one."""
         source, target = (int(self.place_of[self.dag.index_of(name)]) for name in (u, v))
         key = target * self.dag.num_nodes + source
         index = int(torch.searchsorted(self._key, key))
@@ -95,11 +91,7 @@ class ParameterLayout:
         return self.index_of(*edge)
 
     def bias_index_of(self, node: Hashable) -> int:
-        """Entry of ``bias`` for the node with this name.
-
-        Raises:
-            GraphError: an unknown node, or one without a bias.
-        """
+        """Entry of ``bias`` for the node with this name; GraphError for an unknown node, or one without a bias."""
         place = int(self.place_of[self.dag.index_of(node)])
         if not self.has_bias[place]:
             reason = "is an input" if place in self.inputs.tolist() else "was made without one"
@@ -234,11 +226,7 @@ def node_responses(dag: Dag, response: object) -> list[float]:
 
 
 def check_response(given: object, argument: str = "response", or_else: str = "") -> float:
-    """``given`` as a finite number.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """``given`` as a finite number; ConfigError if it is none."""
     if isinstance(given, Tensor | np.ndarray) and given.ndim == 0:
         given = given.item()
     if isinstance(given, Real) and not isinstance(given, bool) and math.isfinite(given):
@@ -299,9 +287,7 @@ def _from_mapping(dag: Dag, given: Mapping[Hashable, object], argument: str, che
 def bias_mask(dag: Dag, bias: object) -> bool | Tensor:
     """Whether all nodes have a bias, or none; or which do, bool ``[num_nodes]``.
 
-    Raises:
-        ConfigError: neither a truth value nor nodes.
-        GraphError: an unknown node, or one twice.
+    ConfigError for neither a truth value nor nodes, GraphError for an unknown node, or one twice.
     """
     if isinstance(bias, bool | np.bool_):
         return bool(bias)

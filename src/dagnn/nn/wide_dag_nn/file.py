@@ -104,8 +104,7 @@ def record_of(layout: WideLayout, normalise: Normalise | None) -> Tensor:
 def check_record(record: object, layout: WideLayout, normalise: Normalise | None, module: str) -> None:
     """Check that a state dict with this record belongs to this structure; warns as `dagnn.nn.dag_nn.file` does.
 
-    Raises:
-        StateDictError: other edges or biases, other widths, norms or heads; the message names the first difference.
+    StateDictError for other edges or biases, other widths, norms or heads; the message names the first difference.
     """
     mine, count = _nodes(layout, normalise), len(layout.width)
     if not isinstance(record, Tensor) or record.is_meta or record.dim() != 2 or len(record) < count:

@@ -62,11 +62,7 @@ class NodeSettings:
 
     @staticmethod
     def read(document: Mapping[str, Any], num_nodes: int) -> "NodeSettings":
-        """What `document` wrote, checked.
-
-        Raises:
-            ConfigError: something else.
-        """
+        """What `document` wrote, checked; ConfigError for anything else."""
         kinds = {"width": int, "activation": str, "normed": bool, "residual": bool, "dropout": float, "head": int}
         for name, kind in kinds.items():
             values = document.get(name)
@@ -133,11 +129,7 @@ def read_settings(
 
 
 def check_rate(given: object, argument: str) -> float:
-    """``given`` as a probability below 1.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """``given`` as a probability below 1; ConfigError if it is none."""
     if isinstance(given, Real) and not isinstance(given, bool) and 0 <= float(given) < 1:
         return float(given)
     raise ConfigError(f"{argument} must be at least 0 and below 1, got {given!r}: it is the share that is dropped.")
