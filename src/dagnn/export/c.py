@@ -307,12 +307,7 @@ def _spans(program: Program, computed: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _test(
-    program: Program,
-    stem: str,
-    name: str,
-    x: NDArray[np.floating],
-    y: NDArray[np.floating],
-    rounding: Rounding | None,
+    program: Program, stem: str, name: str, x: NDArray[np.floating], y: NDArray[np.floating], rounding: Rounding | None
 ) -> str:
     within = allowed_errors(y)
     if rounding is not None:

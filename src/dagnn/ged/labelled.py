@@ -110,11 +110,7 @@ def _read_graph(
 
 
 def _check_there(
-    kind: str,
-    attribute: str | None,
-    read: Sequence[LabelledGraph],
-    graphs: Sequence[Graph],
-    names: Sequence[str],
+    kind: str, attribute: str | None, read: Sequence[LabelledGraph], graphs: Sequence[Graph], names: Sequence[str]
 ) -> None:
     """Raise GraphError if no graph has the attribute, although there is something to label."""
     if attribute in (None, OPTIONAL) or any(_labels(graph, kind) is not None for graph in read):

@@ -56,12 +56,7 @@ class _Side(NamedTuple):
 
 
 def draw_edits(
-    a: LabelledGraph,
-    b: LabelledGraph,
-    result: GedResult,
-    *,
-    titles: tuple[str, str],
-    kind: Literal["svg", "png"],
+    a: LabelledGraph, b: LabelledGraph, result: GedResult, *, titles: tuple[str, str], kind: Literal["svg", "png"]
 ) -> bytes:
     """The content of a picture file.
 

@@ -133,11 +133,7 @@ class GraphTargets:
         labels = None if self.labels is None else self.labels.gather(1, alignment)
         edge_labels = None if self.edge_labels is None else self.edge_labels.gather(1, rows).gather(2, columns)
         return replace(
-            self,
-            exists=self.exists.gather(1, alignment),
-            adjacency=adjacency,
-            labels=labels,
-            edge_labels=edge_labels,
+            self, exists=self.exists.gather(1, alignment), adjacency=adjacency, labels=labels, edge_labels=edge_labels
         )
 
     def to(self, device: torch.device | str) -> "GraphTargets":

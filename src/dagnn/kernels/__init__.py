@@ -330,11 +330,7 @@ def run_sweeps(
 
 
 def _compiled_sweep(
-    graph: graph_plans.Graph,
-    direction: _Way,
-    cell: Projects,
-    features: Tensor,
-    rows: Tensor | None,
+    graph: graph_plans.Graph, direction: _Way, cell: Projects, features: Tensor, rows: Tensor | None
 ) -> tuple[_SweepGraph, ProjectedCell] | None:
     """What the compiled path needs; None where the cell's tensors do not fit the graph."""
     device, operators = features.device, cell.operators
@@ -367,11 +363,7 @@ def _checked_rows(rows: Tensor, count: int) -> Tensor:
 
 
 def _run_by_level(
-    graph: graph_plans.Graph,
-    direction: _Way,
-    cell: Cell,
-    features: Tensor,
-    rows: Tensor | None,
+    graph: graph_plans.Graph, direction: _Way, cell: Cell, features: Tensor, rows: Tensor | None
 ) -> Tensor:
     device = features.device
     levels, position = graph_plans.sweep_plan(graph, direction, device), graph_plans.edge_positions(graph, device)

@@ -5,15 +5,7 @@ One DAG as a network: `DagNN`, or `WideDagNN` with several units a node. Many DA
 `GraphTransformNet`, which combines them.
 """
 
-from dagnn.nn.cells import (
-    AttentionCell,
-    Cell,
-    ChildSumTreeLSTMCell,
-    DiscreteCell,
-    FormulaCell,
-    GRUCell,
-    TreeLSTMCell,
-)
+from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, DiscreteCell, FormulaCell, GRUCell, TreeLSTMCell
 from dagnn.nn.dag_nn.edit import StructureChange
 from dagnn.nn.dag_nn.export import Exports, Predictor
 from dagnn.nn.dag_nn.network import DagNN, from_sequential

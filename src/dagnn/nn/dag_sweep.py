@@ -11,14 +11,7 @@ from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.export.c_graph import CSource, Interface
 from dagnn.export.c_sweep import write_sweep
 from dagnn.graph import Dag
-from dagnn.kernels.graph_plans import (
-    Direction,
-    Graph,
-    check_direction,
-    check_graph,
-    operator_bounds,
-    position_bounds,
-)
+from dagnn.kernels.graph_plans import Direction, Graph, check_direction, check_graph, operator_bounds, position_bounds
 from dagnn.nn.cells import FormulaCell
 from dagnn.nn.cells.gated import GatedCell
 from dagnn.nn.graph_export import ExportsOnGraph, swept_cell

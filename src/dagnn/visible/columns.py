@@ -242,11 +242,7 @@ class _Named:
 
 
 def restrict(
-    dag: Dag | Reading,
-    measured: Any,
-    *,
-    roots: Sequence[Hashable] | None = None,
-    merge_chains: bool = False,
+    dag: Dag | Reading, measured: Any, *, roots: Sequence[Hashable] | None = None, merge_chains: bool = False
 ) -> Reading:
     """The nodes that lie on a path from a measured input to a root; the report says what went, and why.
 

@@ -128,11 +128,7 @@ def _checked_cells(
     for place, row in rows:
         yield (
             place,
-            (
-                _name(row[0], source, unit, place),
-                _name(row[1], source, unit, place),
-                row[2] if len(row) > 2 else None,
-            ),
+            (_name(row[0], source, unit, place), _name(row[1], source, unit, place), row[2] if len(row) > 2 else None),
         )
 
 
@@ -237,11 +233,7 @@ def _parquet(path: Path) -> Any:
 
 
 def read_sif(
-    path: PathLike,
-    *,
-    relations: Collection[str] | None = None,
-    root: Hashable | None = None,
-    reverse: bool = False,
+    path: PathLike, *, relations: Collection[str] | None = None, root: Hashable | None = None, reverse: bool = False
 ) -> Reading:
     """A Dag from a SIF file (simple interaction format): lines ``a relation b [c ...]``; a line ``a`` is a lone node.
 

@@ -18,13 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def marginals(
-    cost: Floats,
-    value: Floats,
-    row: Ints,
-    column: Ints,
-    bound: Floats,
-    equations: Ints,
-    seconds: float | None = None,
+    cost: Floats, value: Floats, row: Ints, column: Ints, bound: Floats, equations: Ints, seconds: float | None = None
 ) -> Floats:
     """The change of the optimum per unit of each row's bound: float64 ``[rows]``, ``[0]`` if the solver gives up.
 

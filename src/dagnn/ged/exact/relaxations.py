@@ -259,14 +259,7 @@ def _cheapest(cost: Floats, largest: float, scaled: Ints, image: Ints, room: Int
 
 @jitted
 def _edge_gradient(
-    left: Ints,
-    right: Ints,
-    pair: Ints,
-    plan: Floats,
-    near_left: Ints,
-    near_right: Ints,
-    gradient: Floats,
-    stop: Ints,
+    left: Ints, right: Ints, pair: Ints, plan: Floats, near_left: Ints, near_right: Ints, gradient: Floats, stop: Ints
 ) -> None:
     """Write what every u -> v saves on edges, against deleting and inserting them all, averaged over ``plan``."""
     n1, n2 = plan.shape

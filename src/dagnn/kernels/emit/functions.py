@@ -282,10 +282,7 @@ class Registers:
     """
 
     def __init__(
-        self,
-        code: CodeWriter,
-        known: Mapping[Expr, Value],
-        load: Callable[[Expr], Value | None] = lambda one: None,
+        self, code: CodeWriter, known: Mapping[Expr, Value], load: Callable[[Expr], Value | None] = lambda one: None
     ) -> None:
         self.code, self.known, self._load = code, dict(known), load
 

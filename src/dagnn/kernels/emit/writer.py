@@ -51,14 +51,7 @@ class CodeWriter:
     """
 
     def __init__(
-        self,
-        module: Value,
-        name: str,
-        *,
-        double: bool,
-        lanes: int,
-        target: Target,
-        num_arguments: int | None = None,
+        self, module: Value, name: str, *, double: bool, lanes: int, target: Target, num_arguments: int | None = None
     ) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * (num_arguments or 1)), name)
         if num_arguments is not None:

@@ -89,14 +89,7 @@ def forward(
 
 
 def backward(
-    plan: CompiledPlan,
-    grad_y: Tensor,
-    saved: Saved,
-    weight: Tensor,
-    bias: Tensor,
-    into: Gradients,
-    *,
-    needs_x: bool,
+    plan: CompiledPlan, grad_y: Tensor, saved: Saved, weight: Tensor, bias: Tensor, into: Gradients, *, needs_x: bool
 ) -> Tensor | None:
     """Gradients of the parameters go ``into`` their places; that of x ``[B, inputs]`` comes back if needed.
 
@@ -154,10 +147,7 @@ def backward(
 
 def _prepare_dead(plan: CompiledPlan, weight: Tensor, bias: Tensor, into: Gradients) -> None:
     """What the pass leaves out at dead nodes: their gradients are 0, and a step moves them by what ``.grad`` held."""
-    for dead, parameter, gradient in (
-        (plan.dead_edges, weight, into.weight),
-        (plan.dead_biases, bias, into.bias),
-    ):
+    for dead, parameter, gradient in ((plan.dead_edges, weight, into.weight), (plan.dead_biases, bias, into.bias)):
         if not into.accumulate:
             gradient.zero_()
         elif into.lr is not None:
@@ -176,13 +166,7 @@ def _set_gradients(
 
 
 def _backward_steps(
-    plan: CompiledPlan,
-    cut: Cut,
-    frame: Frame,
-    values: Tensor,
-    weight: Tensor,
-    into: Gradients,
-    grad_x: Tensor | None,
+    plan: CompiledPlan, cut: Cut, frame: Frame, values: Tensor, weight: Tensor, into: Gradients, grad_x: Tensor | None
 ) -> None:
     """The list of steps, last one first. Dense blocks push to their sources; all other nodes pull."""
     sweep = plan.functions(cut.shape)["backward"]

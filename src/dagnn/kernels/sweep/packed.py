@@ -89,12 +89,7 @@ class PackedWriter(CodeWriter):
 
     def __init__(self, module: Value, layout: PackedLayout, name: str, num_arguments: int | None = None) -> None:
         super().__init__(
-            module,
-            name,
-            double=layout.double,
-            lanes=layout.lanes,
-            target=layout.target,
-            num_arguments=num_arguments,
+            module, name, double=layout.double, lanes=layout.lanes, target=layout.target, num_arguments=num_arguments
         )
         self.layout = layout
 

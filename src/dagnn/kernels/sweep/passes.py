@@ -249,15 +249,7 @@ class Sweep:
 
     def _framed(self) -> Frame:
         plan, layout = self._plan, self._layout
-        names = (
-            "nodes",
-            "first_slots",
-            "in_offsets",
-            "in_sources",
-            "in_places",
-            "out_offsets",
-            "out_edges",
-        )
+        names = ("nodes", "first_slots", "in_offsets", "in_sources", "in_places", "out_offsets", "out_edges")
         frame = Frame()
         rows = self._slots * len(self._cell.aggregates) * self._wide
         columns = self._weights[0].shape[2] // self._hidden * self._wide
