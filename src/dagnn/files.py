@@ -57,8 +57,7 @@ def _moved_into_place(target: Path, move: Callable[[Path, Path], object]) -> Ite
 def write_all(files: Mapping[Path, bytes], *, overwrite: bool) -> list[Path]:
     """Write all of the files, or none of those that were not there.
 
-    Raises:
-        FileExistsError: one exists, and ``overwrite`` is False. Other `OSError`: one cannot be written.
+    FileExistsError where one exists, and ``overwrite`` is False; another OSError where one cannot be written.
     """
     taken = [] if overwrite else [path for path in files if path.exists()]
     if taken:

@@ -185,10 +185,7 @@ class PiecewiseModules:
 
     A model that computes a contrastive loss itself calls its encoders, which treat items one by one. These run piece
     by piece, without a graph; ``finish`` runs them again after the backward pass of the loss. ``find`` tells which
-    modules do: the outermost ones whose outputs for two pieces are those for each of them.
-
-    Attributes:
-        names: the modules that run in pieces; empty before ``find``.
+    modules do, in ``names``: the outermost ones whose outputs for two pieces are those for each of them.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -118,14 +118,10 @@ def _is_items(value: Any) -> bool:
 
 
 def is_list_of_items(value: Any, num_items: int, *, outer: bool, beside_items: bool) -> bool:
-    """True for a list of ``num_items`` items, False for parts of them.
+    """True for a list of ``num_items`` items, False for parts of them; AccumulationError where it may be either.
 
-    Args:
-        beside_items: a list that can only be one of items stands in the same structure, as the targets of object
-            detection stand beside the images.
-
-    Raises:
-        AccumulationError: ``value`` may be either.
+    ``beside_items``: a list that can only be one of items stands in the same structure, as the targets of object
+    detection stand beside the images.
     """
     if _is_items(value):
         return True

@@ -317,8 +317,7 @@ class _WindowClosure:
 def step_with_closure(finalizer: Finalizer, run: Callable[[], Window]) -> tuple[Window, Stepped]:
     """Step the one optimizer of ``finalizer``; ``run`` makes a settled window at the parameters of the moment.
 
-    Returns:
-        the window of the first evaluation, at the parameters before the step, and what happened.
+    It returns the window of the first evaluation, at the parameters before the step, and what happened.
 
     Raises:
         ConfigError: there are several optimizers or a loss scaler, which a closure cannot serve.

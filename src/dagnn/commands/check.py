@@ -47,10 +47,9 @@ def run_check(target: str) -> int:
 
 
 def run_heads(names: Sequence[str], *, as_json: bool = False) -> int:
-    """Print a table of head classes of transformers: what its Trainer makes of a window, and why.
+    """Print a table of head classes of transformers: what its Trainer makes of a window, and why. The exit code:
 
-    Returns:
-        0 if every class that could be judged has the full batch's gradient, 1 if one has not, 2 if none was judged.
+    0 if every class that could be judged has the full batch's gradient, 1 if one has not, 2 if none was judged.
 
     Args:
         names: classes; none of them means all.

@@ -100,8 +100,7 @@ class OwnTask(NamedTuple):
     def load(cls, name: str) -> "OwnTask":
         """Imports the module of ``MODULE:NAME``, from the current folder or what is installed.
 
-        Raises:
-            ConfigError: another form; there is no such module, or importing it fails; NAME is neither kind of task.
+        ConfigError for another form, a module that is missing or fails, and a NAME that is neither kind of task.
         """
         module, _, member = name.partition(":")
         if module.endswith(".py") or "/" in module or not module or not member.isidentifier():

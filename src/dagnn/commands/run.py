@@ -43,7 +43,7 @@ def export_run(path: str, target: str, of_c: Sequence[str], *, overwrite: bool) 
 
 
 def export_program(path: str | Path, target: str | Path, *, averaged: bool = True, overwrite: bool = False) -> int:
-    """Writes the GraphRewriter of a checkpoint as a ``.pt2`` file.
+    """Writes the GraphRewriter of a checkpoint as a ``.pt2`` file; returns how many parameters it has.
 
     ``torch.export.load(target).module()`` takes rows, int64 ``[batch, features]`` of any two sizes, as
     ``GraphRewriter.features.encode`` makes them, and gives logits, float32 ``[batch, slots, classes]``, those of
@@ -54,9 +54,6 @@ def export_program(path: str | Path, target: str | Path, *, averaged: bool = Tru
         target: a new file.
         averaged: with the averaged weights, where there are any; else those of the last step.
         overwrite: replace a file that exists.
-
-    Returns:
-        How many parameters it has.
 
     Raises:
         CheckpointError: there is no whole checkpoint, or it is of no GraphRewriter.
@@ -86,10 +83,7 @@ def export_program(path: str | Path, target: str | Path, *, averaged: bool = Tru
 
 
 def info(path: str | Path) -> str:
-    """A description for a terminal.
-
-    Args:
-        path: a run directory (its newest whole checkpoint is described), or one of its checkpoints.
+    """A description of a run directory's newest whole checkpoint, or of one of its checkpoints, for a terminal.
 
     Raises:
         RunError: there is no run.

@@ -301,10 +301,7 @@ def _is_of_high_degree(label: str, *values: Value) -> bool:
 
 
 class Closure:
-    """The neighbourhoods of some calls, and of all calls that those lead to.
-
-    Args:
-        answer: what replaces a neighbourhood.
+    """The neighbourhoods of some calls, and of all calls that those lead to; ``answer``: what replaces one.
 
     Attributes:
         replacement_of: neighbourhood -> what replaces it.

@@ -116,16 +116,13 @@ def normal_form(expression: Expr, level: int | None = None, *, budget: int = MAX
 def trace(
     expression: Expr, level: int | None = None, *, rewriter: Rewriter | None = None, budget: int = MAX_STEPS
 ) -> tuple[Expr, Trace]:
-    """The normal form, and every step that led to it, innermost first.
+    """The normal form, and every step that led to it, innermost first; errors as of `normal_form`.
 
     Args:
         expression: any expression of the language.
         level: a numeric level reads the expression as ``(approx ...)``.
         rewriter: rewrites the neighbourhoods; None is the exact engine, a trained `GraphRewriter` is another.
         budget: rewrite steps.
-
-    Raises:
-        ConfigError, ExpressionError: as `normal_form`.
     """
     check(expression)
     term, names = to_term(expression, level)

@@ -167,12 +167,7 @@ def _refuse_operator(token: str, at: int) -> NoReturn:
 def leaf_of(token: str, where: str = "") -> int | str:
     """The leaf that a word writes: an ``int``, a decimal or a symbol.
 
-    Args:
-        token: one word of the text, without spaces or parentheses.
-        where: put into the error message, such as ``" at position 3"``.
-
-    Raises:
-        ExpressionError: the word is neither a number nor a symbol.
+    Else an ExpressionError, whose message has ``where``, such as ``" at position 3"``.
     """
     if _INTEGER.fullmatch(token):
         if len(token) > MAX_DIGITS:
@@ -205,8 +200,7 @@ def is_decimal(leaf: str) -> bool:
 def check(expr: Expr) -> None:
     """Refuse what is not an expression; for tuples that did not come from ``parse``.
 
-    Raises:
-        ExpressionError: a wrong type, operator, number of operands or leaf, or deeper or larger than allowed.
+    ExpressionError for a wrong type, operator, number of operands or leaf, or one deeper or larger than allowed.
     """
     size = 0
     waiting: list[tuple[Any, int]] = [(expr, 0)]

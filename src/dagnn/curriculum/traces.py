@@ -44,11 +44,8 @@ def collect_neighbourhoods(
 
     Args:
         samples: level -> number of samples.
-        seed, preset: of the samples, see `make_sample`.
+        seed, preset: of the samples, see `make_sample`, whose errors it has.
         processes: how many share the work; the result is the same for any number.
-
-    Raises:
-        ConfigError: an unknown level or preset, or a number below 1.
     """
     for level, count in samples.items():
         level_spec(level)

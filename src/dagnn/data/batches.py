@@ -293,18 +293,10 @@ def _fingerprint(levels: NDArray[Any], weights: NDArray[np.float64] | None, sett
 
 
 def shuffled_draws(size: int, start: int, count: int, *, seed: Seed, level: int) -> NDArray[np.int64]:
-    """Draws ``start .. start + count - 1`` of an endless series of shuffles of ``0 .. size - 1``.
+    """Draws ``start .. start + count - 1`` of an endless series of shuffles of ``0 .. size - 1``: int64 ``[count]``.
 
     Every shuffle holds each item once, so any ``size`` draws that begin at a multiple of ``size`` are all items.
-
-    Args:
-        size: items of the level, at least 1.
-        start: first draw, from 0.
-        count: number of draws.
-        seed, level: choose the series.
-
-    Returns:
-        int64 ``[count]``, values in ``0 .. size - 1``.
+    ``seed`` and ``level`` choose the series.
 
     Cost: O(size log size) per shuffle touched, whatever ``start`` is.
     """
@@ -319,15 +311,10 @@ def shuffled_draws(size: int, start: int, count: int, *, seed: Seed, level: int)
 def weighted_draws(
     cumulative: NDArray[np.float64], count: int, *, seed: Seed, epoch: int, level: int
 ) -> NDArray[np.int64]:
-    """``count`` independent draws with replacement, item i with probability ``weight_i / sum of the weights``.
+    """``count`` draws with replacement, item i with probability ``weight_i / sum of the weights``: int64 ``[count]``.
 
-    Args:
-        cumulative: float64 ``[size]``, the running sum of the weights; the last is positive.
-        count: number of draws.
-        seed, epoch, level: choose the draws.
-
-    Returns:
-        int64 ``[count]``, values in ``0 .. size - 1``; an item of weight 0 never occurs.
+    ``cumulative`` is the running sum of the weights, float64 ``[size]``; the last is positive, and an item of weight 0
+    never occurs. ``seed``, ``epoch`` and ``level`` choose the draws.
     """
     unit = (_bits(count, seed, epoch, level) >> np.uint64(11)) * 2.0**-53  # uniform on [0, 1), all 53 bits
     # side="right": the interval of item i is [cumulative_{i-1}, cumulative_i), empty when its weight is 0.

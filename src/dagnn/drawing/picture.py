@@ -73,8 +73,7 @@ def draw_scene(scene: Scene, *, top: int | None = None, title: str | None = None
         top: show so many nodes, the most important, and dotted lines for paths through nodes that are not shown.
         title: a line at the top.
 
-    Raises:
-        GraphError: more nodes than a picture can hold; a ``top`` that is no whole number of at least 1.
+    GraphError for more nodes than a picture can hold, and a ``top`` that is no whole number of at least 1.
     """
     check_can_draw()
     part = part_of(scene, top)
@@ -355,10 +354,7 @@ def spelled(value: Any, letters: int | None = None) -> str:
 
 
 def picture_kind(path: Path) -> Kind:
-    """The kind of a picture by the ending of its file.
-
-    Raises:
-        ConfigError: another ending.
+    """The kind of a picture by the ending of its file; ConfigError for another.
 
     >>> picture_kind(Path("net.SVG"))
     'svg'

@@ -48,11 +48,8 @@ class SweptCell:
 def write_sweep(source: CSource, label: str, cell: SweptCell, stride: int) -> tuple[str, int]:
     """The function ``label`` of (x, y, work): rows of x are nodes, and those of y begin ``stride`` numbers apart.
 
-    Returns:
-        its name, and how many numbers of ``work`` it needs.
-
-    Raises:
-        ConfigError: the formula has a function of PyTorch that formulas lack; a weight is NaN or infinite.
+    It returns its name, and how many numbers of ``work`` it needs. ConfigError where the formula has a function of
+    PyTorch that formulas lack, and where a weight is NaN or infinite.
     """
     return _Sweep(source, label, cell, stride).write()
 

@@ -20,13 +20,10 @@ _LEAK = 0.01
 
 
 def onnx_model(program: Program) -> bytes:
-    """The file of a model: ``x [batch, inputs]`` to ``y [batch, outputs]``.
+    """The file of a model: ``x [batch, inputs]`` to ``y [batch, outputs]``; ConfigError without the package onnx.
 
     Values are kept as rows ``[num_nodes, batch]``: a level gathers the rows of its sources, multiplies them by the
     weights, and adds them to the rows of its nodes, which begin at the biases.
-
-    Raises:
-        ConfigError: the package onnx is not installed.
     """
     graph = OnnxGraph(program.double)
     values = _values(graph, program)

@@ -20,13 +20,9 @@ from dagnn.export.onnx import OPERATORS, OnnxGraph, gelu, operation
 def traced_model(
     program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], *, double: bool
 ) -> bytes:
-    """The file of a model.
+    """The file of a model; ``inputs`` and ``outputs`` are names, in the order of the program's.
 
-    Args:
-        inputs, outputs: names, in the order of the program's.
-
-    Raises:
-        ConfigError: the package onnx is not installed; the program has an operator that is not translated.
+    ConfigError without the package onnx, and for an operator of the program that is not translated.
     """
     with warnings.catch_warnings():
         # torch's own modules use what torch itself has given up.

@@ -73,11 +73,8 @@ def rounded(program: Program, storage: Storage) -> RoundedWeights:
 def box_of(program: Program, within: object) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Lowest and highest value of every input, float64 ``[num_inputs]`` each.
 
-    Args:
-        within: ``(low, high)`` for all inputs, or such a pair for each, by name.
-
-    Raises:
-        ConfigError: no such pair. GraphError: names that are missing or unknown.
+    ``within`` is ``(low, high)`` for all inputs, or such a pair for each, by name; else a ConfigError, and a GraphError
+    for names that are missing or unknown.
     """
     pairs: list[Any]
     if isinstance(within, Mapping):
@@ -102,15 +99,10 @@ def box_of(program: Program, within: object) -> tuple[NDArray[np.float64], NDArr
 def error_bounds(
     program: Program, weights: RoundedWeights, low: NDArray[np.float64], high: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """For every output, how far the network with the rounded weights can be from that with all bits.
+    """For every output, how far the network with the rounded weights can be from that with all bits, rounded up.
 
-    It holds for every x with ``low <= x <= high``, for both networks computed in exact arithmetic.
-
-    Returns:
-        float64 ``[num_outputs]``, rounded up.
-
-    Raises:
-        ConfigError: an activation whose slope has no bound here.
+    float64 ``[num_outputs]``; it holds for every x with ``low <= x <= high``, for both networks computed in exact
+    arithmetic. ConfigError for an activation whose slope has no bound here.
     """
     missing = sorted({name for name in program.activation if name not in _SLOPES})
     if missing:

@@ -249,11 +249,7 @@ class _Entries:
         return self._dim(name, value) == 0 and (not is_sliced or slices.diff().tolist() == self.sizes)
 
     def _joined(self, value: Any, sizes: list[int] | None) -> Any:
-        """One list or array for all graphs: where a graph holds one, a `Batch` holds a list of those of its graphs.
-
-        Args:
-            sizes: how many nodes, or edges, each graph has.
-        """
+        """One list or array for all graphs, of so many nodes or edges each; a `Batch` lists what its graphs have."""
         if hasattr(value, "to_numpy"):  # a column of pandas
             value = value.to_numpy()
         if not self.is_batch or not isinstance(value, list | tuple):

@@ -36,8 +36,7 @@ def canonical_names(names: Iterable[Any], where: Callable[[int], str] = "names[{
 def canonical(name: Any) -> Hashable:
     """The one form of ``name``: two names are equal if, and only if, their forms have one type and one text.
 
-    Raises:
-        DtypeError: no name; the message is the end of a sentence, which the caller begins with the place.
+    The message of the DtypeError for no name is the end of a sentence, which the caller begins with the place.
 
     >>> canonical((np.int64(3), np.str_("a"), 2.0, True))
     (3, 'a', 2, 1)

@@ -71,10 +71,9 @@ def to_json(dag: Content) -> str:
 
 
 def json_arguments(document: str | bytes) -> dict[str, Any]:
-    """Arguments of ``Dag(...)`` from JSON text.
+    """Arguments of ``Dag(...)`` from JSON text; `Dag` checks the graph itself.
 
-    Raises:
-        GraphError: no JSON, another format or version, or a part of the wrong form. `Dag` checks the graph itself.
+    GraphError for no JSON, another format or version, or a part of the wrong form.
     """
     try:
         content = json.loads(document, parse_constant=_refuse_constant)

@@ -100,12 +100,8 @@ def head_classes() -> dict[str, tuple[str, str]]:
 def judge_head(name: str, *, float32: bool = False) -> Verdict:
     """The verdict on one class, with a tiny random configuration of it; nothing is downloaded.
 
-    Args:
-        name: the class.
-        float32: run ExactTrainer and the full batch in float32 too.
-
-    Raises:
-        ConfigError: transformers has no such class in its tables of heads.
+    ``float32``: run ExactTrainer and the full batch in float32 too. ConfigError for a class that transformers has in no
+    table of heads.
     """
     classes = head_classes()
     if name not in classes:

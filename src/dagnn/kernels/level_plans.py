@@ -100,15 +100,12 @@ def plan_levels(edges: Tensor, levels: Tensor, rank: Tensor | None = None) -> Le
 
 
 def gather_sources(states: Sequence[Tensor], feed: tuple[tuple[int, int], ...], rows: Tensor) -> Tensor:
-    """The source's value of every edge into one level.
+    """The source's value of every edge into one level, ``[edges, ...]``.
 
     Args:
         states: one ``[level size, ...]`` tensor per level so far.
         feed: the level's entry of ``LevelPlan.feeds``.
         rows: int64 ``[edges]``, the level's run of ``LevelPlan.source_in_level``.
-
-    Returns:
-        ``[edges, ...]``.
     """
     # Never from the concatenation of all levels so far: that is quadratic in their number.
     if len(feed) == 1:

@@ -77,13 +77,9 @@ _LARGEST_MOMENT = 100.0
 
 
 def check_activation(name: object, argument: str = "activation") -> str:
-    """``name``, if it is one of `ACTIVATIONS`.
+    """``name``, if it is one of `ACTIVATIONS`; errors call it ``argument``.
 
-    Args:
-        argument: what an error calls it.
-
-    Raises:
-        ConfigError: it is not; the message lists the names, and says which one a function or module of PyTorch has.
+    The ConfigError lists the names, and says which one a function or module of PyTorch has.
     """
     if isinstance(name, str) and name in ACTIVATIONS:
         return str(name)

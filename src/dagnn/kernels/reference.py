@@ -289,16 +289,13 @@ class Cell(Protocol):
 def run_sweep(
     plan: LevelPlan, features: Tensor, position: Tensor, cell: Cell, operator: Tensor | None = None
 ) -> Tensor:
-    """Output of every node after a sweep of ``cell`` in the order of ``plan``.
+    """Output ``[num_nodes, cell.state_sizes[0]]`` of every node after a sweep of ``cell`` in the order of ``plan``.
 
     Args:
         plan: the edges, on the device of ``features``.
         features: float ``[num_nodes, in_features]``.
         position: int64 ``[num_edges]``.
         operator: int64 ``[num_nodes]``, for a cell with weights for every operator, which gets it as fifth argument.
-
-    Returns:
-        ``[num_nodes, cell.state_sizes[0]]``.
     """
     features_of_level = torch.split(features.index_select(0, plan.node_order), plan.nodes_per_level)
     position_of_level = torch.split(position.index_select(0, plan.edge_order), plan.edges_per_level)

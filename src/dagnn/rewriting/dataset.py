@@ -88,12 +88,9 @@ class Mistake(NamedTuple):
 
 
 class NeighbourhoodLoader:
-    """An endless series of neighbourhood batches.
+    """An endless series of neighbourhood batches. ``rows`` and ``targets`` are a `NeighbourhoodBatch` of the whole set.
 
     Its state is one integer, the open stages, and the mistakes given to `learn_from`.
-
-    Attributes:
-        rows, targets: every neighbourhood, encoded; `NeighbourhoodBatch` of the whole set.
     """
 
     def __init__(

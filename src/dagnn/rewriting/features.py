@@ -177,11 +177,9 @@ _COLUMNS = 1 + MAX_ARITY
 
 
 class NeighbourhoodGraphs:
-    """Turns neighbourhoods into graphs of symbols. A symbol says "a node first reached at address a that shows label
-    s".
+    """Graphs of symbols for neighbourhoods. A symbol says "a node first reached at address a that shows label s".
 
-    Attributes:
-        known: the symbols that have a number of their own, sorted; all others share the number 0.
+    ``known``: the symbols that have a number of their own, sorted; all others share the number 0.
     """
 
     def __init__(self, signature: Signature, known: Iterable[int] = ()) -> None:

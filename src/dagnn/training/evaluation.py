@@ -106,8 +106,7 @@ def evaluated(
 def checked_metrics(returned: Any, config: TrainingConfig, promotion: StagePromotion | None) -> dict[str, Any]:
     """What an evaluation returned as JSON values; those that decide something are numbers.
 
-    Raises:
-        ConfigError: as `_metrics_of`; or the monitor is missing where something waits for it, or is no number.
+    ConfigError as of `_metrics_of`; or the monitor is missing where something waits for it, or is no number.
     """
     metrics = _metrics_of(returned)
     stages = () if promotion is None else promotion.stages
@@ -129,8 +128,7 @@ def score_of(metrics: Mapping[str, Any], config: TrainingConfig) -> float | None
 def _metrics_of(returned: Any) -> dict[str, Any]:
     """What an evaluation returned, as JSON values: numbers of every kind become Python's. `Meter` stays.
 
-    Raises:
-        ConfigError: it is no mapping by text, holds something else, or takes a name that rows of metrics.jsonl have.
+    ConfigError for no mapping by text, something else in it, or a name that rows of metrics.jsonl have.
     """
     if returned is None:
         return {}

@@ -56,16 +56,13 @@ def weights_of(
     *,
     tolerance: float,
 ) -> Weights:
-    """The weights in the gradients of some of the parameters that ``examined`` holds.
+    """The weights in the gradients of some of the parameters that ``examined`` holds; errors as of `fit_finite`.
 
     Args:
         parts: the gradient of each micro-batch, for all parameters that ``examined`` holds.
         parameters: all of these.
         indices: which of them to use.
         tolerance: relative error of gradients that counts as none.
-
-    Raises:
-        ConfigError: the gradients of the micro-batches depend linearly on each other.
     """
 
     def only(gradients: Gradients) -> Gradients:
@@ -102,7 +99,10 @@ def weights_of(
 
 
 def fit_finite(parts: Sequence[Gradients], full: Gradients, parameters: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Coefficients of ``parts`` in ``full``, 0 where not finite, and the relative rest; errors as of `weights_of`."""
+    """Coefficients of ``parts`` in ``full``, 0 where not finite, and the relative rest.
+
+    ConfigError where the gradients of the micro-batches depend linearly on each other.
+    """
     # A micro-batch without a valid item has a gradient of nan or zero: it can have no weight.
     finite = [i for i, part in enumerate(parts) if 0 < _norm(part, parameters) < inf]
     size = _norm(full, parameters)

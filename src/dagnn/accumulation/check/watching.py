@@ -269,16 +269,13 @@ class FirstWindow:
     """The first window of a trainer, which runs again afterwards to judge the gradient that the trainer found.
 
     Args:
-        on_unequal: "warn", or "raise" an AccumulationError.
+        on_unequal: "warn", or "raise" an AccumulationError; else a ConfigError.
         remedy: what to change where the gradient is wrong, in one sentence.
 
     Attributes:
         report: the verdict; None before ``judge``, and where the window cannot be judged, of which a warning says why.
         ran: what ran so far, until it is judged.
         judged: ``judge`` has run.
-
-    Raises:
-        ConfigError: ``on_unequal`` has another value.
     """
 
     def __init__(self, on_unequal: str, remedy: str) -> None:

@@ -47,16 +47,13 @@ class _Interval(NamedTuple):
 
 
 def refuse_discontinuous(expr: Expr, symbol: str, lower: Expr, upper: Expr, *, whole: Expr | None = None) -> None:
-    """Refuse a function unless it is proved to be continuous between two bounds, both included, in any order.
+    """Raise an ExpressionError unless a function is proved to be continuous between two bounds, included, in any order.
 
     Args:
         expr: operators and functions, as written: ``(/ x x)`` has no value at 0. Another symbol counts as a constant
             for which a part without ``symbol`` has a value.
         symbol: what runs from ``lower`` to ``upper``.
         whole: the error names it instead of ``expr``.
-
-    Raises:
-        ExpressionError: it has a pole or no real value in the interval, or no proof was found.
     """
     interval: _Interval | None = None
     for need, operand, item in _needs(expr):

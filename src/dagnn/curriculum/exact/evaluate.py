@@ -169,13 +169,10 @@ TIE_MARGIN = 1e-3  # distance from a rounding tie, in units of the third digit
 
 
 def well_conditioned_value(expr: Expr) -> float:
-    """The value of a level-4 expression, if every step stays far from the edges of its domain.
+    """The value of a level-4 expression, if every step stays far from the edges of its domain, within the bounds above.
 
-    Args:
-        expr: ``+ - * / ^`` with two operands, functions, numbers, ``e`` and ``pi``.
-
-    Raises:
-        ExpressionError: outside the bounds above; the message names the bound.
+    ``expr`` has ``+ - * / ^`` with two operands, functions, numbers, ``e`` and ``pi``. The ExpressionError names the
+    bound.
     """
     if isinstance(expr, int):
         return float(expr)

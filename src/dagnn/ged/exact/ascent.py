@@ -158,8 +158,7 @@ def _star(
 ) -> int:
     """The least sum of shares that a matching of the open edges of u and v has; leaves prices and matches.
 
-    Args:
-        first, rows: where the active arcs of u are, and how many; other, columns: those of v.
+    The active arcs of u are ``rows`` from ``first`` on, those of v ``columns`` from ``other`` on.
     """
     for i in range(rows):
         price[arcs[ACTIVE, first + i], v], match[arcs[ACTIVE, first + i], v] = 0, -1
@@ -275,10 +274,7 @@ def sweep(stars: Stars, base: Ints, share: Ints, slack: int, backwards: bool) ->
     """Let every star give half of what it can spare to the stars at the other ends of its edges.
 
     A star can spare its reduced costs, and what u -> v costs more than its prices in the last assignment: the bound is
-    the same without them.
-
-    Args:
-        slack: u -> v is forbidden if it costs more than its prices by more than this.
+    the same without them. u -> v is forbidden if that is more than ``slack``.
     """
     arcs, other_arcs, first, other_first, left, right, _, price, other_price, match, cost, matrix = stars[:12]
     room, star_room = stars.room, stars.star_room

@@ -46,10 +46,8 @@ from dagnn.graph.cached import jitted
 def advance(problem: Problem, search: Search, starts: int, budget: int) -> bool:
     """Search until done, or until ``budget`` nodes were bounded in all calls together; returns whether it is done.
 
-    It also returns when ``search.stop`` is set and, if the caller judges maps, at every whole map.
-
-    Args:
-        starts: most starting points of Frank-Wolfe at the root; fewer if the bounds meet.
+    It also returns when ``search.stop`` is set and, if the caller judges maps, at every whole map. Frank-Wolfe has at
+    most ``starts`` starting points at the root; fewer if the bounds meet.
     """
     numbers, order, image = search.numbers, search.left[ORDER], search.left[IMAGE]
     depths, child, child_bound = search.depths, search.child, search.child_bound

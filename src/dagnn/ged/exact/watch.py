@@ -78,13 +78,9 @@ def _checked_limit(name: str, value: Any) -> float | None:
 
 
 class Watch:
-    """A deadline, and the flag that jitted functions poll.
+    """A deadline in so many seconds, or none, and the flag that jitted functions poll.
 
-    Args:
-        seconds: the time until the deadline; None for none.
-
-    Attributes:
-        stop: int64 ``[1]``; 1 once the work must end.
+    ``stop``: int64 ``[1]``; 1 once the work must end.
     """
 
     def __init__(self, seconds: float | None = None) -> None:

@@ -180,16 +180,11 @@ class Formula:
 
 
 def record(function: Callable[..., Any], inputs: int | Sequence[str] = 1) -> Formula:
-    """The formula that a function writes.
+    """The formula that a function writes; a ConfigError quotes the line that does something else.
 
     It may use ``+ - * /`` and powers, ``< <= > >= & | ~``, numbers, and of PyTorch's functions and methods:
     ``exp log tanh sigmoid silu relu sqrt sin cos abs maximum minimum where clamp square reciprocal addcmul eq ne``.
-
-    Args:
-        inputs: how many values the function takes, or their names.
-
-    Raises:
-        ConfigError: the function does something else; the message quotes its line.
+    ``inputs``: how many values the function takes, or their names.
     """
     graph = Graph()
     names = [f"input {k}" for k in range(inputs)] if isinstance(inputs, int) else inputs

@@ -259,10 +259,7 @@ def largest_vector() -> int:
     """Bytes of the largest vector that compiled code may use, from ``DAGNN_VECTOR_BYTES``; 64 where it is not set.
 
     A processor with smaller registers uses those. Results differ by rounding from width to width, and by no bit from
-    machine to machine of one width and instruction set.
-
-    Raises:
-        ConfigError: it is none of 16, 32 and 64.
+    machine to machine of one width and instruction set. ConfigError for none of 16, 32 and 64.
     """
     given = os.environ.get(_VARIABLE, "") or "64"
     if given not in ("16", "32", "64"):

@@ -231,8 +231,7 @@ class _Body:
         there: where to read what is in memory.
         known: names of values that are at hand.
 
-    Attributes:
-        slot, edge: names of those that it is about now, numbered among all.
+    ``slot`` and ``edge`` are the names of those that it is about now, numbered among all.
     """
 
     def __init__(

@@ -198,13 +198,10 @@ def _by_place(code: PackedWriter, field: str, pack: Value, place: Value) -> Valu
 
 
 class _PackBody(Body):
-    """What a pass does in one pack of one row.
+    """What a pass does in one pack of one row; arguments as of `Body`.
 
-    Args:
-        there, known: as of `Body`.
-
-    Attributes:
-        slot, edge: that it is about now, numbered among all. ``local``: the slot among those of the node.
+    ``slot`` and ``edge`` are those that it is about now, numbered among all; ``local``: the slot among those of its
+    node.
     """
 
     def __init__(

@@ -256,13 +256,8 @@ def new_weights(weight: object, edges: object, count: int, like: Tensor) -> Tens
 
 
 def changed_layout(old: ParameterLayout, dag: Dag, *, all_biased: bool) -> tuple[ParameterLayout, Tensor, Tensor]:
-    """The layout for ``dag``, whose first nodes are those of the old Dag; and where its entries come from.
-
-    Args:
-        all_biased: every node that is not an input has a bias, also a new one.
-
-    Returns:
-        The layout; and as in `StructureChange` ``edge_from`` and ``bias_from``.
+    """The layout for ``dag``, whose first nodes are those of the old Dag; and as in `StructureChange` ``edge_from`` and
+    ``bias_from``. ``all_biased``: every node that is not an input has a bias, also a new one.
     """
     # A bias never goes: a source that gets its first edge keeps its bias.
     has_bias = torch.full((dag.num_nodes,), all_biased)

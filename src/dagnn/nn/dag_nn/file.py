@@ -116,19 +116,14 @@ def write_content(path: Path, content: dict[str, Any], tensors: dict[str, Tensor
 def read(path: Path) -> tuple[Document, dict[str, Tensor]]:
     """The checked document of ``path``, and its tensors by name.
 
-    Raises:
-        CheckpointError: no file, or one that is truncated, altered, foreign or newer.
+    CheckpointError for no file, or one that is truncated, altered, foreign or newer.
     """
     content, tensors = read_content(path)
     return _parse(path, content), tensors
 
 
 def read_content(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The JSON document and the tensors that `write_content` wrote.
-
-    Raises:
-        CheckpointError: no file, or one that is truncated, altered or foreign.
-    """
+    """The JSON document and the tensors that `write_content` wrote; errors as of `read`."""
     try:
         data = path.read_bytes()
     except OSError as error:

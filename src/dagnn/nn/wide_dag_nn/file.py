@@ -62,11 +62,7 @@ def write(
 
 
 def read(path: Path) -> tuple[Document, dict[str, Tensor]]:
-    """The checked document of ``path``, and its tensors by name.
-
-    Raises:
-        CheckpointError: no file, or one that is truncated, altered, foreign or newer.
-    """
+    """The checked document of ``path``, and its tensors by name; errors as of `dagnn.nn.dag_nn.file.read`."""
     content, tensors = file.read_content(path)
     if content.get("format") != _FORMAT:
         raise CheckpointError(

@@ -25,13 +25,10 @@ _LARGEST_RATIO = 2
 
 
 def verify(path: str | Path) -> list[str]:
-    """Compares every byte of a checkpoint, or of all checkpoints of a run, with its manifest.
+    """Compares every byte of a checkpoint, or of all checkpoints of a run, with its manifest; a line for each of them.
 
     Args:
         path: a run directory or a checkpoint; the latter may stand alone, away from its run.
-
-    Returns:
-        A line for each checkpoint.
 
     Raises:
         CheckpointError: one is damaged, foreign, or of another run; the message names every such file.
@@ -96,15 +93,12 @@ def list_checkpoints(path: str | Path) -> list[str]:
 
 
 def export_weights(path: str | Path, target: str | Path, *, averaged: bool = True) -> int:
-    """Writes the weights of a checkpoint as one safetensors file, which many programs read.
+    """Writes the weights of a checkpoint as one safetensors file, which many programs read; returns how many tensors.
 
     Args:
         path: a run directory (its newest whole checkpoint), or one of its checkpoints.
         target: a new file.
         averaged: the averaged weights, where there are any; else those of the last step.
-
-    Returns:
-        How many tensors it has.
 
     Raises:
         CheckpointError: there is no whole checkpoint.
@@ -138,15 +132,9 @@ def run_and_checkpoint(path: str | Path) -> tuple[RunDirectory, Checkpoint]:
 
 
 def import_weights(source: str | Path, target: str | Path, *, key: str | None = None) -> int:
-    """Writes the tensors of a foreign ``.pt`` file as a safetensors file; nothing in it runs, see `read_foreign`.
+    """Writes the tensors of a foreign ``.pt`` file as a safetensors file, and returns how many; see `read_foreign`.
 
-    Args:
-        source: the ``.pt`` file.
-        target: a new file.
-        key: which part of the file, where it is a mapping of several things.
-
-    Returns:
-        How many tensors it has.
+    Nothing in the file runs. ``key``: which part of it, where it is a mapping of several things.
 
     Raises:
         CheckpointError: the file cannot be read safely.

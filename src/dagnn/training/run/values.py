@@ -195,14 +195,11 @@ _IN_SAFETENSORS = {
 
 
 def tensor_file(entries: Mapping[str, Any], what: str) -> bytes:
-    """The bytes of the file.
+    """The bytes of the file; a RunError names what cannot be kept.
 
     Args:
         entries: tensors, and other values that `packed` takes, by name.
         what: whose they are, for the message; such as "the model's state".
-
-    Raises:
-        RunError: one cannot be kept; names it.
     """
     kept: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
