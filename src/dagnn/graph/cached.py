@@ -11,6 +11,8 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dagnn.errors import GraphError
+
 Value = TypeVar("Value")
 Parameters = ParamSpec("Parameters")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -48,6 +50,15 @@ def _without_modes() -> Iterator[None]:
             yield
         finally:
             torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
+
+
+def made_once(kept: dict[torch.device, Any], device: torch.device, make: Callable[[], Value]) -> Value:
+    """``kept[device]``, made within `ordinary_tensors` when it is first needed."""
+    found: Value | None = kept.get(device)
+    if found is None:
+        with ordinary_tensors():
+            found = kept.setdefault(device, make())
+    return found
 
 
 def cached_tensor_property(compute: Callable[[Any], Value]) -> cached_property[Value]:
@@ -90,6 +101,17 @@ class Living(Generic[Value]):
             if value is not None:
                 self._newest[digest] = value
         return value
+
+    def of_program(self, digest: str, kind: str) -> Value:
+        """The object that a compiled program needs; GraphError, which calls it ``kind``, where none lives."""
+        found = self.find(digest)
+        if found is None:
+            raise GraphError(
+                f"a compiled program computes with a {kind} that this process does not hold (fingerprint {digest[:12]}"
+                "): make the same network here before running it and keep it, or give away a program of torch.export, "
+                "which needs none."
+            )
+        return found
 
 
 def jitted(function: Callable[Parameters, Value]) -> Callable[Parameters, Value]:

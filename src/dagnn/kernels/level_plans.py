@@ -1,8 +1,9 @@
 """A graph prepared level by level: `LevelPlan` for sweeps, `NetworkLevels` for a network with a weight per edge."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,16 +42,12 @@ class LevelPlan:
 
     def to(self, device: torch.device) -> "LevelPlan":
         """The same plan with its tensors on ``device``."""
-        return LevelPlan(
-            self.node_order.to(device),
-            self.place.to(device),
-            self.edge_order.to(device),
-            self.target_in_level.to(device),
-            self.source_in_level.to(device),
-            self.nodes_per_level,
-            self.edges_per_level,
-            self.feeds,
-        )
+        return replace(self, **_tensors_on(device, self))
+
+
+def _tensors_on(device: torch.device, plan: Any) -> dict[str, Any]:
+    """The fields of a plan that are tensors, on ``device``."""
+    return {name: value.to(device) for name, value in vars(plan).items() if isinstance(value, Tensor)}
 
 
 def plan_levels(edges: Tensor, levels: Tensor, rank: Tensor | None = None) -> LevelPlan:
@@ -143,8 +140,7 @@ class ActivationGroups:
     back: Tensor | None
 
     def to(self, device: torch.device) -> "ActivationGroups":
-        back = None if self.back is None else self.back.to(device)
-        return ActivationGroups(self.names, tuple(rows.to(device) for rows in self.rows), back)
+        return replace(self, rows=tuple(rows.to(device) for rows in self.rows), **_tensors_on(device, self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +158,7 @@ class AggregationGroup:
     edges: Tensor
 
     def to(self, device: torch.device) -> "AggregationGroup":
-        return AggregationGroup(self.kind, self.shape, self.edges.to(device))
+        return replace(self, **_tensors_on(device, self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +178,9 @@ class Aggregations:
     of_nothing: Tensor
 
     def to(self, device: torch.device) -> "Aggregations":
-        return Aggregations(
-            tuple(tuple(group.to(device) for group in groups) for groups in self.groups),
-            tuple(rows.to(device) for rows in self.back),
-            self.response.to(device),
-            self.of_nothing.to(device),
-        )
+        groups = tuple(tuple(group.to(device) for group in groups) for groups in self.groups)
+        back = tuple(rows.to(device) for rows in self.back)
+        return replace(self, groups=groups, back=back, **_tensors_on(device, self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,17 +214,12 @@ class NetworkLevels:
 
     def to(self, device: torch.device) -> "NetworkLevels":
         """The same plan with its tensors on ``device``."""
-        return NetworkLevels(
-            self.levels.to(device),
-            self.bias_index.to(device),
-            self.level_zero.to(device),
-            self.sources.to(device),
-            tuple(groups.to(device) for groups in self.activations),
-            self.output_feed,
-            self.output_rows.to(device),
-            self.output_back.to(device),
-            self.num_inputs,
-            None if self.aggregations is None else self.aggregations.to(device),
+        return replace(
+            self,
+            levels=self.levels.to(device),
+            activations=tuple(groups.to(device) for groups in self.activations),
+            aggregations=None if self.aggregations is None else self.aggregations.to(device),
+            **_tensors_on(device, self),
         )
 
 

@@ -1,6 +1,6 @@
 """`CodeWriter`: LLVM instructions for one compiled function, with loops, addresses and vectors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -192,6 +192,29 @@ class CodeWriter:
         return self.build.icmp_signed(
             "<", numbers, self.build.shuffle_vector(first, undefined, self._lanes([0] * self.lanes))
         )
+
+    def switch(
+        self,
+        number: Value,
+        names: Sequence[str],
+        case: Callable[[str], None],
+        otherwise: Callable[[], None] | None = None,
+    ) -> None:
+        """``case(name)`` for a byte that is 1 + the place of the name; ``otherwise`` for 0."""
+        build = self.build
+        blocks = [build.append_basic_block("case") for _ in names]
+        rest, done = build.append_basic_block("otherwise"), build.append_basic_block("done")
+        switch = build.switch(number, rest)
+        for code, (name, block) in enumerate(zip(names, blocks, strict=True), start=1):
+            switch.add_case(ir.Constant(I8, code), block)
+            build.position_at_end(block)
+            case(name)
+            build.branch(done)
+        build.position_at_end(rest)
+        if otherwise is not None:
+            otherwise()
+        build.branch(done)
+        build.position_at_end(done)
 
     def load_vector(self, address: Value) -> Value:
         return self.load(address, self.vector, self._row_alignment)

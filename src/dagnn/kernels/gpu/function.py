@@ -1,7 +1,7 @@
 """A network on a GPU: its plan, the launches of its kernels, and the two passes under autograd."""
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.graph.cached import ordinary_tensors
+from dagnn.graph.cached import made_once
+from dagnn.graph.edges import offsets_of
 from dagnn.kernels import reference
 from dagnn.kernels.autograd import is_plain_on_gpu
 from dagnn.kernels.gpu import network as kernels
@@ -45,7 +46,7 @@ class GpuPlan:
         by_source = np.lexsort((target, source))
         delta_rows = target.copy()
         of_edges = how.edge_rows[target] >= 0
-        in_offsets = _offsets(degree)
+        in_offsets = offsets_of(degree)
         delta_rows[of_edges] = (how.edge_rows[target] + np.arange(len(edges)) - in_offsets[target])[of_edges]
         texts = tuple(dict.fromkeys(plan.activation))
         code = {text: number for number, text in enumerate(texts)}
@@ -56,21 +57,19 @@ class GpuPlan:
         bias_index[bias_nodes] = np.arange(len(bias_nodes))
         level_sizes = np.bincount(plan.node_levels.numpy())
 
-        def put(values: NDArray[Any], dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(device, dtype)
-
+        put = partial(tensor_on, device)
         self.device, self.num_rows = device, how.num_rows
         self.num_nodes, self.num_inputs, self.num_outputs = count, len(inputs), len(outputs)
         self.num_edges, self.num_biases = len(edges), len(bias_nodes)
         self.level_sizes = level_sizes.tolist()
         self.aggregates = bool(how.names)
-        self.level_offsets, self.input_column = put(_offsets(level_sizes)), put(input_column)
+        self.level_offsets, self.input_column = put(offsets_of(level_sizes)), put(input_column)
         self.bias_index, self.bias_nodes = put(bias_index), put(bias_nodes)
         self.codes = put(np.array([code[text] for text in plan.activation], dtype=np.int64))
         self.in_offsets, self.in_sources = put(in_offsets), put(source)
-        self.out_offsets, self.out_edges = put(_offsets(np.bincount(source, minlength=count))), put(by_source)
+        self.out_offsets, self.out_edges = put(offsets_of(np.bincount(source, minlength=count))), put(by_source)
         self.delta_rows = put(delta_rows)
-        self.output_offsets = put(_offsets(np.bincount(outputs, minlength=count)))
+        self.output_offsets = put(offsets_of(np.bincount(outputs, minlength=count)))
         self.output_columns, self.outputs = put(np.argsort(outputs, kind="stable")), put(outputs, torch.int64)
         self.kinds, self.edge_rows = put(how.kinds), put(how.edge_rows)
         self.scales = put(how.scales, torch.float64)
@@ -98,15 +97,12 @@ class GpuPlan:
 
 def gpu_plan(plan: NetworkPlan, device: torch.device) -> GpuPlan:
     """The plan of a network on a GPU, made when it first runs there."""
-    found: GpuPlan | None = plan.on_gpu.get(device)
-    if found is None:
-        with ordinary_tensors():
-            found = plan.on_gpu.setdefault(device, GpuPlan(plan, device))
-    return found
+    return made_once(plan.on_gpu, device, lambda: GpuPlan(plan, device))
 
 
-def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+def tensor_on(device: torch.device, values: NDArray[Any], dtype: torch.dtype = torch.int32) -> Tensor:
+    """A part of a plan as kernels read it."""
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device, dtype)
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[Any]:

@@ -9,6 +9,7 @@ gradient of a weight is one product over all levels.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,10 +20,10 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.graph.cached import ordinary_tensors
+from dagnn.graph.cached import made_once
 from dagnn.kernels.autograd import is_plain_on_gpu, with_memory
 from dagnn.kernels.gpu import sweep_code
-from dagnn.kernels.gpu.function import launching_on
+from dagnn.kernels.gpu.function import launching_on, tensor_on
 from dagnn.kernels.gpu.sweep_code import cell_kernels, launch_options
 from dagnn.kernels.sweep.cell_plan import CellPlan
 from dagnn.kernels.sweep.function import ProjectedCell, SweepGraph, Task, by_reference, with_operators
@@ -65,9 +66,7 @@ class GpuSweepPlan:
         local = np.arange(plan.num_nodes) - blocks[of_place, 0] + blocks[of_place, 3]
         node_class = blocks[of_place, 2]
 
-        def put(values: NDArray[Any], dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(device, dtype)
-
+        put = partial(tensor_on, device)
         self.arrays = {
             "nodes": put(plan.nodes),
             "first_slots": put(first_slots),
@@ -104,11 +103,7 @@ def _levels(plan: SweepPlan, first_slots: NDArray[np.int64]) -> list[_Level]:
 
 def gpu_sweep_plan(plan: SweepPlan, device: torch.device) -> GpuSweepPlan:
     """The plan of a graph on a GPU, made when a sweep first runs there."""
-    found: GpuSweepPlan | None = plan.on_gpu.get(device)
-    if found is None:
-        with ordinary_tensors():
-            found = plan.on_gpu.setdefault(device, GpuSweepPlan(plan, device))
-    return found
+    return made_once(plan.on_gpu, device, lambda: GpuSweepPlan(plan, device))
 
 
 class GpuSweep:

@@ -1,6 +1,6 @@
 """A network of wide nodes on a GPU: its plan, and the launches of both passes."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.graph.cached import ordinary_tensors
+from dagnn.graph.cached import made_once
 from dagnn.graph.edges import offsets_of
 from dagnn.kernels.gpu import network, wide_code
-from dagnn.kernels.gpu.function import MAX_GRID_Y, launching_on
+from dagnn.kernels.gpu.function import MAX_GRID_Y, launching_on, tensor_on
 from dagnn.kernels.gpu.mathematics import activations
 from dagnn.kernels.wide.function import WideGradients, run_by
-from dagnn.kernels.wide.operators import backward_operator, forward_operator, run_backward, run_forward
-from dagnn.kernels.wide.plan import WideParameters, WidePlan, WideResult, WideState, plan_of, ranges
+from dagnn.kernels.wide.operators import backward_operator, forward_operator, run_backward, run_forward, unpacked
+from dagnn.kernels.wide.plan import WideParameters, WidePlan, WideResult, WideState, ranges
 
 
 class Saved(NamedTuple):
@@ -124,10 +124,7 @@ class GpuWide:
             "pull_last": pull_first[1:],
             "read": read,
         }
-
-        def put(values: NDArray[Any], dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(device, dtype)
-
+        put = partial(tensor_on, device)
         self._nodes = put(np.stack([columns[name] for name in wide_code.RECORD], axis=1), torch.int64)
         self._source_rows, self._passed_rows = put(source_rows), put(row_first[passed_from])
         self._out_rows = put(ranges(row_first[readers], widths[readers]))
@@ -303,12 +300,7 @@ class GpuWide:
 
 def gpu_wide(plan: WidePlan, device: torch.device) -> GpuWide:
     """The plan of a network on a GPU, made when it first runs there."""
-    kept: dict[torch.device, GpuWide] = plan.__dict__.setdefault("_on_gpu", {})
-    found = kept.get(device)
-    if found is None:
-        with ordinary_tensors():
-            found = kept.setdefault(device, GpuWide(plan, device))
-    return found
+    return made_once(plan.__dict__.setdefault("_on_gpu", {}), device, lambda: GpuWide(plan, device))
 
 
 def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideState) -> WideResult:
@@ -317,33 +309,12 @@ def run_wide(plan: WidePlan, x: Tensor, parameters: WideParameters, state: WideS
 
 
 @forward_operator.register_kernel("cuda")
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    mask: Tensor | None,
-    plan: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    parameters, state = WideParameters(weight, bias, scale, shift), WideState(mean, variance, mask)
-    return run_forward(gpu_wide(plan_of(plan), x.device), x, parameters, state)
+def _(x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    plan, parameters, state = unpacked(given)
+    return run_forward(gpu_wide(plan, x.device), x, parameters, state)
 
 
 @backward_operator.register_kernel("cuda")
-def _(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    mask: Tensor | None,
-    plan: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    parameters, state = WideParameters(weight, bias, scale, shift), WideState(mean, variance, mask)
-    return run_backward(gpu_wide(plan_of(plan), x.device), gradient, x, parameters, state)
+def _(gradient: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    plan, parameters, state = unpacked(given)
+    return run_backward(gpu_wide(plan, x.device), gradient, x, parameters, state)

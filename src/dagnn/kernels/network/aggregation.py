@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 
-from dagnn.kernels.emit.writer import I8, CodeWriter, Value
+from dagnn.kernels.emit.writer import CodeWriter, Value
 from dagnn.kernels.network import Shape
 
 PLAIN = 0
@@ -70,19 +70,7 @@ def aggregated(
 
 def by_aggregation(code: CodeWriter, shape: Shape, node: Value, case: Callable[[str | None], None]) -> None:
     """``case(name)`` for how a node aggregates; ``case(None)`` for a plain sum."""
-    build = code.build
-    blocks = {name: build.append_basic_block(name) for name in shape.aggregations}
-    plain, done = build.append_basic_block("plain"), build.append_basic_block("aggregated")
-    switch = build.switch(code.byte_at(code.field("kinds"), node), plain)
-    for number, (name, block) in enumerate(blocks.items(), start=1):
-        switch.add_case(ir.Constant(I8, number), block)
-        build.position_at_end(block)
-        case(name)
-        build.branch(done)
-    build.position_at_end(plain)
-    case(None)
-    build.branch(done)
-    build.position_at_end(done)
+    code.switch(code.byte_at(code.field("kinds"), node), shape.aggregations, case, partial(case, None))
 
 
 def scale_of(code: CodeWriter, node: Value) -> Value:

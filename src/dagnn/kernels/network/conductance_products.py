@@ -18,6 +18,7 @@ Source: Owen, "Multilinear Extensions of Games", Management Science 18(5), 1972:
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -136,20 +137,22 @@ class ProductPlan:
         return found
 
 
-class _Products:
+class _Products(NamedTuple):
     """The products of a level with one number of messages: nodes and responses ``[n]``, edges ``[n, messages]``."""
 
-    def __init__(self, nodes: Tensor, edges: Tensor, response: Tensor) -> None:
-        self.nodes, self.edges, self.response = nodes, edges, response
+    nodes: Tensor
+    edges: Tensor
+    response: Tensor
 
 
-class _Level:
+class _Level(NamedTuple):
     """A level: its nodes, all edges into them, those into sums, the products, the nodes of each activation."""
 
-    def __init__(
-        self, nodes: slice, edges: Tensor, summed: Tensor, products: list[_Products], groups: list[tuple[str, Tensor]]
-    ) -> None:
-        self.nodes, self.edges, self.summed, self.products, self.groups = nodes, edges, summed, products, groups
+    nodes: slice
+    edges: Tensor
+    summed: Tensor
+    products: list[_Products]
+    groups: list[tuple[str, Tensor]]
 
 
 def run_products(

@@ -7,7 +7,7 @@ from functools import partial
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
 from dagnn.kernels.emit.functions import activated
-from dagnn.kernels.emit.writer import I8, I64, CodeWriter, Value
+from dagnn.kernels.emit.writer import I64, CodeWriter, Value
 from dagnn.kernels.network import Shape
 from dagnn.kernels.network.aggregation import SCALED, by_aggregation, messages, scale_of, write_aggregate
 
@@ -144,20 +144,7 @@ def by_activation(
     otherwise: Callable[[], None] | None = None,
 ) -> None:
     """``case(name)`` for the code of an activation; ``otherwise`` for an input."""
-    build = code.build
-    blocks = {name: build.append_basic_block("activation") for name in shape.activations}
-    rest, done = build.append_basic_block("input"), build.append_basic_block("activated")
-    switch = build.switch(activation, rest)
-    for number, (name, block) in enumerate(blocks.items(), start=1):
-        switch.add_case(ir.Constant(I8, number), block)
-        build.position_at_end(block)
-        case(name)
-        build.branch(done)
-    build.position_at_end(rest)
-    if otherwise is not None:
-        otherwise()
-    build.branch(done)
-    build.position_at_end(done)
+    code.switch(activation, shape.activations, case, otherwise)
 
 
 def bias_of(code: CodeWriter, node: Value) -> Value:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dagnn.errors import GraphError
 from dagnn.graph.cached import Living, cached_tensor_property, constant
 from dagnn.kernels.emit.native import Target, host_target
 from dagnn.kernels.level_plans import NetworkLevels, plan_network_levels
@@ -166,14 +165,7 @@ _plans = Living[NetworkPlan]()
 
 def plan_of(fingerprint: str) -> NetworkPlan:
     """A plan with this fingerprint, while one lives in this process; GraphError where none does."""
-    plan = _plans.find(fingerprint)
-    if plan is not None:
-        return plan
-    raise GraphError(
-        f"a compiled program computes with a DagNN that this process does not hold (fingerprint {fingerprint[:12]}): "
-        "make the same network here before running it and keep it, or give away a program of torch.export, which "
-        "needs none."
-    )
+    return _plans.of_program(fingerprint, "DagNN")
 
 
 def plan_network(

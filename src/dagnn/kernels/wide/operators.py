@@ -105,20 +105,16 @@ def run_operator(plan: WidePlan, x: Tensor, parameters: WideParameters, state: W
     return WideResult(values, mean.detach(), variance.detach())
 
 
-def _fake_forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    mask: Tensor | None,
-    plan: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    known = plan_of(plan)
-    norms = known.sizes[2] if known.takes_statistics(WideState(mean, variance, mask)) else 0
-    return x.new_empty(len(known.read_rows), x.shape[0]), x.new_empty(norms), x.new_empty(norms)
+def unpacked(given: tuple[Any, ...]) -> tuple[WidePlan, WideParameters, WideState]:
+    """What an operator gets behind its rows."""
+    *tensors, plan = given
+    return plan_of(plan), WideParameters(*tensors[:4]), WideState(*tensors[4:])
+
+
+def _fake_forward(x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    plan, _, state = unpacked(given)
+    norms = plan.sizes[2] if plan.takes_statistics(state) else 0
+    return x.new_empty(len(plan.read_rows), x.shape[0]), x.new_empty(norms), x.new_empty(norms)
 
 
 def _fake_backward(gradient: Tensor, *given: Any) -> tuple[Tensor, ...]:

@@ -248,7 +248,7 @@ class _Backward(NodePass):
                 self._activation(node, hidden, gradient, delta, name, is_normed=False)
 
     def _batch_norm(self, node: Node, of_hidden: Value, row: Value, unit: Value) -> Callable[[Value, Value], Value]:
-        """Of a vector ``scale / s * (g - mean(g) - normed * mean(g * normed))``, or ``scale / s * g`` by given statistics."""
+        """Of a vector ``scale / s * (g - mean(g) - normed * mean(g * normed))``; given means: ``scale / s * g``."""
         code, build = self.code, self.build
         count, own = self.number_of(code.field("batch")), self.is_set(code.field("own_statistics"))
         at = build.add(node["norm"], unit)

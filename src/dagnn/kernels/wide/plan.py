@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import GraphError
-from dagnn.graph.cached import Living, constant, ordinary_tensors
+from dagnn.graph.cached import Living, constant, made_once
 from dagnn.graph.edges import offsets_of
 from dagnn.kernels.network.plan import why_not_compiled
 from dagnn.kernels.nodes import activation_of
@@ -93,11 +92,7 @@ class WidePlan:
 
     def tables(self, device: torch.device) -> "Tables":
         """What the reference path reads, on a device. Made once for each."""
-        kept: dict[torch.device, Tables] = self.__dict__.setdefault("_tables", {})
-        if device not in kept:
-            with ordinary_tensors():
-                kept[device] = _tables(self, device)
-        return kept[device]
+        return made_once(self.__dict__.setdefault("_tables", {}), device, lambda: _tables(self, device))
 
     @constant
     def why_not_on_gpu(self) -> str:
@@ -133,14 +128,7 @@ _plans = Living[WidePlan]()
 
 def plan_of(fingerprint: str) -> WidePlan:
     """A plan with this fingerprint, while one lives in this process; GraphError where none does."""
-    plan = _plans.find(fingerprint)
-    if plan is not None:
-        return plan
-    raise GraphError(
-        f"a compiled program computes with a WideDagNN that this process does not hold (fingerprint {fingerprint[:12]}"
-        "): make the same network here before running it and keep it, or give away a program of torch.export, which "
-        "needs none."
-    )
+    return _plans.of_program(fingerprint, "WideDagNN")
 
 
 class Gather(NamedTuple):
