@@ -1,6 +1,5 @@
 """Graph edit distances of many pairs, and their mean as an evaluation metric over batches and ranks."""
 
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -130,32 +129,27 @@ def ged_matrix(
     pairs = [(i, j) for i in range(len(rows)) for j in range(i if mirrored else 0, len(columns))]
     share = max(1, len(pairs) // (SHARES * workers))
     each = max(1, workers // max(1, len(pairs)))  # threads for one hard pair
-    count = _Count()
+    done: list[tuple[int, int]] = []  # threads append to it, which is one step
 
     def fill(start: int) -> None:
         for i, j in pairs[start : start + share]:
             if watch.over():
                 return
             found = find(tables, i, shift + j, watch=watch, budget=limits.budget, workers=each)
-            lower[i, j], upper[i, j], proved[i, j], nodes[i, j] = (
-                found.lower,
-                found.upper,
-                found.proved,
-                found.search_nodes,
-            )
+            lower[i, j], upper[i, j], proved[i, j], _, nodes[i, j] = found
             if mirrored:
                 lower[j, i], upper[j, i], proved[j, i] = lower[i, j], upper[i, j], proved[i, j]
-            count.add()
+            done.append((i, j))
 
     with closing(Report(progress, len(pairs), "pair")) as report:
         pool = ThreadPoolExecutor(workers)
         try:
             waiting = {pool.submit(fill, start) for start in range(0, len(pairs), share)}
             while waiting:
-                done, waiting = wait(waiting, timeout=GLANCE, return_when=FIRST_COMPLETED)
+                ended, waiting = wait(waiting, timeout=GLANCE, return_when=FIRST_COMPLETED)
                 watch.over()
-                report.show(count.value)
-                for future in done:
+                report.show(len(done))
+                for future in ended:
                     future.result()
         except BaseException:
             watch.stop[0] = 1
@@ -189,18 +183,6 @@ def listed(graphs: Any, name: str) -> list[Graph]:
         return list(graphs)
     except TypeError:
         raise DtypeError(f"{name} must be a list of graphs, got {type(graphs).__name__}.") from None
-
-
-class _Count:
-    """How many pairs are done; threads add to it."""
-
-    def __init__(self) -> None:
-        self.value = 0
-        self._lock = threading.Lock()
-
-    def add(self) -> None:
-        with self._lock:
-            self.value += 1
 
 
 class Report:

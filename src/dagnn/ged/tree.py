@@ -149,23 +149,12 @@ class _Pair:
         """The distances of the subtrees of all pairs of these nodes and of those that share their first leaves."""
         exact = self.change.dtype == object
         sweep = getattr(_sweep, "py_func", _sweep) if exact else _sweep
+        trees = (self.trees[0].leftmost, self.trees[1].leftmost, keyroots, others)
+        costs = (self.remove, self.insert, self.change)
         place, pairs = 0, len(keyroots) * len(others)
         while place < pairs:
-            place = int(
-                sweep(
-                    self.trees[0].leftmost,
-                    self.trees[1].leftmost,
-                    keyroots,
-                    others,
-                    self.remove,
-                    self.insert,
-                    self.change,
-                    self._between,
-                    self._forests,
-                    place,
-                    SLICE // 300 if exact else SLICE,
-                )
-            )
+            cells = SLICE // 300 if exact else SLICE
+            place = int(sweep(*trees, *costs, self._between, self._forests, place, cells))
 
     def matches(self) -> list[tuple[int, int]]:
         """Pairs of nodes, in postorder, that a cheapest sequence of edits keeps or changes."""

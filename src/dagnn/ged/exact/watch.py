@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,9 +101,17 @@ class Watch:
 
     def run(self, work: Callable[[], Result]) -> Result:
         """``work()``, run in another thread; this one waits, and raises the flag at the deadline or after Ctrl-C."""
+        outcome: Future[Result] = Future()
+
+        def call() -> None:
+            try:
+                outcome.set_result(work())
+            except BaseException as error:
+                outcome.set_exception(error)
+
         try:
-            outcome = _start(work)
-            while not outcome.done.wait(GLANCE):
+            threading.Thread(target=call, daemon=False, name="dagnn-ged").start()
+            while wait([outcome], GLANCE).not_done:
                 self.over()
         except BaseException:
             self.stop[0] = 1
@@ -134,32 +143,3 @@ class Watch:
             finally:
                 child.kill()
                 child.wait()
-
-
-class _Outcome(Generic[Result]):
-    """The result, or the error, of work in another thread."""
-
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self.done = threading.Event()
-        self._work = work
-        self._results: list[Result] = []
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._results.append(self._work())
-        except BaseException as error:
-            self._error = error
-        finally:
-            self.done.set()
-
-    def result(self) -> Result:
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
-
-
-def _start(work: Callable[[], Result]) -> _Outcome[Result]:
-    outcome = _Outcome(work)
-    threading.Thread(target=outcome.run, daemon=False, name="dagnn-ged").start()
-    return outcome
