@@ -21,7 +21,6 @@ from dagnn.kernels import (
     ProductPlan,
     message_scales,
     plan_conductance,
-    plan_network,
     run_conductance,
     run_network,
 )
@@ -437,13 +436,4 @@ def _values(network: NetworkPlan, place: int, x: Tensor, weight: Tensor, bias: T
 
 @lru_cache(maxsize=8)
 def _with_output(network: NetworkPlan, place: int) -> NetworkPlan:
-    return plan_network(
-        network.edges,
-        network.node_levels,
-        network.inputs,
-        torch.tensor([place]),
-        network.has_bias,
-        network.activation,
-        network.aggregation,
-        network.response,
-    )
+    return network.read_at(torch.tensor([place]))

@@ -250,14 +250,13 @@ def rewired(dag: Dag, seed: int, rounds: int = _ROUNDS) -> Dag:
         raise GraphError("the Dag has an edge twice: drop one, so that degrees mean something.")
     for _ in range(rounds):
         target = _swapped(source, target, level, random)
-    return Dag(
-        np.stack([source, target], axis=1),
-        dag.num_nodes,
-        inputs=dag.inputs,
-        outputs=dag.outputs,
-        names=dag.names,
-        node_attributes=dag.node_attributes,
-    )
+    return _same_nodes(dag, np.stack([source, target], axis=1), dag.outputs)
+
+
+def _same_nodes(dag: Dag, edges: Tensor | NDArray[np.int64], outputs: Tensor) -> Dag:
+    """The nodes of ``dag``, its inputs, names and node attributes, with these edges and outputs."""
+    names, attributes = dag.names, dag.node_attributes
+    return Dag(edges, dag.num_nodes, inputs=dag.inputs, outputs=outputs, names=names, node_attributes=attributes)
 
 
 def _swapped(
@@ -302,11 +301,4 @@ def with_one_output(dag: Dag, output: Hashable) -> Dag:
         node = int(dag.outputs[0])
     else:
         node = dag.index_of(output)
-    return Dag(
-        dag.edges,
-        dag.num_nodes,
-        inputs=dag.inputs,
-        outputs=torch.tensor([node]),
-        names=dag.names,
-        node_attributes=dag.node_attributes,
-    )
+    return _same_nodes(dag, dag.edges, torch.tensor([node]))

@@ -119,6 +119,11 @@ class NetworkPlan:
             target,
         )
 
+    def read_at(self, outputs: Tensor) -> "NetworkPlan":
+        """The same network with other outputs."""
+        edges, levels, inputs, _, has_bias, activation, aggregation, response = self._parts()
+        return NetworkPlan(edges, levels, inputs, outputs, has_bias, activation, aggregation, response)
+
     def to(self, device: torch.device) -> "NetworkPlan":
         """The same plan for tensors on ``device``."""
         return NetworkPlan(*self._parts(), device)
