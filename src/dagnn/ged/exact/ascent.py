@@ -120,42 +120,16 @@ def all_stars(stars: Stars, base: Ints, share: Ints) -> None:
             cost[u, v] = base[u, v]
             if base[u, v] < FORBIDDEN:
                 cost[u, v] += _star(
-                    arcs,
-                    first[u],
-                    left[COUNT, u],
-                    other_arcs,
-                    other_first[v],
-                    right[COUNT, v],
-                    share,
-                    u,
-                    v,
-                    price,
-                    other_price,
-                    match,
-                    matrix,
-                    room,
-                    stars.stop,
-                )
+                    arcs, first[u], left[COUNT, u], other_arcs, other_first[v], right[COUNT, v], share, u, v, price,
+                    other_price, match, matrix, room, stars.stop,
+                )  # fmt: skip
 
 
 @jitted
 def _star(
-    arcs: Ints,
-    first: int,
-    rows: int,
-    other_arcs: Ints,
-    other: int,
-    columns: int,
-    share: Ints,
-    u: int,
-    v: int,
-    price: Ints,
-    other_price: Ints,
-    match: Ints,
-    matrix: Ints,
-    room: Ints,
-    stop: Ints,
-) -> int:
+    arcs: Ints, first: int, rows: int, other_arcs: Ints, other: int, columns: int, share: Ints, u: int, v: int,
+    price: Ints, other_price: Ints, match: Ints, matrix: Ints, room: Ints, stop: Ints,
+) -> int:  # fmt: skip
     """The least sum of shares that a matching of the open edges of u and v has; leaves prices and matches.
 
     The active arcs of u are ``rows`` from ``first`` on, those of v ``columns`` from ``other`` on.
@@ -291,22 +265,9 @@ def sweep(stars: Stars, base: Ints, share: Ints, slack: int, backwards: bool) ->
                 continue
             count, other_count = left[COUNT, u], right[COUNT, v]
             cost[u, v] = base[u, v] + _star(
-                arcs,
-                first[u],
-                count,
-                other_arcs,
-                other_first[v],
-                other_count,
-                share,
-                u,
-                v,
-                price,
-                other_price,
-                match,
-                matrix,
-                star_room,
-                stars.stop,
-            )
+                arcs, first[u], count, other_arcs, other_first[v], other_count, share, u, v, price, other_price, match,
+                matrix, star_room, stars.stop,
+            )  # fmt: skip
             spare = cost[u, v] - room[ROW_PRICE, i + 1] - room[COLUMN_PRICE, j + 1]
             if spare > slack:
                 _forbid(stars, base, share, u, v)
@@ -391,20 +352,7 @@ def step(stars: Stars, base: Ints, share: Ints, rise: int) -> bool:
         # The chosen stars come first, and all the arcs of one together.
         if base[u, v] < FORBIDDEN and (i >= count or u != before):
             stars.cost[u, v] = base[u, v] + _star(
-                arcs,
-                stars.first[u],
-                stars.left[COUNT, u],
-                other_arcs,
-                stars.other_first[v],
-                stars.right[COUNT, v],
-                share,
-                u,
-                v,
-                stars.price,
-                stars.other_price,
-                stars.match,
-                stars.matrix,
-                stars.star_room,
-                stars.stop,
-            )
+                arcs, stars.first[u], stars.left[COUNT, u], other_arcs, stars.other_first[v], stars.right[COUNT, v],
+                share, u, v, stars.price, stars.other_price, stars.match, stars.matrix, stars.star_room, stars.stop,
+            )  # fmt: skip
     return True

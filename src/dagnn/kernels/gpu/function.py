@@ -124,28 +124,10 @@ def forward(
     with launching_on(plan.device):
         for grid, first, last in plan.launches(tiles, backward=False, at_once=at_once):
             kernels.forward[grid](
-                x,
-                edge_weight,
-                bias,
-                values,
-                sums,
-                plan.level_offsets,
-                plan.input_column,
-                plan.bias_index,
-                plan.codes,
-                plan.in_offsets,
-                plan.in_sources,
-                plan.kinds,
-                plan.scales,
-                first,
-                last,
-                batch,
-                plan.num_inputs,
-                activated=plan.functions[0],
-                aggregates=plan.aggregates,
-                tile=kernels.TILE,
-                edges=kernels.EDGES,
-            )
+                x, edge_weight, bias, values, sums, plan.level_offsets, plan.input_column, plan.bias_index, plan.codes,
+                plan.in_offsets, plan.in_sources, plan.kinds, plan.scales, first, last, batch, plan.num_inputs,
+                activated=plan.functions[0], aggregates=plan.aggregates, tile=kernels.TILE, edges=kernels.EDGES,
+            )  # fmt: skip
     return values.index_select(0, plan.outputs).t().contiguous(), (values, sums)
 
 
@@ -161,55 +143,21 @@ def backward(
     with launching_on(plan.device):
         for grid, first, last in plan.launches(tiles, backward=True, at_once=at_once):
             kernels.backward[grid](
-                grad_y,
-                edge_weight,
-                values,
-                sums,
-                deltas,
-                grad_x,
-                plan.level_offsets,
-                plan.input_column,
-                plan.codes,
-                plan.out_offsets,
-                plan.out_edges,
-                plan.delta_rows,
-                plan.output_offsets,
-                plan.output_columns,
-                plan.in_offsets,
-                plan.in_sources,
-                plan.kinds,
-                plan.scales,
-                plan.edge_scales,
-                plan.edge_rows,
-                first,
-                last,
-                batch,
-                plan.num_inputs,
-                plan.num_outputs,
-                pulled=plan.functions[1],
-                aggregates=plan.aggregates,
-                tile=kernels.TILE,
-                edges=kernels.EDGES,
-            )
+                grad_y, edge_weight, values, sums, deltas, grad_x, plan.level_offsets, plan.input_column, plan.codes,
+                plan.out_offsets, plan.out_edges, plan.delta_rows, plan.output_offsets, plan.output_columns,
+                plan.in_offsets, plan.in_sources, plan.kinds, plan.scales, plan.edge_scales, plan.edge_rows, first,
+                last, batch, plan.num_inputs, plan.num_outputs,
+                pulled=plan.functions[1], aggregates=plan.aggregates, tile=kernels.TILE, edges=kernels.EDGES,
+            )  # fmt: skip
         for results, left_rows, right_rows, multiplied in (
             (grad_weight, plan.in_sources, plan.delta_rows, True),
             (grad_bias, plan.bias_nodes, plan.bias_nodes, False),
         ):
             if len(results):
                 kernels.sums_over_batch[(-(-len(results) // kernels.SUMS),)](
-                    values,
-                    left_rows,
-                    deltas,
-                    right_rows,
-                    plan.edge_scales,
-                    results,
-                    len(results),
-                    batch,
-                    multiplied=multiplied,
-                    scaled=multiplied and plan.aggregates,
-                    tile=kernels.TILE,
-                    rows=kernels.SUMS,
-                )
+                    values, left_rows, deltas, right_rows, plan.edge_scales, results, len(results), batch,
+                    multiplied=multiplied, scaled=multiplied and plan.aggregates, tile=kernels.TILE, rows=kernels.SUMS,
+                )  # fmt: skip
     return grad_x, grad_weight, grad_bias
 
 

@@ -58,28 +58,10 @@ def _aggregate(kind, values, edge_weight, in_sources, start, stop, columns, pres
 
 @triton.jit
 def forward(
-    x,
-    edge_weight,
-    bias,
-    values,
-    sums,
-    level_offsets,
-    input_column,
-    bias_index,
-    codes,
-    in_offsets,
-    in_sources,
-    kinds,
-    scales,
-    first_level,
-    last_level,
-    batch,
-    num_inputs,
-    activated: tl.constexpr,
-    aggregates: tl.constexpr,
-    tile: tl.constexpr,
-    edges: tl.constexpr,
-):
+    x, edge_weight, bias, values, sums, level_offsets, input_column, bias_index, codes, in_offsets, in_sources, kinds,
+    scales, first_level, last_level, batch, num_inputs,
+    activated: tl.constexpr, aggregates: tl.constexpr, tile: tl.constexpr, edges: tl.constexpr,
+):  # fmt: skip
     """Values ``[nodes, B]``, and what their activations were given."""
     columns = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     present = columns < batch
@@ -153,36 +135,11 @@ def _edge_gradients(
 
 @triton.jit
 def backward(
-    grad_y,
-    edge_weight,
-    values,
-    sums,
-    deltas,
-    grad_x,
-    level_offsets,
-    input_column,
-    codes,
-    out_offsets,
-    out_edges,
-    delta_rows,
-    output_offsets,
-    output_columns,
-    in_offsets,
-    in_sources,
-    kinds,
-    scales,
-    edge_scales,
-    edge_rows,
-    first_level,
-    last_level,
-    batch,
-    num_inputs,
-    num_outputs,
-    pulled: tl.constexpr,
-    aggregates: tl.constexpr,
-    tile: tl.constexpr,
-    edges: tl.constexpr,
-):
+    grad_y, edge_weight, values, sums, deltas, grad_x, level_offsets, input_column, codes, out_offsets, out_edges,
+    delta_rows, output_offsets, output_columns, in_offsets, in_sources, kinds, scales, edge_scales, edge_rows,
+    first_level, last_level, batch, num_inputs, num_outputs,
+    pulled: tl.constexpr, aggregates: tl.constexpr, tile: tl.constexpr, edges: tl.constexpr,
+):  # fmt: skip
     """The gradient of what each activation was given, ``[rows, B]``, and of x; levels from the last one down."""
     columns = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     present = columns < batch
@@ -218,19 +175,10 @@ def backward(
                     if kind > SCALED:
                         of_aggregate = gradient * tl.load(scales + node).to(gradient.dtype)
                         _edge_gradients(
-                            kind,
-                            values,
-                            edge_weight,
-                            in_sources,
-                            tl.load(in_offsets + node),
-                            tl.load(in_offsets + node + 1),
-                            deltas,
-                            tl.load(edge_rows + node),
-                            of_aggregate,
-                            columns,
-                            present,
-                            batch,
-                        )
+                            kind, values, edge_weight, in_sources, tl.load(in_offsets + node),
+                            tl.load(in_offsets + node + 1), deltas, tl.load(edge_rows + node), of_aggregate, columns,
+                            present, batch,
+                        )  # fmt: skip
         tl.debug_barrier()
 
 
