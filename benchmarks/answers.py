@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dagnn.answers import ARITHMETIC, Arithmetic, Learned, learn
-from dagnn.answers.facts import Pair
+from dagnn.answers.operation import Pair
 
 MOST_SECONDS = 600.0
 PAD, END = 0, 1

@@ -5,9 +5,8 @@ from dagnn.errors import check_installed
 
 check_installed("dagnn.answers", "dagnn[answers]", "numba")
 
-from dagnn.answers.arithmetic import ARITHMETIC, Arithmetic
 from dagnn.answers.learned import Certificate, Learned, learn
-from dagnn.answers.operation import Operation
+from dagnn.answers.operation import ARITHMETIC, Arithmetic, Operation
 from dagnn.answers.run import Cell, Run, Wire
 
 __all__ = ["ARITHMETIC", "Arithmetic", "Cell", "Certificate", "Learned", "Operation", "Run", "Wire", "learn"]

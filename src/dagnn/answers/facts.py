@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dagnn.answers.operation import Operation, lengths_of
+from dagnn.answers.operation import Operation, Pair, lengths_of
 from dagnn.answers.run import Run, Symbols
 from dagnn.errors import DataError
 
-Pair = tuple[tuple[str, ...], str]
 WITNESSES = 16  # answers that are asked about one unknown at a time; that speak for a fact, when all are tried again
 SEARCHED = 1024  # answers of equal lengths that are searched for those
 SAMPLED = 4000  # answers of equal lengths among which unknown entries are looked for

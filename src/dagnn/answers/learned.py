@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dagnn.answers.facts import Facts, Pair, find_facts
-from dagnn.answers.operation import Operation, lengths_of
+from dagnn.answers.facts import Facts, find_facts
+from dagnn.answers.operation import Operation, Pair, lengths_of
 from dagnn.answers.run import Run, Symbols
 from dagnn.errors import ConfigError, DataError
 from dagnn.files import replace_file

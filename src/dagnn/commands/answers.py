@@ -13,7 +13,7 @@ import torch
 from tyro.conf import Positional, arg
 
 from dagnn.answers import ARITHMETIC, Learned, Operation, learn
-from dagnn.answers.facts import Pair
+from dagnn.answers.operation import Pair
 from dagnn.commands import Command, dispatch, parsed, say
 from dagnn.errors import ConfigError, DataError
 from dagnn.training.log import printable
