@@ -168,8 +168,9 @@ def _source(program: Program, stem: str, name: str, rounded: RoundedWeights | No
     if (program.inputs >= 0).any():
         arrays.append(array("int32_t", f"{name}_inputs", program.inputs))
     if len(computed):
+        spans = np.stack([program.offsets[computed], program.offsets[computed + 1]], 1)
         arrays += [
-            array("uint32_t", f"{name}_offsets", _spans(program, computed)),
+            array("uint32_t", f"{name}_offsets", spans.ravel()),
             array(index, f"{name}_sources", program.sources),
             array(*_stored(program, rounded, name)),
             array(number, f"{name}_biases", program.bias[computed]),
@@ -299,11 +300,6 @@ static float {name}_wide(uint16_t upper)
     return x;
 }}
 """
-
-
-def _spans(program: Program, computed: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the edges of every computed node begin and end, one after another."""
-    return np.stack([program.offsets[computed], program.offsets[computed + 1]], 1).ravel()
 
 
 def _test(

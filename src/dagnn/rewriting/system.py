@@ -145,10 +145,6 @@ class SignatureTables(NamedTuple):
     hidden: np.ndarray
 
 
-def _tag_names(signature: Signature) -> list[str]:
-    return ["", *sorted(set(signature.tags.values()) - {""})]
-
-
 def _shown(signature: Signature) -> tuple[Shown, ...]:
     label_of = {label.name: label for label in signature.labels}
     kinds = [(label.name, label.name) for label in signature.labels]
@@ -165,7 +161,7 @@ def _shown(signature: Signature) -> tuple[Shown, ...]:
 
 
 def _build_tables(signature: Signature) -> SignatureTables:
-    tags, ids = _tag_names(signature), signature.id_of
+    tags, ids = ["", *sorted(set(signature.tags.values()) - {""})], signature.id_of
     tag_id = {tag: i for i, tag in enumerate(tags)}
     next_tag = np.zeros((len(ids), len(tags)), np.int64)
     for (name, child_tag), tag in signature.tags.items():

@@ -192,7 +192,8 @@ class Trainer:
                 self._loop()
             finally:
                 self._flags = flags_of(self.model)
-        return self._result()
+        early = self._counters.stop_early(self.config) and self.step < self.config.max_steps
+        return TrainingResult.of(self._counters, self._clock, self._checkpoint, early)
 
     def resume(self, step: int | None = None, *, reschedule: str | None = None) -> bool:
         """Go back to a checkpoint of the run: the newest whole one, or that of ``step``. Then call `fit`.
@@ -440,7 +441,3 @@ class Trainer:
             weight=self._weight,
             drops=lambda: self._counters.drops,
         )
-
-    def _result(self) -> TrainingResult:
-        early = self._counters.stop_early(self.config) and self.step < self.config.max_steps
-        return TrainingResult.of(self._counters, self._clock, self._checkpoint, early)

@@ -86,7 +86,9 @@ class GpuPlan:
         """Grid, first and last level of each launch, in order; ``at_once``: all levels in one, and None chooses."""
         levels = range(len(self.level_sizes))
         if at_once is None:
-            at_once = self.num_nodes * tiles < len(levels) * _multiprocessors(self.device)
+            on_gpu = self.device.type == "cuda"
+            cores = torch.cuda.get_device_properties(self.device).multi_processor_count if on_gpu else 1
+            at_once = self.num_nodes * tiles < len(levels) * cores
         if at_once:
             return [((tiles, 1), 0, len(levels))]
         return [
@@ -108,10 +110,6 @@ def tensor_on(device: torch.device, values: NDArray[Any], dtype: torch.dtype = t
 def launching_on(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current GPU, which need not be that of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def forward(

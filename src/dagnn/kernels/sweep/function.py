@@ -105,7 +105,10 @@ def run_sweeps(sweeps: Sequence[tuple[SweepGraph, ProjectedCell]]) -> list[Tenso
     Two sweeps run at the same time where that pays: where neither gives its levels to several threads anyway, and both
     are long enough.
     """
-    tasks = [_task(graph, cell) for graph, cell in sweeps]
+    tasks = [
+        Task(graph, cell.plan, cell.hidden, passes.is_parallel(graph.plan, cell.hidden), 1 + len(cell.weights))
+        for graph, cell in sweeps
+    ]
     tensors = [(cell.projected, *cell.weights) for _, cell in sweeps]
     needs = [torch.is_grad_enabled() and any(one.requires_grad for one in given) for given in tensors]
     # One autograd Function has one answer to "requires grad": sweeps that differ in it cannot share one.
@@ -129,11 +132,6 @@ class Task:
     hidden: int
     is_shared: bool
     num_tensors: int
-
-
-def _task(graph: SweepGraph, cell: ProjectedCell) -> Task:
-    is_shared = passes.is_parallel(graph.plan, cell.hidden)
-    return Task(graph, cell.plan, cell.hidden, is_shared, 1 + len(cell.weights))
 
 
 def _pays_at_once(tasks: Sequence[Task]) -> bool:

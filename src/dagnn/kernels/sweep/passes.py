@@ -100,7 +100,9 @@ class Sweep:
         self._functions = sweep_functions(cell, self._layout)
         self._wide = self._layout.count(hidden) * self._layout.width
         self._columns = projected.shape[1] // hidden
-        self._feature_rows = _places_of(plan, feature_rows)
+        self._feature_rows = plan.nodes  # the row of the projected features for each place of the sweep
+        if feature_rows is not None:
+            self._feature_rows = feature_rows.index_select(0, plan.node_index).to(torch.int32).numpy()
         self._table_rows = None if feature_rows is None else len(projected)
         self._slots = weights[0].shape[1] // (hidden * len(cell.aggregates))
         # 64 bytes for one counter: every worker waits on it, and shares its cache line with nothing that is written to.
@@ -318,13 +320,6 @@ class Sweep:
 
     def _call(self, name: str, pieces: int, frame: Frame, *, in_order: bool = False) -> Call:
         return Call(self._functions[name], frame, pieces, self._is_shared and (in_order or pieces > 1))
-
-
-def _places_of(plan: SweepPlan, feature_rows: Tensor | None) -> NDArray[np.int32]:
-    """The row of the projected features for each place of the sweep."""
-    if feature_rows is None:
-        return plan.nodes
-    return feature_rows.index_select(0, plan.node_index).to(torch.int32).numpy()
 
 
 def _address(array: NDArray[np.generic]) -> int:

@@ -142,7 +142,7 @@ class _Names:
             return self.check(self.given[name], f"{self.what}s[{name!r}]")
         defined = getattr(self.settings, self.functions, None)
         function = getattr(defined, "functions", {}).get(name)
-        if defined is None or self._is_neats(function):
+        if defined is None or getattr(function, "__module__", None) == f"{_NEAT}{self.what}s":
             # The name of the function, not of the gene: a config may have it under any name.
             own = name if function is None else function.__name__.removesuffix(f"_{self.what}")
             if self.prefix + own in self.known:
@@ -158,9 +158,6 @@ class _Names:
             f"node {key!r} has the {self.what} {name!r}, but {problem}: pass {self.what}s={{{name!r}: ...}} with what "
             f"DagNN takes as {self.what}."
         )
-
-    def _is_neats(self, function: Any) -> bool:
-        return str(getattr(function, "__module__", "")) == f"{_NEAT}{self.what}s"
 
 
 @dataclass(frozen=True)
