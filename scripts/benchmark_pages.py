@@ -27,10 +27,10 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # 
 HOME = (
     ("dagnn", "random, 200,000 edges, B=256", "DagNN: a random DAG, 200,000 edges, B=256"),
     ("dagnn_reactome", "B=256", "DagNN: the human Reactome hierarchy, B=256"),
-    ("visible", "B=32", "WideDagNN: DrugCell's shape, B=32"),
+    ("visible", "2,000 terms, 55,400 edges, B=32", "WideDagNN: DrugCell's shape, B=32"),
     ("batch", "d=64", "DagSweep: TreeLSTM over 512 small DAGs, d=64"),
 )
-PLAIN = {"visible": "a module per term"}
+PLAIN = {"visible": "module per term"}
 # Alone it follows the system's colours, within a page those of the page.
 STYLE = """<style>
 .chart { --ink: #222; --faint: #8884; font: 13px system-ui, sans-serif; fill: var(--md-typeset-color, var(--ink)) }
