@@ -138,12 +138,7 @@ class GraphTargets:
 
     def to(self, device: torch.device | str) -> "GraphTargets":
         """The same targets on ``device``."""
-        return GraphTargets(
-            self.exists.to(device),
-            self.adjacency.to(device),
-            None if self.labels is None else self.labels.to(device),
-            None if self.edge_labels is None else self.edge_labels.to(device),
-        )
+        return replace(self, **{name: part.to(device) for name, part in vars(self).items() if part is not None})
 
     @property
     def num_nodes(self) -> Tensor:

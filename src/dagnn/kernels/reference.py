@@ -200,18 +200,10 @@ def _product(rows: Tensor, weight: Tensor, operator: Tensor | None) -> Tensor:
 
 
 def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tensor) -> Tensor:
-    """``value[v] = act(b_v + r_v * aggregate over u -> v of w_uv value[u])``, level by level.
+    """``value[v] = act(b_v + r_v * aggregate over u -> v of w_uv value[u])``, level by level, ``[B, outputs]``.
 
-    The response r_v is 1 and the aggregate a sum, where the plan says nothing else.
-
-    Args:
-        plan: the DAG, on the device of ``x``.
-        x: float ``[B, inputs]``.
-        edge_weight: ``[num_edges]``, the dtype of ``x``.
-        bias: ``[num_biases]``, the dtype of ``x``.
-
-    Returns:
-        ``[B, outputs]``, contiguous.
+    The response r_v is 1 and the aggregate a sum, where the plan, on the device of ``x``, says nothing else. The other
+    arguments are those of `dagnn.kernels.run_network`.
     """
     levels, batch = plan.levels, x.shape[0]  # not len(x), which torch.export and torch.jit.trace record as a constant
     weights = torch.split(edge_weight.index_select(0, levels.edge_order).unsqueeze(1), levels.edges_per_level)

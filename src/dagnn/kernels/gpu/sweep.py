@@ -107,16 +107,7 @@ def gpu_sweep_plan(plan: SweepPlan, device: torch.device) -> GpuSweepPlan:
 
 
 class GpuSweep:
-    """One pass of a cell over a graph: `forward`, then `backward`, then `weight_gradient`, each with what it leaves.
-
-    Args:
-        plan: the graph.
-        cell: what to compute.
-        hidden: its width.
-        projected: ``[rows, features * hidden]``, float32 or float64.
-        feature_rows: int64 ``[num_nodes]``, the row of ``projected`` of every node; None for its own.
-        weights: as in `ProjectedCell`, the first with a leading dimension ``[operators]``.
-    """
+    """One pass of a cell over a graph, with the methods and arguments of `dagnn.kernels.sweep.passes.Sweep`."""
 
     def __init__(
         self,

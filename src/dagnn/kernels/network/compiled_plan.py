@@ -88,13 +88,8 @@ class CompiledPlan:
     gradients are 0, so the passes leave it out. Inputs never are dead, nor is any node where there are dense blocks.
 
     Args:
-        edges: ``[num_edges, 2]`` (source, target), sorted by (target, source); row e belongs to weight e.
-        levels: ``[num_nodes]``, not decreasing.
-        inputs, outputs: nodes, feature by feature and output by output.
+        edges, levels, inputs, outputs, activation, aggregation, response: as of `NetworkPlan`, in arrays.
         bias_index: ``[num_nodes]``, where the bias of a node is in the bias vector; -1 for no bias.
-        activation: text for every node; those of inputs are not used.
-        aggregation: name for every node.
-        response: ``[num_nodes]``, by which the aggregates are multiplied.
         target: the processor to compile for.
     """
 

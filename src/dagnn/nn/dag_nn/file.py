@@ -85,12 +85,7 @@ class Document:
 
 
 def write(path: Path, document: Document, tensors: dict[str, Tensor]) -> None:
-    """Write a network to ``path``, completely or not at all.
-
-    Raises:
-        GraphError: the Dag has names or attributes that JSON cannot hold.
-        OSError: the file cannot be written; what was there before stays.
-    """
+    """Write a network to ``path``, completely or not at all; errors as of `DagNN.save`."""
     bias = document.bias
     content = {
         "format": _FORMAT,
