@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dagnn.errors import MissingPackageError as MissingPackageError
     from dagnn.errors import RunError as RunError
     from dagnn.errors import StateDictError as StateDictError
+    from dagnn.errors import UntranslatedError as UntranslatedError
     from dagnn.ged import EditCosts as EditCosts
     from dagnn.ged import GedLoss as GedLoss
     from dagnn.ged import GedMetric as GedMetric
@@ -78,7 +79,7 @@ _NAMES_IN = {
     "dagnn.accumulation": "GradientAccumulator accumulate check_equivalence check_loop watch weights",
     "dagnn.errors": (
         "AccumulationError CheckpointError ConfigError ConstantNodesWarning CycleError DagnnError DataError "
-        "DtypeError ExpressionError GraphError MissingPackageError RunError StateDictError"
+        "DtypeError ExpressionError GraphError MissingPackageError RunError StateDictError UntranslatedError"
     ),
     "dagnn.ged": (
         "EditCosts GedLoss GedMetric GedResult ged_bounds ged_matrix ged_range ged_search graph_edit_distance "

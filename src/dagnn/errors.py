@@ -6,6 +6,7 @@ DagnnError
 ├── DtypeError (TypeError)          a tensor or array of the wrong dtype
 ├── ExpressionError (ValueError)    text that is not an expression, or one without an answer
 ├── ConfigError (ValueError)        a setting that is unknown or out of range
+│   └── UntranslatedError           a format lacks what a module computes; the message names those that do not
 ├── DataError (ValueError)          a dataset that cannot be read; names file and line
 ├── CheckpointError (ValueError)    a checkpoint that is damaged, foreign or newer than this version
 │   └── StateDictError (RuntimeError) a state dict of a network with other edges; the message names them
@@ -49,6 +50,10 @@ class ExpressionError(DagnnError, ValueError):
 
 class ConfigError(DagnnError, ValueError):
     """A setting that is unknown, of the wrong type or out of range."""
+
+
+class UntranslatedError(ConfigError):
+    """A format lacks what a module computes; the message of an export names those that do not."""
 
 
 class DataError(DagnnError, ValueError):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from dagnn.errors import ConfigError, GraphError
+from dagnn.export import onnx_traced
 from dagnn.graph import Dag, DagBatch
 from dagnn.nn import (
     ChildSumTreeLSTMCell,
@@ -135,6 +136,36 @@ def test_a_function_that_formulas_lack_is_refused_in_c_with_its_line(tmp_path):
     net = DagSweep(_Erf(3, 4))
     with pytest.raises(ConfigError, match=r"C has no torch\.erf: line .*return torch\.erf"):
         net.export(tmp_path / "net.c", graph=GRAPH)
+    assert list(tmp_path.iterdir()) == []
+
+
+class _Lgamma(FormulaCell):
+    def formula(self, x, operands, weights):
+        return torch.lgamma(x.n + weights.product(operands.sum(operands.h)).n)
+
+
+@pytest.mark.parametrize(
+    ("cell", "file", "message"),
+    [
+        (_Lgamma, "net.onnx", r"no translation of PyTorch's aten::lgamma\. It can be exported with format='torch'\.$"),
+        (_Lgamma, "net.c", r"C has no torch\.lgamma: line .*\. It can be exported with format='torch'\.$"),
+        (DiscreteCell, "net.c", r"runs other code: write it as a FormulaCell\. No other format takes it\.$"),
+    ],
+)
+def test_an_error_names_the_formats_that_take_a_cell_and_no_others(tmp_path, cell, file, message):
+    with pytest.raises(ConfigError, match=message):
+        DagSweep(cell(3, 4)).export(tmp_path / file, graph=GRAPH)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_operator_that_onnx_lacks_and_c_has_leaves_as_c(tmp_path, monkeypatch):
+    known = {op: one for op, one in onnx_traced._TRANSLATED.items() if op != "tanh"}
+    monkeypatch.setattr(onnx_traced, "_TRANSLATED", known)
+    message = r"aten::tanh\. It can be exported with format='c' or format='torch'\.$"
+    with pytest.raises(ConfigError, match=message):
+        DagSweep(GRUCell(3, 4, operators=2)).export(
+            tmp_path / "net.onnx", graph=Dag([(0, 1)], node_attributes={"operator": torch.tensor([0, 1])})
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dagnn.errors import ConfigError
+from dagnn.errors import UntranslatedError
 from dagnn.export.c_functions import CFunction
 from dagnn.export.c_graph import CSource, Numbers, index_type
 from dagnn.kernels.emit.expressions import EDGE, NODE, REDUCTIONS, SLOT, Expr
@@ -48,8 +48,8 @@ class SweptCell:
 def write_sweep(source: CSource, label: str, cell: SweptCell, stride: int) -> tuple[str, int]:
     """The function ``label`` of (x, y, work): rows of x are nodes, and those of y begin ``stride`` numbers apart.
 
-    It returns its name, and how many numbers of ``work`` it needs. ConfigError where the formula has a function of
-    PyTorch that formulas lack, and where a weight is NaN or infinite.
+    It returns its name, and how many numbers of ``work`` it needs. UntranslatedError where the formula has a function
+    of PyTorch that formulas lack, ConfigError where a weight is NaN or infinite.
     """
     return _Sweep(source, label, cell, stride).write()
 
@@ -63,9 +63,8 @@ class _Sweep:
         self._values = ancestors([*plan.new.values(), *plan.aggregates])
         for one in self._values:
             if one.op == "torch":
-                raise ConfigError(
-                    f"C has no torch.{one.name.function.__name__}: {one.line}. Write it with what formulas have, or "
-                    "export with format='torch'."
+                raise UntranslatedError(
+                    f"C has no torch.{one.name.function.__name__}: {one.line}. Write it with what formulas have."
                 )
         self._tables = {
             "nodes": order.nodes,

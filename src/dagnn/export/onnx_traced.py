@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dagnn.errors import ConfigError
+from dagnn.errors import UntranslatedError
 from dagnn.export.onnx import OPERATORS, OnnxGraph, gelu, operation
 
 
@@ -22,7 +22,7 @@ def traced_model(
 ) -> bytes:
     """The file of a model; ``inputs`` and ``outputs`` are names, in the order of the program's.
 
-    ConfigError without the package onnx, and for an operator of the program that is not translated.
+    UntranslatedError for an operator of the program that is not translated; an error without the package onnx.
     """
     with warnings.catch_warnings():
         # torch's own modules use what torch itself has given up.
@@ -77,9 +77,7 @@ class _Translation:
             return result
         op = function.name().removeprefix("aten::").partition(".")[0]
         if op not in _TRANSLATED:
-            raise ConfigError(
-                f"format='onnx' has no translation of PyTorch's {function.name()}: export as C, or with format='torch'."
-            )
+            raise UntranslatedError(f"format='onnx' has no translation of PyTorch's {function.name()}.")
         return _TRANSLATED[op](_Call(self, node, op), *args, **kwargs)
 
     def _name(self, value: Any) -> str:
@@ -143,7 +141,7 @@ def _put(call: _Call, x: Any, indices: Sequence[Any], values: Any, accumulate: b
 
 def _largest(call: _Call, x: Any, dim: int, index: Tensor, source: Any, kind: str, *, include_self: bool = True) -> str:
     if kind != "amax" or include_self or not isinstance(x, Tensor):
-        raise ConfigError(f"format='onnx' has no translation of a scatter of {kind}: export as C.")
+        raise UntranslatedError(f"format='onnx' has no translation of a scatter of {kind}.")
     start = x.scatter(dim, index, -math.inf)
     return call.add("ScatterElements", start, index, source, axis=dim, reduction="max")
 

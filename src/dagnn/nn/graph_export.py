@@ -4,7 +4,7 @@ import copy
 import io
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dagnn.errors import ConfigError, GraphError
+from dagnn.errors import ConfigError, GraphError, UntranslatedError
 from dagnn.export.c import check_name
 from dagnn.export.c_graph import CSource, Interface, graph_files
 from dagnn.export.c_sweep import SweptCell
@@ -73,8 +73,9 @@ class ExportsOnGraph(LearnableModule):
 
         Raises:
             ConfigError: an unknown format, a name that C does not take, a weight that is NaN or infinite, a dtype that
-                is neither float32 nor float64, a missing package; in C a cell without a formula, hooks, a function that
-                formulas lack; in ONNX an operator without a translation.
+                is neither float32 nor float64, a missing package.
+            UntranslatedError: (a ConfigError) in C a cell without a formula, hooks, a function that formulas lack; in
+                ONNX an operator without a translation. The message names the formats that take the module.
             GraphError: no graph, one without nodes, or one that the module does not take.
             FileExistsError: a file exists, and ``overwrite`` is False. Other `OSError`: it cannot be written.
         """
@@ -90,12 +91,18 @@ class ExportsOnGraph(LearnableModule):
         if not graph.num_nodes:
             raise GraphError("graph has no nodes, so there is nothing to compute: give one with nodes.")
         dtype = _dtype(self)
+        double = dtype == torch.float64
         with _answering(self) as module:
-            if chosen == "c":
-                check_as_written(module)
-                content = module._c_files(graph, path.stem, str(name), dtype == torch.float64)
-            else:
-                content = {path.name: module._traced(graph, chosen, dtype == torch.float64)}
+            try:
+                if chosen == "c":
+                    check_as_written(module)
+                    content = module._c_files(graph, path.stem, str(name), double)
+                else:
+                    content = {path.name: module._traced(graph, chosen, double)}
+            except UntranslatedError as error:
+                others = module._other_formats(graph, chosen, double)
+                more = f"It can be exported with {others}." if others else "No other format takes it."
+                raise UntranslatedError(f"{error} {more}") from error
         return write_all({path.with_name(file): part for file, part in content.items()}, overwrite=overwrite)
 
     _inputs: tuple[str, ...] = ("x",)
@@ -127,24 +134,22 @@ class ExportsOnGraph(LearnableModule):
         given = x.numpy().astype(np.int32) if not x.is_floating_point() else x.numpy()
         return graph_files(source, interface, body, work, given, y.numpy())
 
+    def _other_formats(self, graph: Graph, chosen: str, double: bool) -> str:
+        """The formats that take the module, of those that could where the chosen one does not."""
+        found = []
+        with suppress(ConfigError):
+            if chosen != "c":
+                check_as_written(self)
+                self._as_c(CSource("net", "net", double), graph)
+                found.append("format='c'")
+        with suppress(ConfigError):
+            self._program(graph)
+            found.append("format='torch'")
+        return " or ".join(found)
+
     def _traced(self, graph: Graph, chosen: str, double: bool) -> bytes:
         """A program of torch.export, or ONNX from one."""
-        for name, value in self.state_dict().items():
-            if isinstance(value, Tensor) and not torch.isfinite(value).all():
-                raise ConfigError(
-                    f"{name} has numbers that are NaN or infinite: load a network that was trained without."
-                )
-        (x,) = self._samples(graph, 1)
-        with torch.no_grad():
-            self._outputs(x, graph)  # raises for a graph that the module does not take
-        try:
-            program = torch.export.export(_OnGraph(self, graph), (x,))
-        except Exception as error:  # of a cell of the user's, or of PyTorch's tracer
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise ConfigError(
-                f"torch.export cannot trace {type(self).__name__}: {reason:.200} A cell may not look at the values of "
-                "tensors, as DiscreteCell does."
-            ) from error
+        program = self._program(graph)
         if chosen == "onnx":
             return traced_model(program, self._inputs, self._results, double=double)
         # An empty tensor that came from NumPy has the address of memory, and PyTorch takes it for a part of that.
@@ -154,6 +159,24 @@ class ExportsOnGraph(LearnableModule):
         file = io.BytesIO()
         torch.export.save(program, file)
         return file.getvalue()
+
+    def _program(self, graph: Graph) -> torch.export.ExportedProgram:
+        for name, value in self.state_dict().items():
+            if isinstance(value, Tensor) and not torch.isfinite(value).all():
+                raise ConfigError(
+                    f"{name} has numbers that are NaN or infinite: load a network that was trained without."
+                )
+        (x,) = self._samples(graph, 1)
+        with torch.no_grad():
+            self._outputs(x, graph)  # raises for a graph that the module does not take
+        try:
+            return torch.export.export(_OnGraph(self, graph), (x,))
+        except Exception as error:  # of a cell of the user's, or of PyTorch's tracer
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ConfigError(
+                f"torch.export cannot trace {type(self).__name__}: {reason:.200} A cell may not look at the values of "
+                "tensors, as DiscreteCell does."
+            ) from error
 
 
 class _OnGraph(nn.Module):
@@ -169,7 +192,7 @@ class _OnGraph(nn.Module):
 
 
 def swept_cell(cell: nn.Module, graph: Graph, way: Literal["up", "down"]) -> SweptCell:
-    """A cell and the order in which it goes over a graph, as arrays; ConfigError if no formula computes it."""
+    """A cell and the order in which it goes over a graph, as arrays; UntranslatedError if no formula computes it."""
     is_ours = isinstance(cell, FormulaCell) and all(
         any(getattr(type(cell), method) is getattr(ours, method) for ours in _OURS)
         for method in ("forward", "project", "of_features")
@@ -177,9 +200,9 @@ def swept_cell(cell: nn.Module, graph: Graph, way: Literal["up", "down"]) -> Swe
     if is_ours and isinstance(cell, GatedCell):  # its gru may have been replaced
         is_ours = type(cell.gru).forward is nn.GRUCell.forward and cell.gru.bias
     if not is_ours:
-        raise ConfigError(
+        raise UntranslatedError(
             f"C is written from the formula of a cell, and {type(cell).__name__} runs other code: write it as a "
-            "FormulaCell, or export with format='torch'."
+            "FormulaCell."
         )
     assert isinstance(cell, FormulaCell)
     by_position, by_operator = cell.max_children is not None, cell.operators is not None
@@ -204,11 +227,10 @@ def array_of(value: Tensor) -> NDArray[Any]:
 
 
 def check_as_written(module: nn.Module) -> None:
-    """Raise ConfigError where a call runs more than the modules' own code, which C would leave out."""
+    """Raise UntranslatedError where a call runs more than the modules' own code, which C would leave out."""
     for name, part in _hooked(module):
-        raise ConfigError(
-            f"{name or type(part).__name__} has hooks or a forward of its own, which C would leave out: remove them, "
-            "or export with format='torch'."
+        raise UntranslatedError(
+            f"{name or type(part).__name__} has hooks or a forward of its own, which C would leave out: remove them."
         )
 
 

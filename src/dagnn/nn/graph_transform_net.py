@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dagnn.errors import ConfigError, GraphError
+from dagnn.errors import ConfigError, GraphError, UntranslatedError
 from dagnn.export.c_graph import CSource, Interface
 from dagnn.graph import Dag
 from dagnn.graph.edges import offsets_of
@@ -404,9 +404,6 @@ class _Layers:
 
 
 def _check(module: nn.Module, known: type[nn.Module], *methods: str) -> None:
-    """Raise ConfigError unless a module runs the code of a class."""
+    """Raise UntranslatedError unless a module runs the code of a class."""
     if any(getattr(type(module), method, None) is not getattr(known, method) for method in methods):
-        raise ConfigError(
-            f"C is written for {known.__name__}, and {type(module).__name__} runs other code: export with "
-            "format='torch'."
-        )
+        raise UntranslatedError(f"C is written for {known.__name__}, and {type(module).__name__} runs other code.")
