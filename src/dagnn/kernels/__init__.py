@@ -351,7 +351,7 @@ def _compiled_sweep(
         None if operators is None else graph_plans.node_operators(graph, device),
         None if rows is None else _checked_rows(rows, len(features)),
     )
-    return own, projected
+    return own, projected.as_reached()
 
 
 def _checked_rows(rows: Tensor, count: int) -> Tensor:

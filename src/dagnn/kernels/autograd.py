@@ -67,6 +67,13 @@ def is_watched() -> bool:
     )
 
 
+def is_recorded() -> bool:
+    """Whether autograd records what runs now, and nobody else does but ``torch.compile``."""
+    if torch.compiler.is_compiling():
+        return torch.is_grad_enabled() and not torch.compiler.is_exporting()
+    return torch.is_grad_enabled() and not is_watched()
+
+
 def with_memory(gradient: Tensor) -> Tensor:
     """The same numbers in memory of their own, where a gradient on the CPU is sparse, negated or has none."""
     if _is_transformed(gradient):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import ConfigError
+from dagnn.kernels.autograd import is_recorded
 from dagnn.kernels.emit.expressions import NODE, SLOT
 from dagnn.kernels.level_plans import ActivationGroups, LevelPlan, NetworkLevels, gather_sources
 from dagnn.kernels.nodes import AGGREGATIONS, activation_of
@@ -111,7 +112,15 @@ def cell_step(
             known |= _named("column by slot", plan.slot_columns, by_slot.unbind(1))
     _compute(plan.second_steps, values, known, rows, projected)
     # A state that depends on nothing of the node is the same for all of them.
-    return tuple(values[place].expand(len(projected), hidden) for place in plan.new_places)
+    new = [values[place].expand(len(projected), hidden) for place in plan.new_places]
+    if not len(target) and is_recorded():
+        # Which parameters have a gradient depends on the formula alone: where this graph has no operands for them, it
+        # is zeros, as of a layer of PyTorch's for a batch of no rows. With None, processes that train together on
+        # different graphs would wait for each other.
+        for one, is_reached in zip((projected, *weights), plan.reached, strict=True):
+            if is_reached and one.requires_grad:
+                new[0] = new[0] + one.flatten()[:0].sum()
+    return tuple(new)
 
 
 class _Rows:
@@ -209,8 +218,9 @@ def run_network(plan: NetworkLevels, x: Tensor, edge_weight: Tensor, bias: Tenso
     weights = torch.split(edge_weight.index_select(0, levels.edge_order).unsqueeze(1), levels.edges_per_level)
     source_rows = torch.split(levels.source_in_level, levels.edges_per_level)
     target_rows = torch.split(levels.target_in_level, levels.edges_per_level)
-    # One zero behind the biases: nodes without a bias read it, and need no branch or mask.
-    bias_of_node = torch.cat([bias, bias.new_zeros(1)]).index_select(0, plan.bias_index).unsqueeze(1)
+    # One zero behind the biases: nodes without a bias read it, and need no branch or mask. And nothing of the weights:
+    # where no edge leads to an output, their gradient is zeros, as the compiled path gives it.
+    bias_of_node = torch.cat([bias, edge_weight[:0], bias.new_zeros(1)]).index_select(0, plan.bias_index).unsqueeze(1)
 
     of_sources = bias_of_node.index_select(0, plan.sources)
     aggregations = plan.aggregations

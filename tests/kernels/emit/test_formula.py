@@ -3,6 +3,7 @@
 import math
 import struct
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -76,6 +77,8 @@ TWO = {
     "minimum": lambda x, y: torch.minimum(x, y),
     "less": lambda x, y: torch.where(x < y, x, 1.0),
     "equal": lambda x, y: torch.where(x == y, x * 2, y),
+    "clamp": lambda x, y: torch.clamp(x, min=y),
+    "below": lambda x, y: x.clamp(max=y),
     "conditions": lambda x, y: torch.where((x <= y) & ~(y > 1) | (x != x), x, -y),
 }
 
@@ -232,6 +235,17 @@ def test_torch_compile_traces_a_formula():
         (lambda z: torch.maximum(z, other=z * z), "as arguments by place only"),
         (lambda z: z.add(z, alpha=2), ".add in a formula does not take these arguments: line"),
         (lambda z: ((z > 0) + (z > -1)) * z, "joined with & | ~, not with + and -: line"),
+        (lambda z: z // 2, r"a formula has \+ - .*, and changes no value: line"),
+        (lambda z: 2**z, r"a formula has \+ - .*, and changes no value: line"),
+        (lambda z: torch.where((z > 0) ^ (z < 1), z, 0), r"a formula has \+ - .*, and changes no value: line"),
+        (lambda z: z.__setitem__(0, 1) or z, r"a formula has \+ - .*, and changes no value: line"),
+        (lambda z: z**z, "the powers -1, 0.5, 1, 2, 3 and 4, got <a value of line"),
+        (lambda z: np.arctan(z), "has PyTorch's functions, not numpy.arctan: line"),
+        (lambda z: np.ones(3) * z, "has PyTorch's functions, not numpy.multiply: line"),
+        (lambda z: z * np.ones(3), "its values and numbers, got ndarray: line"),
+        (lambda z: np.asarray(z), "no truth, number or entries yet: line"),
+        (lambda z: z * 10**400, "must fit into a float: line"),
+        (lambda z: z.clamp(), ".clamp in a formula does not take these arguments: line"),
     ],
 )
 def test_what_a_formula_cannot_say_is_refused_with_its_line(function, text):
@@ -239,6 +253,35 @@ def test_what_a_formula_cannot_say_is_refused_with_its_line(function, text):
         record(function)
     if "line" in str(caught.value):
         assert "test_formula.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["erf", "item", "shape", "typo"])
+def test_a_method_that_values_lack_is_named_with_its_line(name):
+    with pytest.raises(AttributeError, match=f"a value of a formula has no .{name}.*: line .*test_formula.py"):
+        record(lambda z: z + getattr(z, name)())
+    with pytest.raises(AttributeError, match=r"no \.erf; torch\.erf may take it: line"):
+        record(lambda z: z.erf())
+
+
+def test_numbers_of_numpy_are_numbers():
+    formula = record(lambda z: np.float64(2) * z + np.float32(0.5) - np.int64(3) / (z * z + np.float64(1)))
+    z = torch.randn(5, dtype=torch.float64)
+    torch.testing.assert_close(formula(z), 2 * z + 0.5 - 3 / (z * z + 1))
+    assert record(lambda z: np.tanh(z)).pack() == record(torch.tanh).pack()
+
+
+def test_a_product_less_what_it_is_in_is_exact():
+    """Multiplied and subtracted at once, it left its rounding error, and a comparison with 0 chose the other side."""
+    functions = [
+        lambda x, y: x * y - x * y,
+        lambda x, y: torch.maximum(x * y, x - 9) - x * y,
+        lambda x, y: torch.where(torch.relu(x * y + 9) - 9 - x * y == 0, x, y) * 0,
+        lambda x, y: torch.where(abs(x * y) - x * y > 0, x, y),
+    ]
+    x, y = torch.rand(2, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together = record(lambda *z: tuple(function(*z) for function in functions), 2)
+    for found, function in zip(run_compiled(together, x, y), functions, strict=True):
+        assert torch.equal(found, function(x, y))
 
 
 def test_arguments_by_name_and_zeros_among_them():

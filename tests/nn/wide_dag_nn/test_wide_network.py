@@ -248,3 +248,16 @@ def test_an_output_with_a_head_needs_its_activation_in_a_dict():
         WideDagNN(dag, activation={"h": "relu"}, heads=1)
     assert WideDagNN(dag, activation={"h": "relu"}).activations == ["identity", "relu", "identity"]
     assert WideDagNN(dag, activation="relu", heads=1).activations == ["identity", "relu", "relu"]
+
+
+@pytest.mark.parametrize("dag", [Dag([], 2), Dag([(0, 1), (1, 2)], 3, outputs=[0])], ids=["no edges", "no way"])
+@pytest.mark.parametrize(
+    "make", [DagNN, lambda dag: WideDagNN(dag, width=2, normalise="layer")], ids=["narrow", "wide"]
+)
+def test_parameters_that_no_output_depends_on_have_gradients_of_zeros_on_both_paths(make, dag, monkeypatch):
+    net = make(dag)
+    for path in ("compiled", "reference"):
+        monkeypatch.setenv("DAGNN_KERNELS", path)
+        net.zero_grad()
+        net(torch.randn(3, len(dag.inputs), requires_grad=True)).sum().backward()
+        assert all(one.grad is not None and not one.grad.any() for one in net.parameters()), path

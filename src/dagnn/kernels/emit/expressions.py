@@ -16,6 +16,7 @@ from typing import Any, NoReturn, SupportsFloat
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from dagnn.errors import ConfigError
 
@@ -62,6 +63,9 @@ class Expr:
     def __init__(self, graph: Graph, op: str, args: tuple["Expr", ...], name: Any, level: int) -> None:
         self.graph, self.place, self.op, self.args, self.name, self.level = graph, len(graph), op, args, name, level
         self._frame = _users_frame()
+
+    def __repr__(self) -> str:
+        return f"<a value of {self.line}>"
 
     @property
     def line(self) -> str:
@@ -141,8 +145,11 @@ class Expr:
         return self.graph.add("no", self)
 
     def __getattr__(self, name: str) -> Callable[..., "Expr"]:
-        if name.startswith("__") or name not in FUNCTIONS:
-            raise AttributeError(f"a value of a formula has no .{name}")
+        if name.startswith("__"):
+            raise AttributeError(f"a value of a formula has no {name}")
+        if name not in FUNCTIONS:
+            more = f"; torch.{name} may take it" if callable(getattr(torch, name, None)) else ""
+            raise AttributeError(f"a value of a formula has no .{name}{more}: {quoted()}.")
 
         def method(*args: Any, **kwargs: Any) -> "Expr":
             try:
@@ -168,9 +175,15 @@ class Expr:
                 return known(*args, **on)
         if given is None or any(isinstance(one, Expr) for one in on.values()):
             raise ConfigError(f"torch.{name} takes values of a formula as arguments by place only: {quoted()}.")
-        return given.graph.add(
-            "torch", *(one for one in args if isinstance(one, Expr)), name=_Call(function, args, kwargs)
-        )
+        call = Call(function, args, kwargs, quoted())
+        return given.graph.add("torch", *(one for one in args if isinstance(one, Expr)), name=call)
+
+    def __array_ufunc__(self, function: Any, method: str, *args: Any, **kwargs: Any) -> "Expr":
+        known = FUNCTIONS.get(function.__name__)
+        # A number of NumPy's times a value comes here; an array does not fit.
+        if known is None or method != "__call__" or kwargs or any(getattr(one, "ndim", 0) for one in args):
+            raise ConfigError(f"a formula has PyTorch's functions, not numpy.{function.__name__}: {quoted()}.")
+        return known(*(one if isinstance(one, Expr) else float(one) for one in args))
 
     def like(self, other: Any) -> "Expr":
         """``other`` as an expression of this graph."""
@@ -178,9 +191,15 @@ class Expr:
             if other.graph is not self.graph:
                 raise ConfigError(f"a formula may not use values of another one: {quoted()}.")
             return other
-        if isinstance(other, Tensor) or not isinstance(other, SupportsFloat):
-            raise ConfigError(f"a formula is made of its values and numbers, got {type(other).__name__}: {quoted()}.")
-        return self.graph.number(other)
+        if isinstance(other, Tensor) or getattr(other, "ndim", False) or not isinstance(other, SupportsFloat):
+            raise ConfigError(
+                f"a formula is made of its values and numbers, got {type(other).__name__}: {quoted()}. In a cell, a "
+                "trained vector is weights.NAME."
+            )
+        try:
+            return self.graph.number(other)
+        except OverflowError as error:  # 10**400
+            raise ConfigError(f"a number of a formula must fit into a float: {quoted()}.") from error
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigError(
@@ -188,15 +207,20 @@ class Expr:
             f"{quoted()}. Write torch.where(condition, a, b) for a choice, and PyTorch's functions for those of math."
         )
 
-    __bool__ = __float__ = __int__ = __iter__ = __len__ = __getitem__ = __array__ = _refuse
-    __array_ufunc__ = None
+    __bool__ = __float__ = __int__ = __index__ = __iter__ = __len__ = __getitem__ = __array__ = __contains__ = _refuse
+
+    def _lack(self, *_: Any) -> NoReturn:
+        raise ConfigError(f"a formula has + - * / **, comparisons and & | ~, and changes no value: {quoted()}.")
+
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = __rpow__ = __round__ = _lack
+    __xor__ = __rxor__ = __setitem__ = __delitem__ = _lack
 
 
-class _Call:
-    """A call of PyTorch's that the language has no operation for: it runs on tensors only."""
+class Call:
+    """A call of PyTorch's that the language has no operation for: on tensors only; ConfigError for another shape."""
 
-    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
-        self.function, self._args, self._kwargs = function, args, kwargs or {}
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, line: str) -> None:
+        self.function, self._args, self._kwargs, self._line = function, args, kwargs or {}, line
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         rest = iter(tensors)
@@ -205,9 +229,61 @@ class _Call:
         if not isinstance(result, Tensor) or result.shape != expected:
             got = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise ConfigError(
-                f"torch.{self.function.__name__} in a formula must keep the shape {list(expected)}, got {got}."
+                f"torch.{self.function.__name__} in a formula must keep the shape {list(expected)}, got {got}: "
+                f"{self._line}."
             )
         return result
+
+    def check(self, hidden: int) -> None:
+        """Raise ConfigError where it does not take values of this width, or mixes those of different nodes."""
+        held = [one for one in self._args if isinstance(one, Tensor)]
+        if not all(type(one) in (Tensor, torch.nn.Parameter) and one.is_cpu for one in held):
+            return
+        dtype = next((one.dtype for one in held if one.is_floating_point()), torch.get_default_dtype())
+        values = torch.rand(len(self._args), 3, hidden, generator=torch.Generator().manual_seed(0), dtype=dtype)
+        pairs = zip(self._args, values, strict=True)
+        given = [v > 0.5 if a.op in BOOLEANS else v for a, v in pairs if isinstance(a, Expr)]
+
+        def run(nodes: slice, seed: int) -> Tensor:
+            # On copies of what the user holds: batch norm writes to the means that it is given.
+            copies = [one.detach().clone() if isinstance(one, Tensor) else one for one in self._args]
+            torch.manual_seed(seed)
+            of_copies = Call(self.function, tuple(copies), self._kwargs, self._line)
+            return of_copies(*(one[nodes] for one in given)).double()  # a condition has no distance
+
+        name = f"torch.{self.function.__name__}"
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                whole = run(slice(0, 3), 0)
+                is_random = not torch.allclose(whole, run(slice(0, 3), 1), rtol=0, atol=0, equal_nan=True)
+                apart = whole if is_random else torch.cat([run(slice(k, k + 1), 0) for k in range(3)])
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ConfigError(
+                f"{name} does not take values of the shape [nodes, {hidden}], {reason:.200}: {self._line}."
+            ) from error
+        if not torch.allclose(whole, apart, rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise ConfigError(
+                f"{name} mixes the values of different nodes, and the shape of a value is [nodes, {hidden}]: "
+                f"{self._line}."
+            )
+
+
+class NoNumbers(TorchFunctionMode):
+    """While a formula is recorded: an error where it makes a number of a tensor, which would stay as it is."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__bool__"):
+            raise ConfigError(
+                f"a formula is recorded once, and the numbers of a tensor may change later: {quoted()}. Write a number "
+                "of Python, or weights.NAME for what is trained."
+            )
+        return function(*args, **(kwargs or {}))
 
 
 def maximum(a: Expr, b: Any) -> Expr:
@@ -236,7 +312,7 @@ def is_number(x: Expr, value: float) -> bool:
 
 
 def _power(x: Expr, exponent: Any) -> Expr:
-    match exponent:
+    match None if isinstance(exponent, Expr | Tensor) else exponent:
         case 0.5:
             return x.sqrt()
         case -1:
@@ -247,9 +323,22 @@ def _power(x: Expr, exponent: Any) -> Expr:
 
 
 def _clamp(x: Expr, min: Any = None, max: Any = None) -> Expr:  # PyTorch's names
-    # As in PyTorch, a bound itself passes the gradient on, and NaN stays and does not.
-    x = x if min is None else where(x >= min, x, where(x < min, min, x.detach()))
-    return x if max is None else where(x <= max, x, where(x > max, max, x.detach()))
+    if min is None and max is None:
+        raise TypeError
+    # As in PyTorch, a bound itself passes the gradient on, and NaN stays and does not, that of a bound too.
+    x = x if min is None else where(x >= min, x, where(x < min, min, _nan(x, min)))
+    return x if max is None else where(x <= max, x, where(x > max, max, _nan(x, max)))
+
+
+def _nan(x: Expr, bound: Any) -> Expr:
+    return (x + bound if isinstance(bound, Expr) else x).detach()
+
+
+def _dropout(x: Expr, p: float = 0.5, training: bool = False) -> Expr:
+    # In eval mode it changes nothing. In training it is PyTorch's, which no formula has.
+    if training or not 0 <= p <= 1:
+        raise TypeError
+    return x
 
 
 def _unary(op: str) -> Callable[[Expr], Expr]:
@@ -283,6 +372,7 @@ FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "silu": lambda x: x * x.sigmoid(),
     "addcmul": lambda x, y, z: x + y * z,
     "detach": _unary("fixed"),
+    "dropout": _dropout,
 }
 """PyTorch's functions and methods that a formula may use, by name."""
 

@@ -306,17 +306,17 @@ class Registers:
             case "add":
                 a, b = reversed(one.args) if self._is_open(one.args[1]) else one.args
                 return self.added(a, self.value(b))
-            case "sub" if self._is_open(one.args[1]):
-                x, y = (self.value(arg) for arg in one.args[1].args)
-                return self.code.multiply_add(self.code.build.fneg(x), y, self.value(one.args[0]))
+            case "sub":
+                first = self.value(one.args[0])  # before the question: it may be made of that product
+                if self._is_open(one.args[1]):
+                    x, y = (self.value(arg) for arg in one.args[1].args)
+                    return self.code.multiply_add(self.code.build.fneg(x), y, first)
         return OPERATIONS[one.op](self.code, *(self.value(arg) for arg in one.args))
 
     def _is_open(self, one: Expr) -> bool:
         """Whether it is a product that nobody has computed: one that can be fused with an addition."""
-        if one.op == "mul" and one not in self.known:
-            loaded = self._load(one)
-            if loaded is not None:
-                self.known[one] = loaded
+        if one.op == "mul" and one not in self.known and (loaded := self._load(one)) is not None:
+            self.known[one] = loaded
         return one.op == "mul" and one not in self.known
 
 

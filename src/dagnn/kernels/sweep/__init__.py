@@ -47,7 +47,7 @@ class Operands:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._states:
-            raise AttributeError(f"operands have the states {', '.join(self._states)}, not {name}")
+            raise AttributeError(f"operands have the states {', '.join(self._states)}, not {name}: {quoted()}.")
         return self._states[name]
 
     def sum(self, values: Any) -> Any:
@@ -119,7 +119,7 @@ class Weights:
 
     def each(self, output: Any, name: str = "operand_weight") -> Any:
         """The weight ``name`` times the output of each operand: computed once with the operand, not for every edge."""
-        if output.op != "source" or self._each not in (None, (name, output)):
+        if not isinstance(output, Expr) or output.op != "source" or self._each not in (None, (name, output)):
             raise ConfigError(f"a cell has one product for each operand, with its first state: {quoted()}.")
         self._each = name, output
         return self._graph.add("each", name=name, level=EDGE)

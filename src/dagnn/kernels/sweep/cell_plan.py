@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dagnn.errors import ConfigError
-from dagnn.kernels.emit.expressions import BOOLEANS, EDGE, NODE, REDUCTIONS, SLOT, Expr, Graph, called
+from dagnn.kernels.emit.expressions import BOOLEANS, EDGE, NODE, REDUCTIONS, SLOT, Expr, Graph, NoNumbers, called
 from dagnn.kernels.emit.formula import ancestors, gradients, on_tensors
 from dagnn.kernels.sweep import Named, Operands, Weights
 
@@ -70,6 +70,8 @@ class CellPlan:
         aggregates: what the product multiplies, by slot.
         reads_output, reads_features: whether the way back reads the outputs, and the projected features.
         weighs: whether it has a softmax over operands; that means nothing where each has a slot of its own.
+        reached: whether the output depends on the projected features, and on each of the weights of a `ProjectedCell`,
+            in any graph, so that autograd has a gradient for them.
         keeps_zero: see `_keeps_zero`.
         reason: why the formula runs level by level; None where it can be compiled.
     """
@@ -80,7 +82,8 @@ class CellPlan:
                 raise ConfigError(f"a state cannot be called {name!r}: give it another name.")
         graph = self.graph = Graph()
         x, operands, weights = Named(graph, "feature"), Operands(graph, states), Weights(graph)
-        result = formula(x, operands, weights)
+        with NoNumbers():
+            result = formula(x, operands, weights)
         self.new = dict(zip(states, _checked(formula, result, states), strict=True))
         self.states, self.has_attention, self.weighs = tuple(states), operands._scores, operands._weighs
         self.leaves = {
@@ -105,6 +108,7 @@ class CellPlan:
         self.second_steps = [_step(one) for one in order if one not in of_product]
         self.aggregate_places = [one.place for one in self.aggregates]
         self.new_places = [one.place for one in self.new.values()]
+        self.reached = self._reached()
         self.reason = self._reason()
         self._forward_ends = len(graph)
 
@@ -113,6 +117,12 @@ class CellPlan:
         self._differentiate()
         self._lay_out()
         self.keeps_zero = self._keeps_zero()
+
+    def check(self, hidden: int) -> None:
+        """Raise ConfigError where a function that formulas lack does not take values of this width."""
+        for one in self.graph.values():
+            if one.op == "torch":
+                one.name.check(hidden)
 
     def _keeps_zero(self) -> bool:
         """Whether everything that a product or a sum reads is 0 where all that goes in is.
@@ -131,6 +141,24 @@ class CellPlan:
                 values[one] = zero + (one.name if one.op == "number" else one.op in ("share", "count"))
         written = [one for one, _ in (*self.first, *self.second, *self.back, *self.last) if one.op not in _KEPT]
         return all(values[one] == 0 for one in (*written, *self.new.values(), *self.aggregates, *self.pulled.values()))
+
+    def _reached(self) -> tuple[bool, ...]:
+        # Through the operands, and through the product to what it multiplies, as long as that finds more.
+        found, ends = set[Expr](), [self.new[self.states[0]]]
+        while ends:
+            found |= set(ancestors(ends, lambda one: one.op == "fixed" or one.op in BOOLEANS))
+            next_ends = [self.new[name] for name in self.states if self.sources[name] in found]
+            if any(one.op in ("each", "attention") for one in found):
+                next_ends.append(self.new[self.states[0]])
+            if any(one.op == "column" for one in found):
+                next_ends += self.aggregates
+            ends = [one for one in next_ends if one not in found]
+        ops = {one.op for one in found}
+        matrix = ["column" in ops] if self.aggregates else []
+        each = ["each" in ops] if self.each else []
+        vectors = [one in found for one in self.leaves["vectors"].values()]
+        scores = ["attention" in ops] if self.has_attention else []
+        return ("feature" in ops, *matrix, *each, *vectors, *scores)
 
     def _reason(self) -> str | None:
         for one in ancestors([*self.new.values(), *self.aggregates]):
@@ -360,6 +388,10 @@ def _checked(formula: Formula, result: Any, states: Sequence[str]) -> tuple[Expr
             f"{called(formula)} must return a value for each of the states {', '.join(states)}, got {result!r}."
         )
     for name, one in zip(states, new, strict=True):
+        if one.op in BOOLEANS:
+            raise ConfigError(
+                f"the state {name} is a comparison: write torch.where(comparison, 1.0, 0.0) for a number: {one.line}."
+            )
         if one.level != NODE:
             raise ConfigError(
                 f"the state {name} differs from operand to operand; reduce it, with operands.sum: {one.line}."

@@ -45,6 +45,14 @@ class ProjectedCell:
     projected: Tensor
     weights: tuple[Tensor, ...]
 
+    def as_reached(self) -> "ProjectedCell":
+        """With what the output does not depend on detached: no gradient instead of zeros, as in plain PyTorch."""
+        if all(self.plan.reached):
+            return self
+        given = zip((self.projected, *self.weights), self.plan.reached, strict=True)
+        projected, *weights = (one if is_reached else one.detach() for one, is_reached in given)
+        return ProjectedCell(self.plan, self.hidden, projected, tuple(weights))
+
 
 @dataclass(frozen=True, eq=False)
 class SweepGraph:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dagnn.graph.cached import Living, constant, made_once
 from dagnn.graph.edges import offsets_of
+from dagnn.kernels.autograd import is_recorded
 from dagnn.kernels.network.plan import why_not_compiled
 from dagnn.kernels.nodes import activation_of
 
@@ -319,6 +320,10 @@ def run_reference(plan: WidePlan, x: Tensor, parameters: WideParameters, state: 
     bias = torch.cat([parameters.bias, parameters.bias.new_zeros(1)])
     mask = None if state.mask is None else torch.cat([state.mask, state.mask.new_ones(1, x.shape[0])])
     values, means, variances = [x.t()], list[Tensor](), list[Tensor]()
+    if is_recorded():
+        # No row of each parameter: where no edge leads to an output, gradients are zeros, as of the compiled path.
+        nothing = torch.cat([one[:0] for one in parameters if one is not None]).unsqueeze(1)
+        values = [torch.cat([x.t(), nothing.expand(0, x.shape[0])])]
     for level in tables.levels:
         total = bias.index_select(0, level.bias).unsqueeze(1).expand(level.num_rows, x.shape[0])
         if len(level.weight):

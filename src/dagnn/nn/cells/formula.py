@@ -1,6 +1,9 @@
 """`FormulaCell`: a cell from a formula alone, compiled forward and backward where its formula can be."""
 
 import math
+from collections.abc import Callable
+from functools import partial
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -10,6 +13,9 @@ from dagnn.errors import ConfigError, GraphError
 from dagnn.kernels import CellPlan, Named, Operands, ProjectedCell, Weights, explain_cell, plan_cell
 from dagnn.kernels.reference import cell_step
 from dagnn.nn.learnable import LearnableModule, check_operator, check_size
+
+_CHANGES = (bool, int, float, complex, str, tuple, Tensor)
+_OF_MODULES = frozenset(dir(nn.Module))
 
 
 class FormulaCell(LearnableModule):
@@ -38,7 +44,8 @@ class FormulaCell(LearnableModule):
     - numbers, operators and PyTorch's ``exp log tanh sigmoid silu relu sqrt sin cos abs maximum minimum where clamp``.
 
     The formula is recorded when the cell is made, for training and for eval mode, so it may branch on ``self.training``
-    (dropout does) and on attributes of the class, never on values.
+    (dropout does) and on attributes, never on values. It is recorded again where an attribute is set, or a variable
+    that it reads. ``a += b`` makes a new value, and leaves the one that was called a.
     Other functions of PyTorch that keep the shape work too; such a cell runs level by level, and `explain` says why.
 
     Args:
@@ -49,8 +56,9 @@ class FormulaCell(LearnableModule):
         operators: operators are ``0 .. operators - 1``, each with a weight of the product; None for one for all nodes.
 
     Raises:
-        ConfigError: a size is below 1; the formula is none, and the message quotes its line; or it names other weights
-            in training than in eval mode.
+        ConfigError: a size is below 1; the formula is none, and the message quotes its line; it has a function of
+            PyTorch's that mixes nodes or does not keep the shape; or it names other weights in training than in eval
+            mode, or than before an attribute was set.
         GraphError: (at the call) an edge has a position of ``max_children`` or above; an operator is missing or out of
             range.
 
@@ -101,27 +109,45 @@ class FormulaCell(LearnableModule):
     @property
     def plan(self) -> CellPlan:
         """The formula as it was recorded for the mode that the cell is in."""
+        if not torch.compiler.is_compiling() and any(read() is not value for read, value in self._reads):
+            self._record()
         return self._recorded[self.training]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_read = "_recorded" in self.__dict__ and not name.startswith("_") and name != "training"
+        if not is_read or callable(value) or isinstance(value, Tensor | nn.Module | None):
+            super().__setattr__(name, value)
+            return
+        before = self.__dict__.get(name, self)  # nothing is itself
+        super().__setattr__(name, value)
+        try:
+            self._record()
+        except ConfigError:
+            if before is self:
+                super().__delattr__(name)
+            else:
+                super().__setattr__(name, before)
+            raise
 
     def _record(self) -> None:
         mode, recorded = self.training, []
+        reads = _reads_of(self)
         try:
             for self.training in (False, True):
                 recorded.append(plan_cell(self.formula, self.states))
+                recorded[-1].check(self.hidden)
         finally:
             self.training = mode
-        self._recorded = tuple(recorded)
-        evaluated, trained = (
-            {"x": plan.features, "product": plan.columns, "by_slot": plan.slot_columns, "weights": plan.vectors}
-            | {"sums": len(plan.aggregates), "each": plan.each, "attention": plan.has_attention}
-            for plan in recorded
-        )
-        differ = [f"{key}: {evaluated[key]} and {trained[key]}" for key in trained if evaluated[key] != trained[key]]
-        if differ:
-            raise ConfigError(
-                f"the formula of {type(self).__name__} names other weights in eval mode than in training "
-                f"({', '.join(differ)}): name the same ones in both, in the same order."
-            )
+        before = self.__dict__.get("_recorded", recorded)[0]
+        for of_other, other in (("than in training", recorded[1]), ("than before", before)):
+            ours, theirs = _names_of(recorded[0]), _names_of(other)
+            differ = [f"{key}: {ours[key]} and {theirs[key]}" for key in ours if ours[key] != theirs[key]]
+            if differ:
+                raise ConfigError(
+                    f"the formula of {type(self).__name__} names other weights in eval mode {of_other} "
+                    f"({', '.join(differ)}): name the same ones in both, in the same order."
+                )
+        self._recorded, self._reads = tuple(recorded), reads
 
     def explain(self) -> str:
         """``"compiled"``, with the device where that is a GPU; or why the cell runs level by level.
@@ -205,9 +231,51 @@ class FormulaCell(LearnableModule):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_recorded"]  # again where the cell is made: a plan is no data
+        del state["_recorded"], state["_reads"]  # again where the cell is made: a plan is no data
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._record()
+
+
+def _names_of(plan: CellPlan) -> dict[str, Any]:
+    names = {"x": plan.features, "product": plan.columns, "by_slot": plan.slot_columns, "weights": plan.vectors}
+    return names | {"sums": len(plan.aggregates), "each": plan.each, "attention": plan.has_attention}
+
+
+def _reads_of(cell: FormulaCell) -> list[tuple[Callable[[], Any], Any]]:
+    """What may change behind a formula: numbers and tensors in variables that it and its helpers read, as they are now.
+
+    Numbers in attributes of the cell are not among them: `FormulaCell.__setattr__` sees those change.
+    """
+    found: list[tuple[Callable[[], Any], Any]] = []
+    seen, rest = set[Any](), [cell.formula]
+    while rest:
+        function = rest.pop()
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        code, names = function.__code__, set[str]()
+        codes = [code]
+        for one in codes:  # grows: functions inside functions
+            names.update(one.co_names)
+            codes += [const for const in one.co_consts if isinstance(const, CodeType)]
+        reads = [partial(function.__globals__.get, name) for name in names]
+        reads += [partial(_content, variable) for variable in function.__closure__ or ()]
+        reads += [partial(getattr, type(cell), name, None) for name in names if name not in _OF_MODULES]
+        for read in reads:
+            value = read()
+            if isinstance(value, FunctionType) and not value.__module__.startswith(("torch.", "dagnn.nn.")):
+                rest.append(value)
+            elif isinstance(value, _CHANGES):
+                found.append((read, value))
+    return found
+
+
+def _content(variable: CellType) -> Any:
+    try:
+        return variable.cell_contents
+    except ValueError:  # not there yet
+        return None
