@@ -26,7 +26,8 @@ from torch import nn
 from benchmarks.harness import QUICK_ROUNDS, ROUNDS, Row, as_json, table
 from dagnn.data import BatchIterator
 from dagnn.training import MappedLoader, MetricsLog, RunDirectory, Trainer, TrainingConfig
-from dagnn.training.optimizers import WeightAverage, make_schedule
+from dagnn.training.averages import WeightAverage
+from dagnn.training.optimizers import make_schedule
 
 STEPS, QUICK_STEPS = 500, 100
 REQUIRED = {"a bare loop": 0.97, "with fused AdamW": 0.95}

@@ -190,7 +190,7 @@ GUARDS = [
     ),
     Guard(
         "averages are saved under every name",
-        "training/optimizers.py",
+        "training/averages.py",
         "        if alike == self._weights.keys() and _holds_its_tensors(self._model, own):\n",
         "        if True:\n",
         "training/test_ema.py::test_averages_of_tied_weights_are_saved_under_each_of_their_names",
@@ -268,14 +268,14 @@ GUARDS = [
     ),
     Guard(
         "the second signal leaves at once",
-        "training/processes.py",
+        "training/signals.py",
         "            _raise(signal_number)\n        self.request",
         "            return\n        self.request",
         "training/test_signals.py",
     ),
     Guard(
         "SIGTERM outside of training is 143",
-        "training/processes.py",
+        "training/signals.py",
         "    with _handlers(leave):\n",
         "    if True:\n",
         "faults/test_interrupts.py",

@@ -16,8 +16,8 @@ from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.evaluation_file import Evaluation, LevelResult
 from dagnn.curriculum.solving import Solution, SolvedStep
 from dagnn.data import Dataset
-from dagnn.training.processes import TrainingInterrupted
 from dagnn.training.run.directory import RunDirectory
+from dagnn.training.signals import TrainingInterrupted
 
 EVALUATION = Evaluation({1: LevelResult(0.998, 500)}, cpu_seconds=1.5, wall_seconds=2.0, parameters=10, step=7)
 

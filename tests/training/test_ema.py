@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dagnn.errors import RunError
-from dagnn.training.optimizers import WeightAverage
+from dagnn.training.averages import WeightAverage
 from dagnn.training.run.tensors import averaged_tensors, load_weights
 
 

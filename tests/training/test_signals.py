@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from dagnn.training.processes import EvaluationAborted, StopRequest, TrainingInterrupted
+from dagnn.training.signals import EvaluationAborted, StopRequest, TrainingInterrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

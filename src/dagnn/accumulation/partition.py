@@ -1,14 +1,8 @@
-"""Partition a stream of batches into windows, each fetched whole and unchanged, and a batch into micro-batches.
-
-A window is fetched whole, so a loader that fills one buffer again and again would yield the last batch K times. Two
-batches of a window that share memory are the first sign. Whether the contents changed is decided by what a batch held
-when it arrived: which objects, and a sample of their values.
-"""
+"""Partition a stream of batches into windows, and a batch into micro-batches."""
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from dagnn.accumulation.fetched import Fetched
 from dagnn.accumulation.items import (
     CANNOT_SPLIT,
     Parts,
@@ -30,174 +25,6 @@ from dagnn.accumulation.items import (
 )
 from dagnn.accumulation.shares import SINGLE, KnownWeights, Weights, check_weights
 from dagnn.errors import AccumulationError, ConfigError
-
-_SAMPLE = 1024  # values of a tensor; one with fewer is compared whole
-_DEPTH = 4  # of objects that hold objects: they may hold each other in a circle
-
-
-class _Batch(NamedTuple):
-    data: Any
-    leaves: Sequence[Any]
-    containers: Sequence[int]  # ids of those that may be filled again
-    versions: list[int]
-    samples: Sequence["_Sample"]  # empty where none were taken
-
-
-class _Sample(NamedTuple):
-    values: bytes | Tensor | None
-    whole: bool
-
-
-class Fetched:
-    """The batches of the window that is being fetched.
-
-    Samples are taken in the first window, and as long as batches share memory; a loader that gives each batch its own
-    memory costs only a look at the addresses.
-    """
-
-    def __init__(self) -> None:
-        self._batches: list[_Batch] = []
-        self._sampling = True
-
-    def add(self, batch: Any) -> None:
-        """Record what ``batch`` holds as it arrives."""
-        leaves, containers = _contents(batch)
-        samples = [_sample(leaf) for leaf in leaves] if self._sampling else ()
-        try:
-            versions = [leaf._version for leaf in leaves]
-        except (AttributeError, RuntimeError):
-            versions = list(map(_version, leaves))
-        self._batches.append(_Batch(batch, leaves, containers, versions, samples))
-
-    def end_window(self, *, keep_last: bool = False) -> None:
-        """Begin the next window, of which the last batch is the first if ``keep_last``.
-
-        AccumulationError where a batch of the window is not what it was when it arrived.
-        """
-        batches, self._batches = self._batches, []
-        if len(batches) > 1:
-            self._sampling = _share_memory(batches)
-            changed = [_changed(batch) for batch in batches] if self._sampling else []
-            if any(changed):
-                raise AccumulationError(
-                    f"the loader changed batch {changed.index(True)} of the window after it had yielded it: it fills "
-                    "one buffer again and again, but a window is fetched whole before it runs. Let it yield a copy "
-                    "(batch.clone()), or use accumulator.backward(loss, weight=n) and accumulator.step(), which look "
-                    "at one batch at a time."
-                )
-        if keep_last:
-            self.add(batches[-1].data)
-
-
-def _share_memory(batches: Sequence[_Batch]) -> bool:
-    try:
-        # The usual window, quickly: only tensors, no two of which begin at one place.
-        places = [leaf.data_ptr() for batch in batches for leaf in batch.leaves]
-        places += [container for batch in batches for container in batch.containers]
-        if len(set(places)) == len(places):
-            return False
-    except (AttributeError, RuntimeError, NotImplementedError):
-        pass  # see _address
-    seen: set[int] = set()
-    for batch in batches:
-        addresses = {*map(_address, batch.leaves), *batch.containers}
-        addresses.discard(0)
-        if not seen.isdisjoint(addresses):
-            return True
-        seen |= addresses
-    return False
-
-
-def _contents(batch: Any) -> tuple[Sequence[Any], Sequence[int]]:
-    """Everything in ``batch`` that is no container, and the ids of its containers."""
-    if type(batch) is tuple and len(batch) == 2 and type(batch[0]) is type(batch[1]) is Tensor:
-        return batch, ()  # the usual batch, quickly
-    leaves: list[Any] = []
-    containers: list[int] = []
-    _collect(batch, leaves, containers)
-    return leaves, containers
-
-
-def _collect(value: Any, leaves: list[Any], containers: list[int], depth: int = 0) -> None:
-    if isinstance(value, (Tensor, np.ndarray)):
-        leaves.append(value)
-        return
-    parts = parts_of(value) if is_structure(value) else _attributes(value) if depth < _DEPTH else None
-    if parts is None:
-        leaves.append(value)
-        return
-    if not isinstance(value, tuple):
-        containers.append(id(value))
-    for part in parts:
-        _collect(part, leaves, containers, depth + 1)
-
-
-def _attributes(value: Any) -> list[Any] | None:
-    """What an object of a user's own class holds, which may be filled again as a list may; None for anything else."""
-    held = getattr(value, "__dict__", None)
-    if isinstance(value, (type, ModuleType)) or callable(value) or not isinstance(held, dict):
-        return None
-    return list(held.values())
-
-
-def _address(leaf: Any) -> int:
-    """Where the values of a tensor or array begin; 0 for anything else."""
-    try:
-        return int(leaf.__array_interface__["data"][0] if isinstance(leaf, np.ndarray) else leaf.data_ptr())
-    except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, or a sparse or nested one with several
-        return 0
-
-
-def _version(leaf: Any) -> int:
-    try:
-        return int(leaf._version)
-    except (AttributeError, RuntimeError):  # no tensor, or one of inference mode, which has none
-        return 0
-
-
-def _changed(batch: _Batch) -> bool:
-    leaves, _ = _contents(batch.data)
-    if len(leaves) != len(batch.leaves):
-        return True
-    for index, (now, before, version) in enumerate(zip(leaves, batch.leaves, batch.versions, strict=True)):
-        plain = isinstance(now, (int, float, str, bytes)) and type(now) is type(before) and now == before
-        written = not plain and (now is not before or _version(now) != version)
-        if not batch.samples:
-            if written:
-                return True
-            continue
-        first, second = batch.samples[index], _sample(now)
-        if first.values is not None and second.values is not None and not _equal(first.values, second.values):
-            return True
-        # Written to, yet the sampled values are equal: only a comparison of all values proves it unchanged.
-        if written and not (first.whole and second.whole):
-            return True
-    return False
-
-
-def _equal(before: bytes | Tensor, now: bytes | Tensor) -> bool:
-    if isinstance(before, Tensor) and isinstance(now, Tensor):
-        return torch.equal(before, now)
-    return before == now
-
-
-def _sample(leaf: Any) -> _Sample:
-    """Bits of values that lie evenly in the memory of a tensor or array: a copy."""
-    if isinstance(leaf, Tensor):
-        if leaf.numel() == 0:
-            return _Sample(b"", True)
-        try:
-            span = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
-            step = -(-span // _SAMPLE)
-            sample = leaf.detach().as_strided((-(-span // step),), (step,)).clone()
-            return _Sample(sample.view(torch.uint8), step == 1)
-        except (RuntimeError, NotImplementedError, TypeError):  # sparse, nested, quantised
-            return _Sample(None, False)
-    if isinstance(leaf, np.ndarray):
-        step = -(-max(leaf.size, 1) // _SAMPLE)
-        return _Sample(leaf.ravel()[::step].tobytes(), step == 1)
-    return _Sample(None, False)
-
 
 Tail = Literal["flush", "carry", "drop"]
 WeightFn = Callable[[Any], Any]

@@ -21,12 +21,12 @@ from dagnn.errors import ConfigError, DagnnError, DataError, GraphError
 from dagnn.files import replace_file
 from dagnn.training.config import TrainingConfig
 from dagnn.training.evaluation import Meter
+from dagnn.training.lr_finder import LrCurve
 from dagnn.training.processes import Processes
 from dagnn.training.run.directory import open_run
 from dagnn.training.run.tensors import load_weights
 from dagnn.training.run.tools import run_and_checkpoint
 from dagnn.training.settings import at_least, setting
-from dagnn.training.step import LrCurve
 from dagnn.training.trainer import Trainer, TrainingTask
 
 if TYPE_CHECKING:

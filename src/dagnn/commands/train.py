@@ -44,7 +44,8 @@ def run(arguments: Sequence[str]) -> int:
     if given.find_lr:
         return _find_lr(job, _plan(given, unknown, job))
 
-    from dagnn.training.processes import TrainingInterrupted, leaving_on_signals, process_group
+    from dagnn.training.processes import process_group
+    from dagnn.training.signals import TrainingInterrupted, leaving_on_signals
 
     with leaving_on_signals(), process_group() as processes:
         # One process decides: another could look while the run directory is being made.
@@ -98,7 +99,7 @@ def _curriculum() -> Job:
 
 
 def _find_lr(job: Job, plan: tuple[TrainingConfig, bool, int | None]) -> int:
-    from dagnn.training.processes import leaving_on_signals
+    from dagnn.training.signals import leaving_on_signals
 
     config, resume, _ = plan
     if resume:

@@ -46,11 +46,11 @@ from dagnn.rewriting.dataset import (
 from dagnn.rewriting.network import replacement_objective
 from dagnn.training.counters import Clock, StagePromotion
 from dagnn.training.evaluation import Meter
+from dagnn.training.lr_finder import LrCurve
 from dagnn.training.processes import Processes, torch_threads
 from dagnn.training.run.checkpoints import Checkpoint
 from dagnn.training.run.directory import RunDirectory, open_checkpoints, open_run
 from dagnn.training.run.tensors import model_tensors
-from dagnn.training.step import LrCurve
 from dagnn.training.trainer import Trainer
 
 # Of each batch, in the progressive order: half from the newest level, half from all earlier ones.

@@ -11,8 +11,9 @@ from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import StagePromotion
 from dagnn.training.loader import BatchLoader
-from dagnn.training.processes import EvaluationAborted, Processes
+from dagnn.training.processes import Processes
 from dagnn.training.run.values import json_value
+from dagnn.training.signals import EvaluationAborted
 
 
 @dataclass(frozen=True)

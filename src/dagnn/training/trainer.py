@@ -13,18 +13,21 @@ from torch.optim import Optimizer
 
 from dagnn.accumulation.state import rng_state, seed_everything, untouched_rng
 from dagnn.errors import RunError
+from dagnn.training.averages import WeightAverage
 from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import Clock, Counters, StagePromotion, TrainingResult
 from dagnn.training.evaluation import checked_metrics, evaluated, score_of
 from dagnn.training.loader import BatchLoader, as_loader
 from dagnn.training.log import PROFILE_FILE, MetricsLog, Progress, StepProfiler, evaluation_lines
-from dagnn.training.optimizers import WeightAverage, make_optimizer
-from dagnn.training.processes import Processes, StopRequest, TrainingInterrupted, torch_threads
+from dagnn.training.lr_finder import LrCurve, find_lr
+from dagnn.training.optimizers import make_optimizer
+from dagnn.training.processes import Processes, torch_threads
 from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
 from dagnn.training.run.directory import RunDirectory, open_checkpoints
 from dagnn.training.run.resume import Resumable, changes, num_ranks_of, same_training
 from dagnn.training.run.tensors import check_initialised, flags_of, load_flags, unwrapped
-from dagnn.training.step import EpochMeans, LrCurve, WindowStep, find_lr
+from dagnn.training.signals import StopRequest, TrainingInterrupted
+from dagnn.training.step import EpochMeans, WindowStep
 
 _MAX_REFUSED_IN_A_ROW = 20
 

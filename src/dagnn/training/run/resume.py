@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 from dagnn.accumulation.state import rng_state, seed_everything, set_rng_state
 from dagnn.errors import CheckpointError, ConfigError, DagnnError, RunError, warn
+from dagnn.training.averages import WeightAverage
 from dagnn.training.config import Config, TrainingConfig
 from dagnn.training.counters import Counters, StagePromotion
 from dagnn.training.loader import BatchLoader
-from dagnn.training.optimizers import WeightAverage
 from dagnn.training.run.checkpoints import Checkpoint, json_bytes
 from dagnn.training.run.tensors import (
     check_optimizer,
