@@ -157,6 +157,12 @@ def test_replicates_are_refused_where_they_mean_nothing(files, capsys):
         ("run", "none.csv", [], "none.csv has no column 'state'"),
         ("run", "data.csv", ["--shuffles", "0"], "shuffles must be a whole number, at least 1, got 0."),
         ("run", "data.csv", ["--replicates", "-1"], "replicates must be a whole number, at least 1, got -1."),
+        (
+            "run",
+            "data.csv",
+            ["--hidden-decay", "2"],
+            "hidden_decay is a share of weight_decay, from 0.0 to 1.0, got 2.0.",
+        ),
     ):
         assert main(["visible", "explain", run, "--data", table, "--replicates", "2", *more]) == 2
         assert text in capsys.readouterr().err

@@ -68,6 +68,31 @@ def test_a_run_is_that_of_a_plain_loop(path, monkeypatch):
     assert torch.allclose(weight, net.edge_weight, atol=1e-12) and torch.allclose(bias, net.bias, atol=1e-12)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_hidden_edges_and_biases_decay_by_their_share(share):
+    x, y = (part.double() for part in data())
+    net = DagNN(pathways(), output_activation="tanh", dtype=torch.float64)
+    net.reset_parameters(torch.Generator().manual_seed(5))
+    run = Start(net).run(net._plan_on[torch.device("cpu")], 5, x, y, 7)
+    how = ReplicateTraining(epochs=2, batch_size=20, lr=0.02, weight_decay=3.0, hidden_decay=share)
+    train([run], how, is_label=True, threads=1, done=lambda count: None)
+
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02, weight_decay=0.0)
+    hidden = torch.tensor([not source.startswith("g") for source, _ in net._layout.edge_names()])
+    assert 0 < int(hidden.sum()) < len(hidden)
+    random = np.random.default_rng(7)
+    for _ in range(2):
+        for rows in torch.from_numpy(random.permutation(80)).split(20):
+            optimizer.zero_grad()
+            logit = 4 * net(x[rows])[:, 0]
+            torch.nn.functional.binary_cross_entropy_with_logits(logit, y[rows]).backward()
+            with torch.no_grad():
+                net.edge_weight.mul_(torch.where(hidden, 1 - 0.06 * share, 1 - 0.06))
+                net.bias.mul_(1 - 0.06 * share)
+            optimizer.step()
+    assert torch.allclose(run.weight, net.edge_weight, atol=1e-12) and torch.allclose(run.bias, net.bias, atol=1e-12)
+
+
 def test_the_planted_pathway_is_found_and_its_parent():
     found = explain_replicates(pathways(), *data(300), training=ReplicateTraining(epochs=40, lr=0.02, weight_decay=0.1))
 
@@ -197,3 +222,5 @@ def test_bad_input_is_refused(arguments, error, text):
     assert not trained  # not after hours of training
     with pytest.raises(ConfigError, match="lr must be a finite number above 0"):
         ReplicateTraining(lr=-1.0)
+    with pytest.raises(ConfigError, match="hidden_decay is a share of weight_decay"):
+        ReplicateTraining(hidden_decay=2.0)

@@ -69,6 +69,8 @@ class Explain:
     """of each replicate"""
     weight_decay: float = ReplicateTraining.weight_decay
     """of each replicate; strong by default, for many inputs and few samples"""
+    hidden_decay: float = ReplicateTraining.hidden_decay
+    """share of the weight decay for edges that leave no input; with 0 deep nodes are found under a strong decay too"""
     seed: int = 0
     """of the replicates"""
 
@@ -162,7 +164,12 @@ def _replicates(given: Explain, model: Model, samples: Samples, output: Hashable
     if output not in net.output_names:
         raise ConfigError(f"--replicates trains towards the target, and {output!r} is no output: leave --output out.")
     y = _target(model, samples, output)
-    training = ReplicateTraining(epochs=given.epochs, lr=given.learning_rate, weight_decay=given.weight_decay)
+    training = ReplicateTraining(
+        epochs=given.epochs,
+        lr=given.learning_rate,
+        weight_decay=given.weight_decay,
+        hidden_decay=given.hidden_decay,
+    )
     hidden = {net.activations[node] for node in range(net.dag.num_nodes)} - {"identity"}
     if len(hidden) == 1:
         training = replace(training, activation=hidden.pop())

@@ -37,6 +37,8 @@ class ReplicateTraining:
     Attributes:
         epochs, batch_size: the order of the samples is drawn anew for every epoch; what is left of one is dropped.
         lr, weight_decay: of AdamW. Strong decay keeps weights small where thousands of inputs meet hundreds of samples.
+        hidden_decay: the share of ``weight_decay`` for biases and for edges that leave no input. With 0.0 the ways from
+            deep nodes to the output stay alive, however strongly the weights of inputs decay.
         gain: by which the output is multiplied.
         activation, output_activation: as of `DagNN`.
 
@@ -51,6 +53,7 @@ class ReplicateTraining:
     batch_size: int = 50
     lr: float = 2e-3
     weight_decay: float = 6.0
+    hidden_decay: float = 1.0
     gain: float = 4.0
     activation: str = "tanh"
     output_activation: str = "tanh"
@@ -60,9 +63,11 @@ class ReplicateTraining:
             value = getattr(self, field.name)
             if field.type is int and (type(value) is not int or value < 1):
                 raise ConfigError(f"{field.name} must be a whole number, at least 1, got {value!r}.")
-            lowest = 0 if field.name == "weight_decay" else 1e-12
+            lowest = 0 if field.name in ("weight_decay", "hidden_decay") else 1e-12
             if field.type is float and not lowest <= value < float("inf"):
                 raise ConfigError(f"{field.name} must be a finite number above 0, got {value!r}.")
+        if self.hidden_decay > 1:
+            raise ConfigError(f"hidden_decay is a share of weight_decay, from 0.0 to 1.0, got {self.hidden_decay!r}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +79,7 @@ class Run:
         weight, bias: parameters, trained in place.
         x, y: ``[samples, inputs]``, ``[samples]``; labels 0 and 1, or standardised numbers.
         seed: of the order.
+        from_input: bool ``[weights]``, the edges that leave an input.
         draw: fills the parameters before the first step, on the thread that trains; None where they are there.
     """
 
@@ -83,6 +89,7 @@ class Run:
     x: Tensor
     y: Tensor
     seed: int
+    from_input: Tensor
     draw: Callable[[], None] | None = None
 
 
@@ -95,6 +102,7 @@ class Start:
     def __init__(self, net: DagNN) -> None:
         bounds = initial_bounds(net._layout, net.activations, net.aggregations)
         self._like = list(zip((net.edge_weight.detach(), net.bias.detach()), bounds, strict=True))
+        self._from_input = torch.isin(net._layout.edges[:, 0], net._layout.inputs)
 
     def run(self, plan: NetworkPlan, first: int, x: Tensor, y: Tensor, seed: int) -> "Run":
         """A run whose parameters are drawn from the seed ``first`` when it begins."""
@@ -105,7 +113,7 @@ class Start:
             for parameter, (_, bound) in zip((weight, bias), self._like, strict=True):
                 draw_uniform(parameter, bound, generator)
 
-        return Run(plan, weight, bias, x, y, seed, draw)
+        return Run(plan, weight, bias, x, y, seed, self._from_input, draw)
 
 
 def train(
@@ -163,7 +171,8 @@ def _train_group(runs: Sequence[Run], how: ReplicateTraining, is_label: bool) ->
             run.draw()
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(parameters, lr=how.lr, weight_decay=how.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(parameters, lr=how.lr, weight_decay=how.weight_decay * how.hidden_decay, fused=True)
+    input_decay = [] if how.hidden_decay == 1 else [(run.weight.detach(), _rest(run, how)) for run in runs]
     batch = min(how.batch_size, min(len(run.x) for run in runs))
     generators = [np.random.default_rng(run.seed) for run in runs]
     for _ in range(how.epochs):
@@ -176,9 +185,19 @@ def _train_group(runs: Sequence[Run], how: ReplicateTraining, is_label: bool) ->
             for run, order, y in zip(runs, orders, labels, strict=True):
                 gradient_of = _gradient(y[part], how.gain, is_label)
                 replace_gradients(run.plan, run.x, order[part], run.weight, run.bias, gradient_of)
+            for weight, rest in input_decay:
+                weight.mul_(rest)
             optimizer.step()
     for parameter in parameters:
         parameter.grad = None
+
+
+def _rest(run: Run, how: ReplicateTraining) -> Tensor:
+    """What every weight is multiplied by, beside AdamW's decay, so that those of inputs decay in full."""
+    full = how.lr * how.weight_decay
+    rest = torch.ones_like(run.weight.detach())
+    rest[run.from_input] = (1 - full) / (1 - full * how.hidden_decay)
+    return rest
 
 
 def _gradient(y: Tensor, gain: float, is_label: bool) -> Callable[[Tensor], Tensor]:
