@@ -33,7 +33,7 @@ from dagnn.graph import Dag
 from dagnn.visible import Replicates, ReplicateTraining, explain_replicates
 
 PATHWAYS, TOPS, GENES, PATIENTS, PLANTED, DEEP, FIRST = 100, 10, 1_000, 2_000, 6, 3, 20
-TRAINING = ReplicateTraining(epochs=20, batch_size=200, lr=0.01, weight_decay=2.5)
+TRAINING = ReplicateTraining(epochs=20, batch_size=200, lr=0.01, weight_decay=16.0, hidden_decay=0.0)
 SEEDS, NULL_SEEDS = 20, 60
 
 
