@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from dagnn.accumulation import GradientAccumulator, accumulate
+from dagnn.accumulation import GradientAccumulator, accumulate, check_equivalence
+from dagnn.accumulation.check import Kind
 
 K = 4
 
@@ -167,3 +168,15 @@ def test_token_weighted_loss(subject, kinds):
 
     report = check_loop(train_step, model, (inputs, targets), loss_fn=loss_fn, micro_batches=K)
     assert report.equal, str(report)
+
+
+def test_the_generator_of_a_loss_is_left_as_it_was():
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+
+    def noisy(model, batch):
+        return mse_loss(model(batch[0] + torch.randn(batch[0].shape, generator=generator)), batch[1])
+
+    model, data = torch.nn.Linear(5, 1), (torch.randn(16, 5), torch.randn(16, 1))
+    assert check_equivalence(model, noisy, data).causes[0].kind is Kind.DROPOUT
+    assert torch.equal(generator.get_state(), before)

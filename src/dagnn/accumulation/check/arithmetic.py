@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dagnn.accumulation.check.generators import Generators
+
 WIDE = {
     torch.float32: torch.float64,
     torch.float16: torch.float64,
@@ -29,6 +31,7 @@ class Arithmetic(TorchDispatchMode):
         wide: an operation with a narrower ``dtype=`` argument gets float64 or complex128 in its place.
         still: each random operation starts from the same seed, draws for the first item, and repeats that for all
             others.
+        generators: gets each generator that an operation draws from, but the global one.
 
     Attributes:
         narrowest: of all floating-point tensors that went into or came out of an operation.
@@ -36,9 +39,9 @@ class Arithmetic(TorchDispatchMode):
         draws: an operation drew random numbers, from whatever generator.
     """
 
-    def __init__(self, *, wide: bool, still: bool) -> None:
+    def __init__(self, *, wide: bool, still: bool, generators: Generators) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._wide, self._still = wide, still
+        self._wide, self._still, self._generators = wide, still, generators
         self.avoided: set[torch.dtype] = set()
         self.draws = False
         self._seen: set[torch.dtype] = set()
@@ -53,6 +56,8 @@ class Arithmetic(TorchDispatchMode):
             return args[0]  # autograd keeps some numbers as such, and they reach a mode unwrapped
         draws = (self._still or not self.draws) and _DRAWS in func.tags
         self.draws |= draws
+        if kwargs and (generator := kwargs.get("generator")) is not None:
+            self._generators.add(generator)
         result = _same_for_each_item(func, args, kwargs) if self._still and draws else func(*args, **kwargs)
         self._look_at((*args, result))
         return result

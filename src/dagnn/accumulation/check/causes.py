@@ -1,6 +1,6 @@
-"""Causes of wrong steps: by the weights of micro-batches, by other comparisons, and in what belongs to a window.
+"""Causes of wrong steps: by the weights of micro-batches, and by other comparisons.
 
-``explain`` and ``update_causes`` are about a loop that is called again and again; ``judge`` is about one gradient.
+``explain`` is about a loop that is called again and again; ``judge`` is about one gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dagnn.accumulation.check.arithmetic import close, ratio_of, relative_error, total_norm
+from dagnn.accumulation.check.arithmetic import close, ratio_of, relative_error
 from dagnn.accumulation.check.diagnosis import Weights, fit_finite, scale_cause
-from dagnn.accumulation.check.layouts import LARGE, SMALL, Examined, Layout, Loop
-from dagnn.accumulation.check.recording import Group, steps_of
+from dagnn.accumulation.check.layouts import SMALL, Examined, Layout, Loop
+from dagnn.accumulation.check.recording import steps_of
 from dagnn.accumulation.check.report import Cause, Kind, Report, cause, make_report
 from dagnn.accumulation.check.report import coupled as coupled_cause
 from dagnn.accumulation.check.subject import Gradients, Subject
@@ -82,7 +82,7 @@ def explain(
         return [cause(Kind.NOT_ZEROED, text)]
     if changed and (examined.stale or examined.zeroed):
         return [_changed_cause(examined)]
-    return _by_whole_windows(loop, examined, k=k, size=size)
+    return _by_whole_windows(loop, examined, k=k, size=size, coupled=found.coupled)
 
 
 def _changed_cause(examined: Examined) -> Cause:
@@ -150,7 +150,7 @@ def silent_causes(subject: Subject, found: list[Examined]) -> list[Cause]:
     return causes
 
 
-def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> list[Cause]:
+def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int, coupled: bool) -> list[Cause]:
     """The cause by windows that hold copies of the whole window, in which coupled items make no difference."""
     layout = Layout.of([size] * (2 * k), k)
     both = loop.compare_with_whole_windows(layout, SMALL)
@@ -163,12 +163,12 @@ def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> l
         return [coupled_cause() if abs(ratio - 1) <= slack else scale_cause(ratio, k, size, slack)]
     if relative_error(ours[0], whole[0]) > slack:
         backwards = steps_of(loop.groups(layout, SMALL, backwards=True), examined.held) or ours
-        if relative_error(backwards[0], ours[0]) <= slack:
+        if relative_error(backwards[0], ours[0]) > slack:
+            text = "the step depends on the order of the micro-batches: not all have the same loss."
+            return [cause(Kind.OTHER_LOSS, text)]
+        if coupled or not _additive(loop, layout, ours[0], examined.held):
             return [coupled_cause()]
-        return [
-            cause(Kind.OTHER_LOSS, "the step depends on the order of the micro-batches: not all have the same loss.")
-        ]
-    if k > 1:
+    elif k > 1:
         _, wholes = loop.compare_with_whole_windows(Layout.of([size] * (k + 1), k), SMALL)
         alone = steps_of(wholes, examined.held)
         right = loop.gradients_of(loop.pieces(Layout.of([size] * (k + 1), k)))[-1]
@@ -176,6 +176,15 @@ def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int) -> l
             text = f"the loop does not divide a part of the loss: one micro-batch gives the right step, {k} do not."
             return [cause(Kind.NOT_SCALED, text)]
     return [cause(Kind.OTHER_LOSS, "even for one whole batch the loop takes another gradient than that of loss_fn.")]
+
+
+def _additive(loop: Loop, layout: Layout, step: Gradients, held: list[int]) -> bool:
+    """Whether it makes no difference to a step which items of a window share a micro-batch."""
+    try:
+        dealt = steps_of(loop.dealt(layout), held)
+    except AccumulationError:
+        return False
+    return bool(dealt) and relative_error(dealt[0], step) <= loop.slack
 
 
 def _wrong_parts(loop: Loop, examined: Examined, alive: list[int]) -> list[list[int]]:
@@ -209,119 +218,6 @@ def _lost_imaginary(examined: Examined, place: int) -> bool:
 
 def _nonzero(gradient: torch.Tensor | None) -> bool:
     return gradient is not None and bool((gradient != 0).any())
-
-
-_OTHER_SCALE = 2.0**-8  # any power of two that keeps float32 exact
-
-
-def update_causes(loop: Loop, layout: Layout, causes: Sequence[Cause], *, tail: bool) -> list[Cause]:
-    """Causes in what the loop does to windows, unless it steps elsewhere; in a short last one too where ``tail``."""
-    if any(c.kind not in _STEPS_IN_ORDER for c in causes):
-        return []
-    found = _schedule_causes(loop, layout)
-    try:
-        if loop.first.scaled and not _same(
-            loop.groups(layout, LARGE), loop.groups(layout, LARGE, _OTHER_SCALE), loop.slack
-        ):
-            text = "with large gradients the step depends on the loss scale: what is clipped is still scaled."
-            return [*found, cause(Kind.CLIP_BEFORE_UNSCALE, text)]
-        if _acts_on_parts(loop, layout):
-            text = "with large gradients the step is not that of the window: parts of it were clipped, not the whole."
-            found.append(cause(Kind.CLIP_PER_MICRO_BATCH, text))
-        elif tail and not causes and _differs_in_tails(loop, len(layout.windows[0])):
-            text = "with large gradients a short last window makes another step than a full one of the same gradient."
-            found.append(cause(Kind.TAIL_NOT_CLIPPED, text))
-    except AccumulationError:
-        pass  # the loop refuses such gradients
-    return found
-
-
-def unscaling_cause(loop: Loop, layout: Layout) -> Cause | None:
-    """The cause if even small steps depend on the scale of a ``GradScaler``."""
-    if not loop.first.scaled:
-        return None
-    one, other = loop.groups(layout, SMALL), loop.groups(layout, SMALL, _OTHER_SCALE)
-    if _same(one, other, loop.slack):
-        return None
-    return cause(Kind.NOT_UNSCALED, "the step depends on the loss scale: it is unscaled too seldom or too often.")
-
-
-_STEPS_IN_ORDER = {
-    Kind.NOT_SCALED,
-    Kind.SCALED_TWICE,
-    Kind.WRONG_SCALE,
-    Kind.SUM_LOSS,
-    Kind.MEAN_OF_MEANS,
-    Kind.SHORT_WINDOW,
-    Kind.LOST_REMAINDER,
-}
-
-
-def _schedule_causes(loop: Loop, layout: Layout) -> list[Cause]:
-    first, steps = loop.first, max((len(group.steps) for group in loop.first.groups), default=0)
-    if first.scheduler_steps > steps:
-        text = f"scheduler.step() ran {first.scheduler_steps} times in {steps} optimizer steps."
-        return [cause(Kind.SCHEDULE_PER_MICRO_BATCH, text)]
-    if not first.rate_moves:
-        return []
-    # A rate set by how much of the epoch is done may move in between: then it depends on the epoch's length.
-    k = len(layout.windows[0])
-    try:
-        shorter = loop.rates(Layout.of(layout.sizes[: k + 1], k))
-    except AccumulationError:  # the loop takes whole windows only
-        shorter = []
-    if shorter and first.rates and abs(shorter[0] - first.rates[0]) > 1e-9 * abs(first.rates[0]):
-        return []
-    return [cause(Kind.SCHEDULE_PER_MICRO_BATCH, "the learning rate moves between the micro-batches of one window.")]
-
-
-def _acts_on_parts(loop: Loop, layout: Layout) -> bool:
-    """Whether micro-batches give another step than the whole window, with gradients so large that clipping acts."""
-    for scale in (LARGE, 1.0):
-        ours, wholes = loop.compare_with_whole_windows(layout, scale)
-        if all(len(group.steps) == len(layout.windows) for group in ours):
-            break  # else the loop leaves such large gradients out
-    if _same(ours, wholes, loop.slack):
-        return False
-    if _same(*loop.compare_with_whole_windows(layout, SMALL), loop.slack):
-        return True
-    # A window cannot be filled with copies of itself (its loss couples items): a clipped one is shorter at least.
-    plain = loop.groups(layout, SMALL)
-    return not all(_is_shorter(a, b) for a, b in zip(ours, plain, strict=False))
-
-
-def _differs_in_tails(loop: Loop, k: int) -> bool:
-    """Whether a last window of one micro-batch gets another step than a full one with the same gradient."""
-    if k == 1:
-        return False
-
-    def differ(lengths: list[int], scale: float) -> bool:
-        steps = [group.steps for group in loop.same_window(lengths, k, scale) if len(group.steps) == len(lengths)]
-        return any(relative_error(second, first) > loop.slack for first, second in steps)
-
-    # Two full windows may differ too, where clipping remembers earlier norms.
-    return differ([k, 1], LARGE) and not differ([k, k], LARGE) and not differ([k, 1], SMALL)
-
-
-def _is_shorter(group: Group, plain: Group) -> bool:
-    """Whether every parameter's step is a multiple of what it is without clipping."""
-    for step, before in zip(group.steps, plain.steps, strict=False):
-        for a, b in zip(step, before, strict=True):
-            if a is None or b is None:
-                continue
-            norms = total_norm([a]), total_norm([b])
-            if all(norms) and relative_error([a / norms[0]], [b / norms[1]]) > 1e-5:
-                return False
-    return True
-
-
-def _same(a: Sequence[Group], b: Sequence[Group], slack: float) -> bool:
-    """Whether all steps are the same. Groups with different numbers of steps count as the same."""
-    steps: list[tuple[Gradients, Gradients]] = []
-    for one, other in zip(a, b, strict=False):
-        if one.held == other.held and len(one.steps) == len(other.steps):
-            steps += zip(one.steps, other.steps, strict=True)
-    return all(relative_error(one, other) <= slack for one, other in steps)
 
 
 def judge(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dagnn.accumulation.check.arithmetic import dtype_name, ratio_of, relative_error
-from dagnn.accumulation.check.causes import explain, silent_causes, unscaling_cause, update_causes
+from dagnn.accumulation.check.causes import explain, silent_causes
 from dagnn.accumulation.check.diagnosis import (
     Weights,
     diagnose_equal,
@@ -22,6 +22,7 @@ from dagnn.accumulation.check.model_check import model_causes
 from dagnn.accumulation.check.recording import TrainStep, num_arguments
 from dagnn.accumulation.check.report import Cause, Kind, Report, cause, find_line, make_report
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, notes_on_precision
+from dagnn.accumulation.check.updates import later_causes, tail_lengths, unscaling_cause, update_causes
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.state import RandomState
 from dagnn.errors import AccumulationError, ConfigError, DagnnError
@@ -80,7 +81,7 @@ def check_loop(
     >>> print(*(cause.kind for cause in report.causes))
     not scaled
     """
-    random_state = RandomState.now()
+    random_state, subject = RandomState.now(), None
     try:
         size = _size(batch, micro_batches, each_call, train_step)
         subject = Subject(model, loss_fn, batch)
@@ -90,10 +91,12 @@ def check_loop(
             if subject.dtype is not torch.float64:
                 raise
             # The loop may need the model's own dtype: it holds a constant, or casts by hand.
-            subject = Subject(model, loss_fn, batch, wide=False)
+            subject = subject.narrow()
             return _Checker(train_step, subject, micro_batches, size, each_call).check(ragged=ragged, tail=tail)
     finally:
         random_state.restore()
+        if subject is not None:
+            subject.generators.restore()
 
 
 def _size(batch: Any, micro_batches: int, each_call: str, train_step: TrainStep) -> int:
@@ -119,6 +122,7 @@ _VAGUE = {Kind.OTHER_LOSS, Kind.COUPLED, Kind.CLIP_PER_MICRO_BATCH}
 class _Checker:
     def __init__(self, train_step: TrainStep, subject: Subject, k: int, size: int, each_call: str) -> None:
         self._train_step, self._subject, self._k, self._size = train_step, subject, k, size
+        subject.generators.look_in(train_step)
         self._loop = Loop(subject, train_step, by_window=each_call == "window")
         self._notes: list[str] = []
         self._shown: Examined | None = None
@@ -138,6 +142,7 @@ class _Checker:
         if tail and all(c.kind is Kind.MEAN_OF_MEANS for c in causes):
             causes += self._tails()
         causes += update_causes(loop, equal, causes, tail=tail)
+        causes += [] if causes else later_causes(loop, equal)
         if not causes and not of_model:
             causes += self._about_precision(equal)
         by_kind = {c.kind: c._replace(line=find_line(self._train_step, c.kind, loop.first.lines)) for c in causes[::-1]}
@@ -205,7 +210,7 @@ class _Checker:
         k, wrong = self._k, {}
         for length in range(1, k):
             # After a full window. For a large K that takes long: then a tail of most lengths runs alone.
-            full = k if k <= 8 or length in (1, k // 2, k - 1) else 0
+            full = k if length in tail_lengths(k) else 0
             examined = self._examine(Layout.of([self._size] * (full + length), k))
             if any(map(self._loop.is_wrong, examined)):
                 wrong[length] = examined
@@ -266,6 +271,10 @@ class _Checker:
             self._notes.append(f"no optimizer that steps holds {', '.join(free[:5])}: not compared.")
         if self._loop.first.unscaled:
             self._notes.append("a GradScaler is disabled: the check could not see what the loop does when it scales.")
+        if self._loop.first.idle:
+            self._notes.append(
+                "a step found no gradient, after no backward pass: it changes nothing, and is not counted."
+            )
         self._notes += notes_on_precision(subject)
         return make_report(
             causes, subject.names, actual, expected, equal=equal, precision=subject.dtype, notes=self._notes

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dagnn.accumulation.check.arithmetic import close, combine, relative_error, seed_python, total_norm
+from dagnn.accumulation.check.arithmetic import close, combine, relative_error, total_norm
 from dagnn.accumulation.check.diagnosis import fall_short, fit_finite, leaves_out
 from dagnn.accumulation.check.layouts import split_by
 from dagnn.accumulation.check.report import Cause, Kind, Report, cause, coupled, make_report
@@ -55,13 +55,15 @@ def check_equivalence(
     >>> bool(dagnn.check_equivalence(torch.nn.Linear(3, 2), loss_fn, batch, weight=lambda b: (b[1] >= 0).sum()))
     True
     """
-    random_state = RandomState.now()
+    random_state, subject = RandomState.now(), None
     try:
         subject = Subject(model, loss_fn, batch)
         sizes = _check_splits(splits, count_items(batch))
         return _check(subject, sizes, weight)
     finally:
         random_state.restore()
+        if subject is not None:
+            subject.generators.restore()
 
 
 def _check(subject: Subject, splits: list[list[int]], weight: WeightFn | None) -> Report:
@@ -117,7 +119,7 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
             _freeze(layer)
 
     first = subject.gradient()
-    seed_python(0)
+    subject.repeat_draws()
     subject.stateful = relative_error(subject.next_gradient(subject.batch), first) > subject.tolerance
     if subject.stateful:
         causes.append(

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dagnn.accumulation.check.arithmetic import seed_python, widened
+from dagnn.accumulation.check.arithmetic import widened
 from dagnn.accumulation.check.report import line_in
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.errors import AccumulationError, ConfigError, DagnnError
@@ -47,6 +47,7 @@ class Recording:
     zeroed: bool = False  # a gradient was taken out of .grad before its step
     random: bool = False  # the loop drew from torch's generator
     scaled: bool = False  # a GradScaler scaled a loss
+    idle: bool = False  # a step found no gradient, after no backward pass
     unscaled: bool = False  # a GradScaler was there, but disabled
     scheduler_steps: int = 0  # of the scheduler that stepped most
     rates: list[float] = field(default_factory=list)  # the learning rate at each step of any optimizer
@@ -67,7 +68,8 @@ def record(
 
     After each step, and before each forward pass, all parameters get back the values they had at the start. So every
     gradient belongs to the same parameters, whatever the loop steps with, and a right step is a combination of the
-    micro-batches' gradients. Python's and NumPy's random numbers start again in each backward pass.
+    micro-batches' gradients. Random numbers of Python, NumPy and the user's own generators start again in each backward
+    pass.
 
     Args:
         scale: multiplies all gradients on their way to ``.grad``; recorded gradients are divided by it. A small one
@@ -161,9 +163,10 @@ class _Watch:
                 f".grad (by hand, or as eager='momentum' does), {moved[0]} for one: let it call step() of the "
                 "optimizer it gets, or of one that it makes of model.parameters()."
             )
-        for held, steps, incoming in self._steps.values():
-            indices = sorted(set(held.values()))
-            found.groups.append(Group(indices, steps, incoming))
+        for held, *both in self._steps.values():
+            group = Group(sorted(set(held.values())), *both)
+            found.groups.append(_without_idle(group))
+            found.idle |= len(found.groups[-1].steps) < len(group.steps)
         found.groups = _merge_groups(found.groups)
         found.scheduler_steps, found.scaled, found.unscaled = patches.scheduler_steps, patches.scaled, patches.disabled
         if patches.scaled:
@@ -186,7 +189,7 @@ class _Watch:
         self._recording.zeroed |= sum_ is not None and empty and bool((sum_ != 0).any())
         self._reseeds = index if self._reseeds is None else self._reseeds
         if index == self._reseeds:
-            seed_python(0)
+            self._subject.repeat_draws()
         self._incoming[index] = wide.clone() if sum_ is None else sum_ + wide  # .grad may be changed in place
         self._buffers_moved = self._subject.stateful
         self._note_line("backward")
@@ -285,6 +288,16 @@ class _Watch:
             line = line_in(self._train_step)
             if line is not None:
                 self._recording.lines[what] = line
+
+
+def _without_idle(group: Group) -> Group:
+    """``group`` without steps that found no gradient after no backward pass, as a flush does: it does nothing."""
+    pairs = [
+        (step, came)
+        for step, came in zip(group.steps, group.incoming, strict=True)
+        if any(g is not None for g in step + came)
+    ]
+    return group._replace(steps=[s for s, _ in pairs], incoming=[c for _, c in pairs]) if pairs else group
 
 
 def _merge_groups(groups: list[Group]) -> list[Group]:

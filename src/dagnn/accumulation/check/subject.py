@@ -24,6 +24,7 @@ from dagnn.accumulation.check.arithmetic import (
     total_norm,
     widened,
 )
+from dagnn.accumulation.check.generators import Generators
 from dagnn.accumulation.state import Snapshot
 from dagnn.errors import ConfigError, DagnnError
 
@@ -48,6 +49,7 @@ class Subject:
         stateful: a forward pass reads what an earlier one wrote into a buffer.
         attentive: dtypes are recorded. That takes half of the time, so it is off once nothing was found.
         names, parameters: those that require a gradient.
+        generators: those of the user's own that the model, the loss or the loop draws from.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, batch: Any, *, wide: bool = True) -> None:
@@ -61,12 +63,16 @@ class Subject:
         self._loss_fn, self._wide, self.still, self._noise = loss_fn, wide, False, 0.0
         self.attentive, self.draws, self.stateful = True, False, False
         self.avoided: set[torch.dtype] = set()
+        self.generators = Generators()
+        self.generators.look_in(loss_fn)
         self.model, self.batch, self.narrowest = _copy(model), batch, torch.float64
+        self.generators.look_in(self.model)
         if wide:
             self.model._apply(lambda tensor: tensor.to(WIDE.get(tensor.dtype, tensor.dtype)))  # type: ignore[no-untyped-call]
             self.batch = _to_double(batch)
             if not self._runs():
                 self.model, self.batch, self._wide = _copy(model), batch, False
+                self.generators.look_in(self.model)
                 self.avoided.clear()
         self.dtype = torch.float64 if self._wide else self.own_dtype
         self.narrowest = self.dtype
@@ -102,8 +108,16 @@ class Subject:
 
     def in_own_precision(self) -> "Subject":
         """The same model and batch in the caller's dtype."""
-        other = Subject(*self._original, wide=False)
+        other = self.narrow()
         other.still, other.stateful, other.attentive = self.still, self.stateful, False
+        return other
+
+    def narrow(self) -> "Subject":
+        """The same from its start, in the caller's dtype."""
+        self.generators.restore()
+        other = Subject(*self._original, wide=False)
+        other.generators = self.generators
+        other.generators.look_in(other.model)
         return other
 
     @contextmanager
@@ -113,7 +127,7 @@ class Subject:
         try:
             if self._wide:
                 torch.set_default_dtype(torch.float64)
-            arithmetic = Arithmetic(wide=self._wide, still=self.still)
+            arithmetic = Arithmetic(wide=self._wide, still=self.still, generators=self.generators)
             needed = self.attentive or self.still or self.avoided
             with warnings.catch_warnings(), torch.enable_grad(), arithmetic if needed else nullcontext():
                 warnings.simplefilter("ignore")  # the user's code warns when it runs by itself
@@ -166,6 +180,14 @@ class Subject:
         self.model.zero_grad()
         seed_torch(seed)
         seed_python(seed)
+        self.generators.restore()
+        if seed:
+            self.generators.seed(seed)
+
+    def repeat_draws(self) -> None:
+        """Let Python, NumPy and generators of the user's own draw the same numbers again."""
+        seed_python(0)
+        self.generators.restore()
 
     def restore_parameters(self) -> list[str]:
         """Give all parameters their values from the start; return the names of those that had moved."""

@@ -2,6 +2,7 @@
 
 from accumulation.check.corpus import (
     draws,
+    epochs,
     frameworks,
     gradients,
     language,
@@ -18,6 +19,7 @@ from accumulation.check.corpus.registry import CASES
 __all__ = [
     "CASES",
     "draws",
+    "epochs",
     "frameworks",
     "gradients",
     "language",

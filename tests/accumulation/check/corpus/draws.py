@@ -1,5 +1,7 @@
 """Losses that draw random numbers in all the ways there are: of PyTorch, of a generator of their own, of NumPy."""
 
+import random
+
 import numpy as np
 import torch
 from accumulation.check.corpus.projects import simple
@@ -7,6 +9,8 @@ from accumulation.check.corpus.registry import loop
 from torch import nn
 from torch.nn import functional as F
 
+OF_NUMPY, OF_PYTHON = np.random.default_rng(5), random.Random(5)
+LASTING = torch.Generator()  # goes on from batch to batch, and must be as it was after a check
 DRAWS = {
     "normal numbers": lambda x: torch.normal(torch.zeros_like(x), torch.ones_like(x)),
     "normal numbers of a size": lambda x: torch.normal(0.0, 1.0, size=x.shape),
@@ -16,6 +20,9 @@ DRAWS = {
     "samples of a policy": lambda x: x * torch.distributions.Categorical(logits=x).sample()[:, None],
     "leaky slopes": lambda x: F.rrelu(x, training=True),
     "a generator of its own": lambda x: torch.randn(x.shape, generator=torch.Generator().manual_seed(3)) * x,
+    "a generator that goes on": lambda x: torch.randn(x.shape, generator=LASTING) * x,
+    "a factor by a generator of NumPy": lambda x: x * float(OF_NUMPY.normal()),
+    "a factor by a generator of Python": lambda x: x * OF_PYTHON.random(),
     "a factor by NumPy": lambda x: x * np.random.rand(),  # noqa: NPY002
     "dropout along time first": lambda x: F.dropout(x[None].expand(5, -1, -1), 0.5).sum(dim=0),
 }

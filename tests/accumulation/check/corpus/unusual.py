@@ -264,7 +264,7 @@ def late(mistake):
                 optimizer.zero_grad()
         if mistake:
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=False)
             optimizer.step()
 
     return arguments(train_step)
