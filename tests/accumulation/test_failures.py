@@ -194,3 +194,25 @@ def test_an_error_in_the_second_evaluation_of_a_closure_undoes_the_step():
     assert (model.w.item(), model.v.item()) == (0.0, 0.0)
     accumulator.update(torch.ones(2).double(), loss_fn, micro_batch_size=1)
     assert (model.w + model.v).item() == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.fault("accumulation", 12)
+def test_an_update_counts_although_its_scheduler_fails_after_it():
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=1)
+    accumulator = GradientAccumulator(model, optimizer, scheduler=scheduler)
+    for _ in range(2):
+        accumulator.backward(model(torch.ones(1, 1)).mean(), weight=1)
+        before = model.weight.item()
+        with contextlib.suppress(ValueError):  # past the end of the schedule
+            accumulator.step()
+        assert model.weight.item() != before
+    assert accumulator.updates == 2
+
+
+def test_a_huge_weight_is_refused():
+    model = nn.Linear(1, 1)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match="must be a number of items, got int: 1000"):
+        next(accumulator.windows([torch.ones(1, 1)], micro_batches=1, weight=lambda batch: 10**400))

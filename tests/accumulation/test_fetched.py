@@ -196,3 +196,45 @@ def test_the_gradient_is_that_of_what_was_given_or_an_error(size, k, values, num
         assert updates(loader(), micro_batches=k) == pytest.approx(expected)
     except AccumulationError:
         assert size < k
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+
+def one_slotted_object():
+    batch = Slotted()
+    for value in VALUES:
+        batch.x = torch.full((1,), value)
+        yield batch
+
+
+def a_moving_part_of_one_buffer():
+    buffer = torch.zeros(6)
+    for number, value in enumerate(VALUES):
+        part = buffer[number % 2 :][:4]
+        part.fill_(value)
+        yield part
+
+
+def columns_of_one_array():
+    array = np.zeros((3, 4))
+    for number, value in enumerate(VALUES):
+        part = array[:, number % 2 :: 2] if number % 2 else array[::-1, ::2]
+        array[:] = value
+        yield part
+
+
+@pytest.mark.fault("accumulation", 6)
+@pytest.mark.parametrize("loader", [one_slotted_object, a_moving_part_of_one_buffer, columns_of_one_array])
+def test_parts_of_one_buffer_and_slots_that_are_filled_again(loader):
+    model = nn.Linear(1, 1)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(AccumulationError, match="changed batch 0 of the window"):
+        list(accumulator.windows(loader(), micro_batches=2, weight=lambda batch: 1))
+
+
+def test_neighbours_and_overlaps_that_nobody_writes_to_are_fine():
+    series = torch.arange(8.0)
+    assert updates(iter([series[0:4], series[4:8]])) == [3.5]
+    assert updates(iter([series[0:4], series[2:6]])) == [2.5]

@@ -371,3 +371,36 @@ def test_joining_undoes_splitting(sizes):
 def test_batches_that_cannot_be_joined_say_why(one, other, words):
     with pytest.raises(AccumulationError, match=f"the micro-batches cannot be joined: .*{words}"):
         join_batches([one, other])
+
+
+def stream_of(loader, carried, **options):
+    """The windows as a stream, with what is carried as it is at each of them."""
+    defaults = {"micro_batches": None, "micro_batch_size": None, "max_weight": None, "weight": None}
+    return partition_windows(loader, PartitionRule(**(defaults | options)), carried)
+
+
+@pytest.mark.parametrize("full", [{"micro_batches": 3}, {"max_weight": 3.0}])
+def test_carried_batches_outlive_a_loader_that_fails(full):
+    def failing():
+        raise OSError("the disk is gone")
+        yield
+
+    carried = [torch.ones(1), torch.ones(1)]
+    with pytest.raises(OSError, match="disk"):
+        list(stream_of(failing(), carried, tail="carry", **full))
+    assert len(carried) == 2
+    (window,) = stream_of([torch.ones(1)], carried, tail="flush", **full)
+    assert (len(window), carried) == (3, [])
+
+
+def test_carried_batches_outlive_a_break():
+    carried = [torch.full((1,), float(i)) for i in range(5)]
+    next(stream_of([], carried, micro_batches=2, tail="flush"))
+    assert [batch.item() for batch in carried] == [2.0, 3.0, 4.0]
+    assert [len(window) for window in stream_of([], carried, micro_batches=2, tail="flush")] == [2, 1]
+    assert carried == []
+
+
+def test_numbers_of_numpy_are_whole_numbers():
+    assert len(next(stream_of([torch.ones(1)] * 2, [], micro_batches=np.int64(2), tail="flush"))) == 2
+    assert len(split_batch(torch.ones(3), np.int32(2))) == 2

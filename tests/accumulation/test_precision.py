@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dagnn.accumulation import GradientAccumulator, accumulate
-from dagnn.errors import AccumulationError, ConfigError
+from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError
 
 
 def one_weight(dtype, value=1.0):
@@ -313,3 +313,36 @@ def test_the_reported_loss_of_16_bit_items_does_not_overflow():
     for x in window:
         window.backward(model(x)[:, 0], reduction="none")
     assert window.step().loss == 60000.0
+
+
+@pytest.mark.fault("accumulation", 5)
+def test_float16_in_later_micro_batches_only():
+    model = one_weight(torch.float32)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    window = next(accumulator.windows([torch.full((1, 1), 2.0**-15)] * 2048, micro_batches=2048))
+    for number, x in enumerate(window):
+        loss = model(x).mean() if number == 0 else nn.functional.linear(x.half(), model.weight.half()).float().mean()
+        window.backward(loss)
+    assert model.weight.grad.item() == pytest.approx(2.0**-15, rel=1e-6)
+
+
+def test_a_complex_loss_is_refused():
+    model = nn.Linear(1, 1, bias=False, dtype=torch.complex64)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for window in accumulator.windows([torch.ones(1, 1, dtype=torch.complex64)], micro_batches=1):
+        for x in window:
+            with pytest.raises(AccumulationError, match=r"loss is complex .* pass its real part"):
+                window.backward(model(x).mean())
+            window.backward(model(x).abs().mean())
+        window.step()
+
+
+def test_a_loss_that_is_scaled_by_hand_warns():
+    model = one_weight(torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
+    for window in accumulator.windows([torch.ones(1, 1)], micro_batches=1):
+        for x in window:
+            with pytest.warns(AccumulationWarning, match="multiplied by 4, the scale of the GradScaler"):
+                window.backward(scaler.scale(model(x).mean()))
+        window.discard()

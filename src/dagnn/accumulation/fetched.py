@@ -6,6 +6,7 @@ when it arrived: which objects, and a sample of their values.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -57,7 +58,8 @@ class Fetched:
     def end_window(self, *, keep_last: bool = False) -> None:
         """Begin the next window, of which the last batch is the first if ``keep_last``.
 
-        AccumulationError where a batch of the window is not what it was when it arrived.
+        Raises:
+            AccumulationError: a batch of the window is not what it was when it arrived.
         """
         batches, self._batches = self._batches, []
         if len(batches) > 1:
@@ -76,20 +78,25 @@ class Fetched:
 
 def _share_memory(batches: Sequence[_Batch]) -> bool:
     try:
-        # The usual window, quickly: only tensors, no two of which begin at one place.
-        places = [leaf.data_ptr() for batch in batches for leaf in batch.leaves]
-        places += [container for batch in batches for container in batch.containers]
-        if len(set(places)) == len(places):
+        # The usual window, quickly: only tensors, which lie one after another.
+        spans = sorted(_span(leaf) for batch in batches for leaf in batch.leaves)
+        containers = [container for batch in batches for container in batch.containers]
+        apart = all(end <= start for (_, end), (start, _) in pairwise(spans))
+        if apart and len(set(containers)) == len(containers):
             return False
     except (AttributeError, RuntimeError, NotImplementedError):
         pass  # see _address
     seen: set[int] = set()
+    ends: dict[int, int] = {}  # number of a batch -> where the memory of its leaves ends, so far
     for batch in batches:
-        addresses = {*map(_address, batch.leaves), *batch.containers}
-        addresses.discard(0)
-        if not seen.isdisjoint(addresses):
+        if not seen.isdisjoint(batch.containers):
             return True
-        seen |= addresses
+        seen.update(batch.containers)
+    numbered = [(*_address(leaf), number) for number, batch in enumerate(batches) for leaf in batch.leaves]
+    for start, end, number in sorted(numbered):
+        if start < end and any(start < other for index, other in ends.items() if index != number):
+            return True
+        ends[number] = max(end, ends.get(number, 0))
     return False
 
 
@@ -119,18 +126,39 @@ def _collect(value: Any, leaves: list[Any], containers: list[int], depth: int = 
 
 def _attributes(value: Any) -> list[Any] | None:
     """What an object of a user's own class holds, which may be filled again as a list may; None for anything else."""
-    held = getattr(value, "__dict__", None)
-    if isinstance(value, (type, ModuleType)) or callable(value) or not isinstance(held, dict):
+    if isinstance(value, (type, ModuleType)) or callable(value):
         return None
-    return list(held.values())
+    held = getattr(value, "__dict__", None)
+    slots = [slot for cls in type(value).__mro__ for slot in _slots_of(cls)]
+    if not isinstance(held, dict) and not slots:
+        return None
+    return [*(held or {}).values(), *(getattr(value, slot) for slot in slots if hasattr(value, slot))]
 
 
-def _address(leaf: Any) -> int:
-    """Where the values of a tensor or array begin; 0 for anything else."""
+def _slots_of(cls: type) -> Sequence[str]:
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Where the values of a tensor begin and end in memory."""
+    start, count = tensor.data_ptr(), tensor.numel()
+    if count and not tensor.is_contiguous():
+        count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + count * tensor.element_size()
+
+
+def _address(leaf: Any) -> tuple[int, int]:
+    """Where the values of a tensor or array begin and end; an empty span for anything else."""
     try:
-        return int(leaf.__array_interface__["data"][0] if isinstance(leaf, np.ndarray) else leaf.data_ptr())
+        if not isinstance(leaf, np.ndarray):
+            return _span(leaf)
+        start = end = int(leaf.__array_interface__["data"][0])
+        for size, stride in zip(leaf.shape, leaf.strides, strict=True):
+            start, end = start + min(0, (size - 1) * stride), end + max(0, (size - 1) * stride)
+        return (start, end + leaf.itemsize) if leaf.size else (0, 0)
     except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, or a sparse or nested one with several
-        return 0
+        return 0, 0
 
 
 def _version(leaf: Any) -> int:

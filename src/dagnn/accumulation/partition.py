@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ class PartitionRule(NamedTuple):
             )
         value = getattr(self, given[0])
         whole = given[0] != "max_weight"
-        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, Integral if whole else Real) or not float(value) > 0:
             raise ConfigError(f"{given[0]} must be a positive {'whole ' if whole else ''}number, got {value!r}.")
         if self.tail not in ("flush", "carry", "drop"):
             raise ConfigError(
@@ -74,23 +75,25 @@ def partition_windows(loader: Iterable[Any], rule: PartitionRule, carried: list[
 
     Args:
         loader: yields batches; read only as far as the current window.
-        carried: batches left by an earlier call, run first. Filled again when ``tail`` is "carry".
+        carried: batches left by an earlier call, run first; each leaves with its window. Filled again when ``tail`` is
+            "carry".
     """
     collated = is_collated(loader)
     # Only what is fetched while others wait can be written over; a list is there already, a collated batch is new.
     look = rule.micro_batches != 1 and not collated and not isinstance(loader, (list, tuple))
-    loader = itertools.chain(carried.copy(), loader)
-    carried.clear()
+    # A carried batch stays there until its window is complete: an error of the loader, or a break, must not lose it.
+    batches = itertools.chain(zip(carried.copy(), itertools.repeat(1)), zip(loader, itertools.repeat(0)))
     if rule.micro_batch_size is not None:
-        for batch in loader:
+        for batch, was_carried in batches:
             pieces = split_batch(as_parts(batch) if collated else batch, rule.micro_batch_size)
+            del carried[:was_carried]
             yield [counted(micro, rule.weight, items=items) for micro, items in pieces]
         return
 
     window: list[MicroBatch] = []
-    filled = 0.0
+    filled, num_carried = 0.0, 0
     fetched = Fetched()
-    for batch in loader:
+    for batch, was_carried in batches:
         if look:
             fetched.add(batch)
         micro = counted(batch, rule.weight, collated=collated)
@@ -98,15 +101,19 @@ def partition_windows(loader: Iterable[Any], rule: PartitionRule, carried: list[
             weight = _main_weight(micro)
             if window and filled + weight > rule.max_weight:
                 fetched.end_window(keep_last=look)
+                del carried[:num_carried]
                 yield window
-                window, filled = [], 0.0
+                window, filled, num_carried = [], 0.0, 0
             filled += weight
         window.append(micro)
+        num_carried += was_carried
         if len(window) == rule.micro_batches:
             fetched.end_window()
+            del carried[:num_carried]
             yield window
-            window = []
+            window, num_carried = [], 0
     fetched.end_window()
+    carried.clear()
     if window and rule.tail == "flush":
         yield window
     elif rule.tail == "carry":
@@ -186,7 +193,7 @@ def split_batch(batch: Any, micro_batch_size: int) -> list[tuple[Any, int]]:
     >>> [micro["x"].tolist() for micro, _ in split_batch({"x": torch.arange(5)}, 2)]
     [[0, 1], [2, 3], [4]]
     """
-    if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int) or micro_batch_size < 1:
+    if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, Integral) or micro_batch_size < 1:
         raise ConfigError(f"micro_batch_size must be a positive whole number, got {micro_batch_size!r}.")
     num_items = count_items(batch, advice=CANNOT_SPLIT)
     starts = range(0, num_items, micro_batch_size)

@@ -351,8 +351,8 @@ def _check_weight(value: Any, where: str) -> float:
     """``value`` as a float; a number or a one-element tensor, finite and at least 0."""
     try:
         weight = float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{where} must be a number of items, got {type(value).__name__}: {value!r}.") from error
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ConfigError(f"{where} must be a number of items, got {type(value).__name__}: {value!r:.60}.") from error
     if not math.isfinite(weight) or weight < 0:
         raise ConfigError(f"{where} must be finite and at least 0, got {weight}: return the number of items or tokens.")
     return weight

@@ -1,11 +1,12 @@
-"""Around the backward passes of a window: each loss gets its share and its scale; then check, clip, step, average.
+"""Around the backward passes of a window: each loss is looked at; then check, clip, step, average.
 
 The end has one right order: check, clip, step, scaler, schedule, average. What happens to losses comes after it.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -78,6 +79,7 @@ class Finalizer:
         self._raise_on_nonfinite = raise_on_nonfinite
         self._scaler_probe: Optimizer | None = None
         self.seeds: Seeds = {}
+        self.moved = False  # the last window's optimizers have stepped
         self._needs_closure = {id(optimizer) for optimizer in optimizers if needs_closure(optimizer)}
 
     @property
@@ -109,6 +111,7 @@ class Finalizer:
                 and its gradient may be 0 nevertheless.
             overflowed: a micro-batch was dropped for overflow: the step is done, but the scale still goes down.
         """
+        self.moved = False
         self._check_can_step()
         (finite, norm), lr = sums.norm(sum_parts), self.lr
         sound = finite and losses_are_finite(losses)
@@ -116,6 +119,7 @@ class Finalizer:
             if self.max_norm is not None:
                 sums.scale_(clip_factor(norm, self.max_norm))
             sums.apply(self.optimizers)
+            self.moved = True
         self._update_scaler(found_inf=overflowed or not finite)
         if not sound:
             if self._raise_on_nonfinite:
@@ -188,7 +192,7 @@ def _check_max_norm(max_norm: float | None) -> float | None:
     """``max_norm`` itself; a positive number, or None for no clipping."""
     if max_norm is None:
         return None
-    if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
+    if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
         raise ConfigError(f"max_norm must be a positive number, or None for no clipping, got {max_norm!r}.")
     return float(max_norm)
 
@@ -205,11 +209,6 @@ def _nonfinite_message(what: str) -> str:
     )
 
 
-Pass = tuple[list[Tensor], list[Tensor], bool]  # where it begins, with which gradients, whether it is the last
-_MAX_SEEDS = 256  # ragged windows have seeds of their own
-LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
-
-
 def check_loss(name: str, loss: Any, reduction: Reduction) -> None:
     """Raise unless ``loss`` is a tensor of the shape that ``reduction`` says."""
     if reduction not in get_args(Reduction):
@@ -217,6 +216,11 @@ def check_loss(name: str, loss: Any, reduction: Reduction) -> None:
     if not isinstance(loss, Tensor):
         raise ConfigError(
             f"{_called(name)} must be a tensor, got {type(loss).__name__}: pass the loss itself, not loss.item()."
+        )
+    if loss.is_complex():
+        raise AccumulationError(
+            f"{_called(name)} is complex ({loss.dtype}), and a gradient is one of a real number: pass its real part "
+            "or its absolute value."
         )
     if loss.ndim and reduction != "none":
         if loss.numel() == 1:
@@ -283,16 +287,24 @@ def check_trainable(parameters: Sequence[Tensor]) -> None:
         )
 
 
-def warn_if_divided(loss: Tensor, micro_batches: int, reduction: Reduction) -> None:
-    """Warn about ``loss / micro_batches``, the division of a hand-written loop, which would be done twice."""
+def warn_if_divided(loss: Tensor, micro_batches: int, reduction: Reduction, *, scale: float = 1.0) -> None:
+    """Warn about ``loss / micro_batches`` and ``scaler.scale(loss)``, as loops by hand have them: done here too."""
     node = loss.grad_fn
-    if reduction != "mean" or micro_batches < 2 or node is None:
+    if node is None:
         return
     kind = type(node).__name__
     if kind not in ("DivBackward0", "MulBackward0"):
         return
     other = getattr(node, "_saved_other", None)
     if not isinstance(other, Tensor) or other.ndim or other.requires_grad:
+        return
+    if kind == "MulBackward0" and scale != 1.0 and float(other) == scale:
+        warn(
+            f"the loss was multiplied by {scale:g}, the scale of the GradScaler, before backward, which scales it by "
+            f"itself: pass the plain loss, or the gradient is {scale:g} times too large.",
+            AccumulationWarning,
+        )
+    if reduction != "mean" or micro_batches < 2:
         return
     divisor = float(other) if kind == "DivBackward0" else 1.0 / float(other) if float(other) else 0.0
     before = node.next_functions[0][0]
@@ -308,123 +320,3 @@ def warn_if_divided(loss: Tensor, micro_batches: int, reduction: Reduction) -> N
 
 def _called(name: str) -> str:
     return "loss" if name == SINGLE else f"loss {name!r}"
-
-
-def _holds_float16(loss: Tensor) -> bool:
-    """True if the graph of ``loss`` sends a float16 gradient anywhere, as float16 autocast does.
-
-    What is float16 between parameters of 32 bits was cast on the way, or is inside a function of the user's own: only
-    there the dtype is looked at, which takes most of the time.
-    """
-    nodes, seen = [loss.grad_fn], {loss.grad_fn}
-    while nodes:
-        node = nodes.pop()
-        if node is None:
-            continue
-        kind = type(node).__name__
-        if kind == "AccumulateGrad":
-            continue
-        casts = kind == "ToCopyBackward0" or not kind[-1].isdigit()  # PyTorch's own nodes are numbered
-        if casts and any(getattr(p, "dtype", None) == torch.float16 for p in getattr(node, "_input_metadata", ())):
-            return True
-        for parent, _ in node.next_functions:
-            if parent not in seen:
-                seen.add(parent)
-                nodes.append(parent)
-    return False
-
-
-class LossScale:
-    """Scales the losses of one window, and keeps what must not be put into them.
-
-    A share ``w / N`` cannot go into 16 bits: bfloat16 would round it by up to 0.4 %, and in float16 gradients of
-    2^-15 vanish when 1,024 micro-batches divide them beforehand. So where 16 bits are on the way, the backward pass
-    starts from 1 (from a power of two with a loss scaler), and the sums of 32 bits or more take the rest of the factor.
-    """
-
-    def __init__(self, sums: Sums, finalizer: Finalizer | None, *, may_rescale: bool) -> None:
-        self._sums = sums
-        self._finalizer = finalizer  # asked for its scale once, in the first backward pass: one loss scale per window
-        self._begun = False
-        self._scale = 1.0
-        self._may_rescale = may_rescale and sums.rescalable
-        self._low: bool | None = True if sums.narrow_parameters else None  # None until a loss was looked into
-        self._residual = 1.0
-        self._seeds = {} if finalizer is None else finalizer.seeds
-
-    def passes(self, losses: Sequence[Tensor], coefficients: Sequence[float]) -> Iterable[Pass]:
-        """The backward passes: one, but for several 16-bit losses with different shares.
-
-        The gradients are ``coefficient * scale``, up to the factor that ``leftover`` still holds. They are given and
-        not multiplied onto the loss, which would be one more operation in both directions.
-        """
-        self._begin()
-        roots = [loss.sum() if loss.ndim else loss for loss in losses]
-        # Where nothing is multiplied, as in a window of one micro-batch, nothing can be lost: no graph is walked.
-        whole = self._scale == self._residual == 1.0 and all(c == 1.0 for c in coefficients)
-        if whole or not (self._may_rescale and (self._low or self._is_low(losses))):
-            factor = self._scale / self._residual
-            return ((roots, [self._seed(root, c * factor) for root, c in zip(roots, coefficients, strict=True)], True),)
-        return self._low_passes(roots, coefficients)
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._begun, self._scale = True, 1.0 if self._finalizer is None else self._finalizer.scale()
-
-    def seed(self, loss: Tensor, coefficient: float) -> Tensor | None:
-        """What the one pass of a 0-dimensional ``loss`` begins with; None where ``passes`` must decide."""
-        self._begin()
-        whole = coefficient == self._scale == self._residual == 1.0
-        if not whole and (self._low is not False or loss.dtype in LOW_PRECISION):
-            return None
-        return self._seed(loss, coefficient * (self._scale / self._residual))
-
-    def _low_passes(self, roots: Sequence[Tensor], coefficients: Sequence[float]) -> Iterator[Pass]:
-        top = max(coefficients)
-        groups: dict[float, list[tuple[Tensor, float]]] = {}
-        for root, coefficient in zip(roots, coefficients, strict=True):
-            exact = root.dtype not in LOW_PRECISION or math.frexp(coefficient / top)[0] == 0.5
-            groups.setdefault(top if exact else coefficient, []).append((root, coefficient))
-        for number, (unit, members) in enumerate(groups.items(), start=1):
-            start = 1.0 if self._scale == 1.0 else math.ldexp(1.0, math.frexp(unit * self._scale)[1] - 1)
-            self._rescale(unit * self._scale / start)
-            seeds = [self._seed(root, coefficient / unit * start) for root, coefficient in members]
-            yield [root for root, _ in members], seeds, number == len(groups)
-
-    @property
-    def leftover(self) -> float:
-        """What the sums of this process must still be multiplied by, before the sum over processes."""
-        return self._residual / self._scale
-
-    def state(self) -> dict[str, float] | None:
-        """What a half-done window must save of it; None before the first backward pass."""
-        return {"scale": self._scale, "residual": self._residual} if self._begun else None
-
-    def load_state(self, state: Mapping[str, float] | None) -> None:
-        """Inverse of ``state``."""
-        if state is not None:
-            self._begun, self._scale, self._residual = True, state["scale"], state["residual"]
-
-    def _is_low(self, losses: Sequence[Tensor]) -> bool:
-        for loss in losses:
-            if loss.dtype in LOW_PRECISION:
-                return True
-        if self._low is None:
-            # A loss scaler guards what float16 layers send back; without one, only the graph shows that there are any.
-            self._low = self._scale == 1.0 and any(map(_holds_float16, losses))
-        return self._low
-
-    def _rescale(self, residual: float) -> None:
-        if residual != self._residual:
-            self._sums.scale_(self._residual / residual)
-            self._residual = residual
-
-    def _seed(self, root: Tensor, value: float) -> Tensor:
-        """The number as a tensor like the loss; most micro-batches of a window share one, and most windows too."""
-        key = (value, root.dtype, root.device)
-        seed = self._seeds.get(key)
-        if seed is None:
-            if len(self._seeds) >= _MAX_SEEDS:
-                self._seeds.clear()
-            seed = self._seeds[key] = torch.full((), value, dtype=root.dtype, device=root.device)
-        return seed

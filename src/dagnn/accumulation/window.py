@@ -1,7 +1,7 @@
 """One window: the micro-batches that together make one optimizer update."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from dagnn.accumulation import shares, stepping
+from dagnn.accumulation.loss_scale import LossScale, Route, route_of
 from dagnn.accumulation.partition import MicroBatch
 from dagnn.accumulation.ranks import Ranks
 from dagnn.accumulation.shares import SINGLE, KnownWeights, Reduction, Shares, WindowTotals
 from dagnn.accumulation.state import BatchNorms
-from dagnn.accumulation.stepping import Finalizer, LossScale, Pass, Stepped, Update
+from dagnn.accumulation.stepping import Finalizer, Stepped, Update
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError
 
@@ -76,7 +77,7 @@ class Window:
         self._ran, self._dropped, self._num_run = False, False, 0  # the current one had a backward; is left out
         # (weight, dtype, device of a loss) -> what its backward pass begins with, so that the usual one takes a short
         # way: after a model's own work the caches are cold, and 10 us of Python become 30.
-        self._seeds: dict[tuple[float | None, torch.dtype, torch.device], Tensor] = {}
+        self._seeds: dict[tuple[float | None, torch.dtype, torch.device, Route], Tensor] = {}
         self._totals: WindowTotals | None = None
         self.failed: str | None = None  # the error inside a backward pass
         self.num_run = 0  # over all processes, once settled
@@ -136,7 +137,7 @@ class Window:
         if self._seeds and weight is None and reduction == "mean" and type(loss) is Tensor:
             assert self._known is not None
             own = self._known.weights[self._current].get(SINGLE)
-            seed = self._seeds.get((own, loss.dtype, loss.device))
+            seed = self._seeds.get((own, loss.dtype, loss.device, route_of(loss)))
             first = self._running and not self._ran and self.state == "open"
             if seed is not None and first and loss.requires_grad and not loss.ndim:
                 self._add_usual(loss, seed, retain_graph)
@@ -163,7 +164,9 @@ class Window:
         if self._on_nonfinite == "drop" and not all(bool(torch.isfinite(t).all()) for t in tensors):
             self._drop(overflowed=True)
         elif tensors:
-            self._run_backward(self._loss_scale.passes(tensors, list(factors.values())), retain_graph)
+            with self._failing():
+                for roots, seeds, is_last in self._loss_scale.passes(tensors, list(factors.values())):
+                    self._sums.backward(roots, gradients=seeds, retain_graph=retain_graph or not is_last)
 
     def _backward_mean(self, loss: Any, retain_graph: bool) -> bool:
         """The usual ``backward``: nothing to warn of, or to look for in a graph; False where more is needed."""
@@ -176,7 +179,7 @@ class Window:
             return False
         self._add_usual(loss, seed, retain_graph)
         assert self._known is not None
-        self._seeds[self._known.weights[self._current][SINGLE], loss.dtype, loss.device] = seed
+        self._seeds[self._known.weights[self._current][SINGLE], loss.dtype, loss.device, route_of(loss)] = seed
         return True
 
     def _add_usual(self, loss: Tensor, seed: Tensor, retain_graph: bool) -> None:
@@ -199,13 +202,8 @@ class Window:
         if not loss.requires_grad:
             stepping.refuse_detached(name, self._sums.parameters)
         if self._num_run == 0:
-            stepping.warn_if_divided(loss, self.micro_batches, reduction)
+            stepping.warn_if_divided(loss, self.micro_batches, reduction, scale=self._loss_scale.of_scaler)
         return coefficient * self._ranks.seed_factor
-
-    def _run_backward(self, passes: Iterable[Pass], retain_graph: bool) -> None:
-        with self._failing():
-            for roots, seeds, is_last in passes:
-                self._sums.backward(roots, gradients=seeds, retain_graph=retain_graph or not is_last)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -304,6 +302,8 @@ class Window:
                     self._sums, self._names, self._ranks.sum_parts, self.totals.losses, self.totals.overflowed
                 )
         except BaseException:
+            if self._finalizer.moved:  # a scheduler or an average failed: the update counts
+                self.close(stepped._replace(skipped=None))
             self.discard()
             raise
         return self.close(stepped)

@@ -142,7 +142,7 @@ def at_ends(i, n):
         (stepping(lambda i, n: True), "early or extra step"),
         (stepping(lambda i, n: i % K == 0), "early or extra step"),
         (stepping(lambda i, n: (i + 1) % (K - 1) == 0 or i + 1 == n), "early or extra step"),
-        (stepping(at_ends, after_loop=lambda optimizer: optimizer.step()), "early or extra step"),
+        (stepping(at_ends, after_loop=lambda optimizer: optimizer.step()), None),  # without a gradient: does nothing
         (stepping(lambda i, n: i + 1 == n), "missing step"),
         (stepping(lambda i, n: False), "missing step"),
         (stepping(lambda i, n: (i + 1) % K == 0), "lost remainder"),

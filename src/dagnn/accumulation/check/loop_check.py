@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -103,7 +104,7 @@ def _size(batch: Any, micro_batches: int, each_call: str, train_step: TrainStep)
     """Items of a micro-batch: not 1 and not K, so that a sum over items is no sum over micro-batches."""
     if each_call not in ("epoch", "window"):
         raise ConfigError(f"each_call must be 'epoch' or 'window', got {each_call!r}.")
-    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, Integral) or micro_batches < 1:
         raise ConfigError(f"micro_batches must be a whole number of at least 1, got {micro_batches!r}.")
     num_arguments(train_step)
     num_items = count_items(batch)
