@@ -35,6 +35,8 @@ def trained(path, evaluate, **flags):
         (np.bool_(True), True),
         (np.array(0.5), 0.5),
         (torch.tensor(0.5), 0.5),
+        (torch.tensor([0.5]), 0.5),
+        (np.array([[0.5]]), 0.5),
         (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
         (torch.tensor(3), 3),
         (torch.tensor(True), True),
@@ -125,3 +127,9 @@ def assert_saved_and_evaluated_again(path, step):
 def test_no_score_is_no_error_where_nothing_waits_for_it(tmp_path):
     assert trained(tmp_path / "1", lambda m, s: None, checkpoint__keep_best=0).evaluation == {}
     assert trained(tmp_path / "2", lambda m, s: {"accuracy": None}).best_score is None
+
+
+def test_a_metric_too_large_for_a_float_is_refused_and_the_step_is_saved(tmp_path):
+    with pytest.raises(ConfigError, match="accuracy has 1329 bits"):
+        trained(tmp_path / "run", lambda model, step: {"accuracy": 10**400})
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()

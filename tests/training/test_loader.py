@@ -216,3 +216,33 @@ def test_find_lr_takes_a_loader_and_leaves_it_where_it_was():
     trainer = Trainer(linear(), mse, loader, config(), show_progress=False)
     trainer.find_lr(steps=4)
     assert trainer.loader.state_dict()["position"] == 0
+
+
+class Reordered:
+    """Batches in an order that a generator inside another object of its own draws."""
+
+    def __init__(self, generator):
+        self.settings, self.batches = {"order": [generator]}, data(*[4] * 5)
+
+    def __iter__(self):
+        order = list(range(5))
+        self.settings["order"][0].shuffle(order)
+        return (self.batches[number] for number in order)
+
+
+@pytest.mark.parametrize("kind", [np.random.RandomState, np.random.default_rng, random.Random])
+def test_generators_inside_attributes_and_those_of_old_numpy_resume(tmp_path, kind):
+    settings = config(max_steps=12)
+
+    def trainer(run=None):
+        return Trainer(linear(), mse, Reordered(kind(3)), settings, run=run, show_progress=False)
+
+    whole = trainer()
+    whole.fit()
+    with RunDirectory.create(tmp_path / "run", settings) as run:
+        fit_until(trainer(run), 7)
+    with RunDirectory.open(tmp_path / "run") as run:
+        resumed = trainer(run)
+        assert resumed.resume()
+        resumed.fit()
+    assert torch.equal(resumed.model.weight, whole.model.weight)

@@ -110,3 +110,8 @@ def test_weights_that_differ_must_be_known_before():
         trained(lambda m, b: mse(m, b).item())
     with pytest.raises(ConfigError, match="loss 'b' must be a tensor, got float"):
         trained(lambda m, b: {"a": mse(m, b), "b": 1.0})
+
+
+def test_no_loss_at_all_is_refused():
+    with pytest.raises(ConfigError, match="the losses are an empty mapping"):
+        trained(lambda model, batch: {})

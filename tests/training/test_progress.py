@@ -138,3 +138,14 @@ def test_training_without_streams_and_in_any_encoding(monkeypatch):
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     trained()
+
+
+def test_a_stream_that_cannot_say_what_it_is_gets_plain_lines():
+    class Odd(io.StringIO):
+        def isatty(self):
+            raise ValueError("half a file")
+
+    progress = Progress(3, stream=(stream := Odd()))
+    progress.step(1, {"loss": 0.5})
+    progress.close()
+    assert stream.getvalue().startswith("step 1/3 loss 0.5")

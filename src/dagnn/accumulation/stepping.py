@@ -209,6 +209,17 @@ def _nonfinite_message(what: str) -> str:
     )
 
 
+def named_losses(loss: Any) -> Mapping[str, Any]:
+    """A loss, or losses by name, as a mapping of at least one."""
+    losses: Mapping[str, Any] = loss if isinstance(loss, Mapping) else {SINGLE: loss}
+    if not losses:
+        raise ConfigError(
+            f"the losses are an empty mapping ({loss!r}): give at least one, or use window.drop() for a micro-batch "
+            "without a loss."
+        )
+    return losses
+
+
 def check_loss(name: str, loss: Any, reduction: Reduction) -> None:
     """Raise unless ``loss`` is a tensor of the shape that ``reduction`` says."""
     if reduction not in get_args(Reduction):

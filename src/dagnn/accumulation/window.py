@@ -150,7 +150,7 @@ class Window:
             return
         self._seeds = {}  # the long way may scale the sums by another factor
         declared = shares.declared_weight(weight)
-        losses = loss if isinstance(loss, Mapping) else {SINGLE: loss}
+        losses = stepping.named_losses(loss)
         coefficients = {name: self._coefficient(name, value, declared, reduction) for name, value in losses.items()}
         factors = {name: factor for name, factor in coefficients.items() if factor is not None}
         tensors = [losses[name] for name in factors]

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import StagePromotion
@@ -69,6 +72,7 @@ def merged_metrics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
+_MOST_BITS = 1023  # of a whole number that a float can be
 _TAKEN = ("kind", "step", "seconds")  # keys of a row of metrics.jsonl
 
 
@@ -112,8 +116,12 @@ def checked_metrics(returned: Any, config: TrainingConfig, promotion: StagePromo
     metrics = _metrics_of(returned)
     stages = () if promotion is None else promotion.stages
     for name in (config.monitor, *(f"accuracy/{stage}" for stage in stages)):
-        if not isinstance(metrics.get(name, 0.0), Meter | int | float | None):
-            raise ConfigError(f"evaluate's {name} is {metrics[name]!r:.60}: it must be a number.")
+        if not isinstance(value := metrics.get(name, 0.0), Meter | int | float | None):
+            raise ConfigError(f"evaluate's {name} is {value!r:.60}: it must be a number.")
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise ConfigError(
+                f"evaluate's {name} has {value.bit_length()} bits: it must be a number that a float can be."
+            )
     waits = config.checkpoint.keep_best or config.early_stopping.patience or config.schedule.name == "plateau"
     if waits and config.monitor not in metrics:
         raise ConfigError(f"monitor = {config.monitor}: the evaluation returned {', '.join(metrics) or 'nothing'}.")
@@ -140,5 +148,7 @@ def _metrics_of(returned: Any) -> dict[str, Any]:
         if not isinstance(name, str) or name in _TAKEN:
             problem = "is taken by every row" if name in _TAKEN else f"is of the type {type(name).__name__}"
             raise ConfigError(f"evaluate returned a metric called {name!r}, which {problem}: call it by another text.")
+        if isinstance(value, Tensor | np.ndarray) and value.ndim and math.prod(value.shape) == 1:
+            value = value.reshape(())  # a mean with keepdim: the number
         metrics[str(name)] = value if isinstance(value, Meter) else json_value(value, f"evaluate's {name}")
     return metrics

@@ -3,15 +3,14 @@
 import hashlib
 import json
 import os
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from dagnn.accumulation.generators import generators_in, seed_generator, state_of
 from dagnn.accumulation.items import tensors_in
 from dagnn.accumulation.state import seed_everything, untouched_rng
 from dagnn.data import BatchIterator
@@ -93,8 +92,9 @@ class IterableLoader:
 
     - draws for a batch (the order of a shuffling DataLoader, augmentation) come from a seed made of the training's
       seed, the epoch and the number of the batch;
-    - a generator of torch, NumPy or Python that belongs to the iterable, its sampler, its batch sampler or its dataset
-      is seeded again for every epoch, from its first state; and ``set_epoch`` is called where one of them has it;
+    - a generator of torch, NumPy or Python that belongs to the iterable, its sampler, its batch sampler or its dataset,
+      as an attribute or inside one (of a transform, say), is seeded again for every epoch, from its first state; and
+      ``set_epoch`` is called where one of them has it;
     - no draw moves the generators of the training.
 
     What ``persistent_workers`` draw, and an order that comes from elsewhere, such as the file system, cannot be
@@ -124,7 +124,8 @@ class IterableLoader:
         self._once = iter(batches) if isinstance(batches, Iterator) else None
         self._taken = 0  # of an iterator that can be iterated once
         self._parts = list(_parts_of(batches))
-        self._generators = [(each, _fingerprint(each)) for part in self._parts for each in _generators_in(part)]
+        found = {id(each): each for part in self._parts for each in generators_in(part)}
+        self._generators = [(each, _fingerprint(each)) for each in found.values()]
         self._length = _exact_length(batches)
         self._epoch, self._position = 0, 0
         self._iterator: Iterator[Any] | None = None
@@ -198,7 +199,7 @@ class IterableLoader:
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(self._epoch)
         for generator, mark in self._generators:
-            _seed(generator, self._number(mark))
+            seed_generator(generator, self._number(mark))
         with untouched_rng():
             seed_everything(self._number("epoch"))
             self._iterator = iter(self._batches) if self._once is None else self._once
@@ -254,29 +255,10 @@ def _parts_of(batches: Any) -> Iterator[Any]:
             yield part
 
 
-def _generators_in(part: Any) -> list[Any]:
-    kinds = torch.Generator | np.random.Generator | random.Random
-    return [each for each in getattr(part, "__dict__", {}).values() if isinstance(each, kinds)]
-
-
 def _fingerprint(generator: Any) -> str:
     """A digest of the state in which the user passed it: other seeds give other orders."""
-    if isinstance(generator, torch.Generator):
-        state: Any = generator.get_state().tolist()
-    elif isinstance(generator, np.random.Generator):
-        state = generator.bit_generator.state
-    else:
-        state = generator.getstate()
-    return hashlib.sha256(repr(state).encode()).hexdigest()
-
-
-def _seed(generator: Any, seed: int) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = type(generator.bit_generator)(seed).state
-    else:
-        generator.seed(seed)
+    state = state_of(generator)
+    return hashlib.sha256(repr(state.tolist() if isinstance(state, torch.Tensor) else state).encode()).hexdigest()
 
 
 def _exact_length(batches: Any) -> int | None:

@@ -241,6 +241,14 @@ def write_line(text: str, stream: TextIO | None) -> bool:
     return True
 
 
+def _is_terminal(stream: Any) -> bool:
+    """Whether a person looks at it. Streams that are closed or only half a file are no terminals."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
 class Progress:
     """Shows steps, loss, learning rate and evaluations.
 
@@ -258,7 +266,7 @@ class Progress:
         self._items = 0.0
         self._bar: Any = None
         self._shown = shown and self._stream is not None and not self._stream.closed
-        if self._shown and self._stream is not None and self._stream.isatty():
+        if self._shown and self._stream is not None and _is_terminal(self._stream):
             with self._while_read():
                 from tqdm import tqdm
 

@@ -326,3 +326,19 @@ def test_a_training_beside_a_foreign_checkpoint_keeps_and_resumes_its_own(tmp_pa
             assert again.resume()
         assert again.step == 4
         assert (run.checkpoints_path / "step-00005000" / "manifest.json").exists()
+
+
+@pytest.mark.fault("training_and_command", 5)
+def test_a_buffer_whose_elements_are_one_is_resumed(tmp_path):
+    class Expanded(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 1)
+            self.register_buffer("scale", torch.full((1,), 2.0).expand(5))
+
+    settings = config(max_steps=2)
+    with RunDirectory.create(tmp_path / "run", settings) as run:
+        Trainer(Expanded(), mse, Cycle(data(4)), settings, run=run, show_progress=False).fit()
+    with RunDirectory.open(tmp_path / "run") as run:
+        trainer = Trainer(Expanded(), mse, Cycle(data(4)), settings, run=run, show_progress=False)
+        assert trainer.resume()
+    assert trainer.model.scale.tolist() == [2.0] * 5

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dagnn.accumulation.check.generators import Generators
+from dagnn.accumulation.generators import Generators
 
 WIDE = {
     torch.float32: torch.float64,

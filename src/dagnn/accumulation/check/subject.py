@@ -24,7 +24,7 @@ from dagnn.accumulation.check.arithmetic import (
     total_norm,
     widened,
 )
-from dagnn.accumulation.check.generators import Generators
+from dagnn.accumulation.generators import Generators
 from dagnn.accumulation.state import Snapshot
 from dagnn.errors import ConfigError, DagnnError
 

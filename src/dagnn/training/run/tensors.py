@@ -58,6 +58,10 @@ def check_tensors(saved: Mapping[str, Any], wanted: Mapping[str, Any], what: str
 def load_model(model: nn.Module, tensors: Mapping[str, Any]) -> None:
     """Copy saved tensors and extra state into the model, which an error, as of `check_tensors`, leaves unchanged."""
     check_tensors(tensors, model_tensors(model), "model")
+    for module in unwrapped(model).modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if any(size > 1 and not stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
+                setattr(module, name, buffer.clone())  # expanded: its elements are one, which cannot be copied into
     unwrapped(model).load_state_dict(dict(tensors))
 
 

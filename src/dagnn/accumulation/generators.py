@@ -1,4 +1,4 @@
-"""Random number generators that a user made: found where a loss or a loop holds them, and put back."""
+"""Random number generators that a user made: found where a loss, a loop or a loader holds them, and put back."""
 
 import inspect
 import itertools
@@ -25,13 +25,13 @@ class Generators:
 
     def look_in(self, holder: Any) -> None:
         """Add those that a function, a module or another object holds, in closures, globals and attributes."""
-        for generator in _held_by(holder, _DEPTH, set()):
+        for generator in generators_in(holder):
             self.add(generator)
 
     def add(self, generator: Any) -> None:
         """Add one, unless it is there already."""
         if id(generator) not in self._found:
-            self._found[id(generator)] = generator, _state(generator)
+            self._found[id(generator)] = generator, state_of(generator)
 
     def restore(self) -> None:
         """Give all of them the states in which they were found."""
@@ -41,15 +41,26 @@ class Generators:
     def seed(self, seed: int) -> None:
         """Seed all of them."""
         for generator, _ in self._found.values():
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(seed)
-            elif isinstance(generator, np.random.Generator):
-                generator.bit_generator.state = type(generator.bit_generator)(seed).state
-            else:
-                generator.seed(seed)
+            seed_generator(generator, seed)
 
 
-def _state(generator: Any) -> Any:
+def generators_in(holder: Any) -> Iterator[Any]:
+    """Those that a function, a module or another object holds: in closures, globals, attributes and containers."""
+    return _held_by(holder, _DEPTH, set())
+
+
+def seed_generator(generator: Any, seed: int) -> None:
+    """Seed one of any kind."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    else:
+        generator.seed(seed)
+
+
+def state_of(generator: Any) -> Any:
+    """The state of one of any kind."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
