@@ -78,11 +78,13 @@ class Fetched:
 
 def _share_memory(batches: Sequence[_Batch]) -> bool:
     try:
-        # The usual window, quickly: only tensors, which lie one after another.
-        spans = sorted(_span(leaf) for batch in batches for leaf in batch.leaves)
+        # The usual window, quickly: only whole tensors, which lie one after another.
+        leaves = [leaf for batch in batches for leaf in batch.leaves]
+        starts = [leaf.data_ptr() for leaf in leaves]
+        spans = sorted(zip(starts, [leaf.nbytes for leaf in leaves], strict=True))
+        apart = all(start + size <= after for (start, size), (after, _) in pairwise(spans))
         containers = [container for batch in batches for container in batch.containers]
-        apart = all(end <= start for (_, end), (start, _) in pairwise(spans))
-        if apart and len(set(containers)) == len(containers):
+        if apart and len(set(containers)) == len(containers) and all(leaf.is_contiguous() for leaf in leaves):
             return False
     except (AttributeError, RuntimeError, NotImplementedError):
         pass  # see _address
