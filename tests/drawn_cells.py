@@ -26,6 +26,7 @@ TWO = (
     "torch.where(~({a} > {c}) | ({b} >= 0.2), {a} * {b}, 0.5)", "{a} / (1 + {b} * {b})", "{a} / ({b}.abs() + 0.7)",
     "torch.addcmul({a}, {b}, {c})", "torch.where(torch.relu({a}) == 0, {c}, {b})",
     "torch.maximum({a}, {b}) - torch.minimum({b}, {c})", "torch.relu({a} - {b}) + {b}", "abs({a} - {b}) * {c}",
+    "{a} * {b} + {c}", "{c} - {a} * {b}", "torch.tanh({a}) + {a} * {b}", "1.7 * {a} + torch.sin(1.7 * {b})",
 )  # fmt: skip
 BOUNDED = ("torch.tanh({a})", "{a} / (1 + {a}.abs())", "{a}.clamp(-1, 1)", "torch.sigmoid({a}) * torch.tanh({b})")
 
@@ -143,7 +144,7 @@ class _Draw:
         return found
 
     def _kinds(self) -> list[str]:
-        kinds = ["operands.sum({a})", "operands.mean({a})", "operands.max({a})"]
+        kinds = ["operands.sum({a})", "operands.mean({a})", "operands.max({a})", "operands.max(torch.tanh({a}) + {a})"]
         if self.cell.slots is not None:
             return kinds if self._draw.random() < 0.5 else ["operands.by_slot({a})", *kinds[1:]]
         return [*kinds, "operands.sum(operands.softmax({a}) * {b})"]
