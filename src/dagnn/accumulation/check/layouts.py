@@ -1,9 +1,10 @@
 """Try a loop on epochs of micro-batches, and compare its steps with the gradients of whole windows."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from dagnn.accumulation.check.arithmetic import combine, ratio_of, relative_error
+from dagnn.accumulation.check.arithmetic import combine, norm_of, ratio_of, relative_error
 from dagnn.accumulation.check.recording import Group, Recording, TrainStep, record, steps_of
 from dagnn.accumulation.check.subject import Gradients, Subject
 from dagnn.accumulation.items import count_items, join_batches
@@ -57,6 +58,11 @@ class Loop:
         """The first recording, of micro-batches of one size."""
         assert self._first is not None
         return self._first
+
+    @cached_property
+    def sizes(self) -> list[float]:
+        """Norms of the full batch's gradient, by parameter."""
+        return list(map(norm_of, self.subject.gradient()))
 
     @property
     def tolerance(self) -> float:

@@ -129,18 +129,16 @@ def _same(loop: Loop, a: Sequence[Group], b: Sequence[Group]) -> bool:
 
 
 def _distance(loop: Loop, held: list[int], step: Gradients, other: Gradients) -> float:
-    """The relative error of ``step``, every parameter as large in ``other`` as in the first step that was recorded.
+    """The relative error of ``step``, every parameter as large in ``other`` as its gradient of the full batch.
 
     Where only some parameters are clipped, large gradients of the rest would else hide them.
     """
-    usual = dict(zip(held, next(iter(steps_of(loop.first.groups, held)), ()), strict=False))
     factors = [
-        size / norm if (size := norm_of(usual.get(i))) and (norm := norm_of(gradient)) else 1.0
+        loop.sizes[i] / norm if loop.sizes[i] and (norm := norm_of(gradient)) else 1.0
         for i, gradient in zip(held, other, strict=True)
     ]
-    return relative_error(
-        *([None if g is None else g * f for g, f in zip(each, factors, strict=True)] for each in (step, other))
-    )
+    even = ([None if g is None else g * f for g, f in zip(each, factors, strict=True)] for each in (step, other))
+    return relative_error(*even)
 
 
 def later_causes(loop: Loop, layout: Layout) -> list[Cause]:

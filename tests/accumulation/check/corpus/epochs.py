@@ -169,3 +169,20 @@ def left_out(mistake):
             optimizer.zero_grad()
 
     return arguments(train_step)
+
+
+@loop("the head clipped alone, with a GradScaler", {"before it is unscaled": "clip before unscale"})
+def scaled_head(mistake):
+    def train_step(model, optimizer, micro_batches):
+        scaler = torch.amp.GradScaler("cpu")
+        for i, b in enumerate(micro_batches):
+            scaler.scale(loss_fn(model, b) * share_of(micro_batches, i)).backward()
+            if ends(i, len(micro_batches), K):
+                if not mistake:
+                    scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model[2].parameters(), 0.01)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+
+    return arguments(train_step)
