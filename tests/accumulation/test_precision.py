@@ -1,12 +1,13 @@
 """16-bit gradients, loss scaling, autocast, norms."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
-from dagnn.accumulation import GradientAccumulator, accumulate
+from dagnn.accumulation import GradientAccumulator, accumulate, loss_scale
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError
 
 
@@ -316,14 +317,30 @@ def test_the_reported_loss_of_16_bit_items_does_not_overflow():
 
 
 @pytest.mark.fault("accumulation", 5)
-def test_float16_in_later_micro_batches_only():
+@pytest.mark.parametrize("operations", [0, 5])  # after the layer, the same in every micro-batch
+def test_float16_in_later_micro_batches_only(operations):
     model = one_weight(torch.float32)
     accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.0))
     window = next(accumulator.windows([torch.full((1, 1), 2.0**-15)] * 2048, micro_batches=2048))
     for number, x in enumerate(window):
-        loss = model(x).mean() if number == 0 else nn.functional.linear(x.half(), model.weight.half()).float().mean()
-        window.backward(loss)
+        y = model(x) if number == 0 else nn.functional.linear(x.half(), model.weight.half()).float()
+        for _ in range(operations):
+            y = y * 1.0
+        window.backward(y.mean())
     assert model.weight.grad.item() == pytest.approx(2.0**-15, rel=1e-6)
+
+
+def test_graphs_that_all_differ_are_looked_into_a_few_times():
+    model, looked_into = one_weight(torch.float32), []
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    with mock.patch.object(loss_scale, "_holds_float16", lambda loss: looked_into.append(loss) or False):
+        for window in accumulator.windows([torch.ones(1, 1)] * 20, micro_batches=20):
+            for number, y in enumerate(window):
+                for _ in range(6 + number):
+                    y = y * model.weight
+                window.backward(y.mean())
+            window.discard()
+    assert 1 <= len(looked_into) <= 5
 
 
 def test_a_complex_loss_is_refused():

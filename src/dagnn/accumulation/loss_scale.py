@@ -12,13 +12,14 @@ from dagnn.accumulation.sums import Sums
 Pass = tuple[list[Tensor], list[Tensor], bool]  # where it begins, with which gradients, whether it is the last
 _MAX_SEEDS = 256  # ragged windows have seeds of their own
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
-Route = tuple[type, ...]  # see route_of
+_MAX_WAYS = 4  # told apart by their number of operations; windows of graphs that all differ would look into each
+Way = int | tuple[type, ...]  # see LossScale.way
 
 
-def route_of(loss: Tensor) -> Route:
-    """The last operations that made ``loss``, by which one way to compute it is told from another."""
+def _last_operations(loss: Tensor) -> tuple[type, ...]:
+    """The operations that made ``loss``, four at most, from the last one on."""
     first = loss.grad_fn
-    try:  # without a loop: this runs for every micro-batch
+    try:
         second = first.next_functions[0][0]  # type: ignore[union-attr]
         third = second.next_functions[0][0]  # type: ignore[union-attr]
         return type(first), type(second), type(third), type(third.next_functions[0][0])  # type: ignore[union-attr]
@@ -41,21 +42,35 @@ class LossScale:
         self._scale = 1.0
         self._may_rescale = may_rescale and sums.rescalable
         self._low: bool | None = True if sums.narrow_parameters else None  # None until a loss was looked into
-        self._routes: set[Route] = set()  # of the losses that were
+        self._ways: set[Way] = set()  # of the losses that were
+        self._made = 0  # operations of this thread, up to the last loss
         self._residual = 1.0
         self._seeds = {} if finalizer is None else finalizer.seeds
 
-    def passes(self, losses: Sequence[Tensor], coefficients: Sequence[float]) -> Iterable[Pass]:
+    def way(self, loss: Tensor) -> Way:
+        """By what one way to compute ``loss`` is told from another: how many operations a micro-batch has.
+
+        Casts, as of autocast, count too. Where that number always differs, by the last operations. To be asked once for
+        each micro-batch: a walk over four operations took 5 us of each.
+        """
+        node = loss.grad_fn
+        if node is None:
+            return _last_operations(loss)
+        made = node._sequence_nr()
+        number, self._made = made - self._made, made
+        return number if number in self._ways or len(self._ways) < _MAX_WAYS else _last_operations(loss)
+
+    def passes(self, losses: Sequence[Tensor], coefficients: Sequence[float], way: Way | None = None) -> Iterable[Pass]:
         """The backward passes: one, but for several 16-bit losses with different shares.
 
         The gradients are ``coefficient * scale``, up to the factor that ``leftover`` still holds. They are given and
-        not multiplied onto the loss, which would be one more operation in both directions.
+        not multiplied onto the loss, which would be one more operation in both directions. ``way``: of one loss.
         """
         self._begin()
         roots = [loss.sum() if loss.ndim else loss for loss in losses]
         # Where nothing is multiplied, as in a window of one micro-batch, nothing can be lost: no graph is walked.
         whole = self._scale == self._residual == 1.0 and all(c == 1.0 for c in coefficients)
-        if whole or not (self._may_rescale and (self._low or self._is_low(losses))):
+        if whole or not (self._may_rescale and (self._low or self._is_low(losses, way))):
             factor = self._scale / self._residual
             return ((roots, [self._seed(root, c * factor) for root, c in zip(roots, coefficients, strict=True)], True),)
         return self._low_passes(roots, coefficients)
@@ -64,13 +79,13 @@ class LossScale:
         if not self._begun:
             self._begun, self._scale = True, 1.0 if self._finalizer is None else self._finalizer.scale()
 
-    def seed(self, loss: Tensor, coefficient: float) -> Tensor | None:
+    def seed(self, loss: Tensor, coefficient: float, way: Way) -> Tensor | None:
         """What the one pass of a 0-dimensional ``loss`` begins with; None where ``passes`` must decide."""
         self._begin()
         if loss.dtype.is_complex:
             return None
         whole = coefficient == self._scale == self._residual == 1.0
-        if not whole and (self._low is not False or loss.dtype in LOW_PRECISION or route_of(loss) not in self._routes):
+        if not whole and (self._low is not False or loss.dtype in LOW_PRECISION or way not in self._ways):
             return None
         return self._seed(loss, coefficient * (self._scale / self._residual))
 
@@ -106,14 +121,14 @@ class LossScale:
         if state is not None:
             self._begun, self._scale, self._residual = True, state["scale"], state["residual"]
 
-    def _is_low(self, losses: Sequence[Tensor]) -> bool:
+    def _is_low(self, losses: Sequence[Tensor], way: Way | None) -> bool:
         for loss in losses:
             if loss.dtype in LOW_PRECISION:
                 return True
         for loss in losses:
             # Once in a window for each way in which losses are made: some micro-batches may run under autocast only.
-            if not self._low and (route := route_of(loss)) not in self._routes:
-                self._routes.add(route)
+            if not self._low and (found := way or _last_operations(loss)) not in self._ways:
+                self._ways.add(found)
                 # A loss scaler guards what float16 layers send back; without one, only the graph shows them.
                 self._low = self._scale == 1.0 and _holds_float16(loss)
         return bool(self._low)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dagnn.accumulation import shares, stepping
-from dagnn.accumulation.loss_scale import LossScale, Route, route_of
+from dagnn.accumulation.loss_scale import LossScale, Way
 from dagnn.accumulation.partition import MicroBatch
 from dagnn.accumulation.ranks import Ranks
 from dagnn.accumulation.shares import SINGLE, KnownWeights, Reduction, Shares, WindowTotals
@@ -77,7 +77,7 @@ class Window:
         self._ran, self._dropped, self._num_run = False, False, 0  # the current one had a backward; is left out
         # (weight, dtype, device of a loss) -> what its backward pass begins with, so that the usual one takes a short
         # way: after a model's own work the caches are cold, and 10 us of Python become 30.
-        self._seeds: dict[tuple[float | None, torch.dtype, torch.device, Route], Tensor] = {}
+        self._seeds: dict[tuple[float | None, torch.dtype, torch.device, Way], Tensor] = {}
         self._totals: WindowTotals | None = None
         self.failed: str | None = None  # the error inside a backward pass
         self.num_run = 0  # over all processes, once settled
@@ -134,10 +134,11 @@ class Window:
             AccumulationError: called outside a micro-batch; weights are missing, mixed or contradictory; ``loss``
                 has the wrong shape or does not depend on a parameter.
         """
-        if self._seeds and weight is None and reduction == "mean" and type(loss) is Tensor:
+        way = self._loss_scale.way(loss) if type(loss) is Tensor else None
+        if self._seeds and weight is None and reduction == "mean" and way is not None:
             assert self._known is not None
             own = self._known.weights[self._current].get(SINGLE)
-            seed = self._seeds.get((own, loss.dtype, loss.device, route_of(loss)))
+            seed = self._seeds.get((own, loss.dtype, loss.device, way))
             first = self._running and not self._ran and self.state == "open"
             if seed is not None and first and loss.requires_grad and not loss.ndim:
                 self._add_usual(loss, seed, retain_graph)
@@ -146,7 +147,7 @@ class Window:
         if self._dropped:
             return  # its weight has left the window, and must not come back with a second loss
         usual = weight is None and reduction == "mean" and (self._num_run > 0 or self.micro_batches == 1)
-        if usual and self._backward_mean(loss, retain_graph):
+        if usual and way is not None and self._backward_mean(loss, way, retain_graph):
             return
         self._seeds = {}  # the long way may scale the sums by another factor
         declared = shares.declared_weight(weight)
@@ -165,21 +166,21 @@ class Window:
             self._drop(overflowed=True)
         elif tensors:
             with self._failing():
-                for roots, seeds, is_last in self._loss_scale.passes(tensors, list(factors.values())):
+                for roots, seeds, is_last in self._loss_scale.passes(tensors, list(factors.values()), way):
                     self._sums.backward(roots, gradients=seeds, retain_graph=retain_graph or not is_last)
 
-    def _backward_mean(self, loss: Any, retain_graph: bool) -> bool:
+    def _backward_mean(self, loss: Tensor, way: Way, retain_graph: bool) -> bool:
         """The usual ``backward``: nothing to warn of, or to look for in a graph; False where more is needed."""
         looked_into = self._on_nonfinite == "drop" or self._sums.final  # each loss, before its backward pass
-        if type(loss) is not Tensor or loss.ndim or not loss.requires_grad or looked_into:
+        if loss.ndim or not loss.requires_grad or looked_into:
             return False
         share = self._shares.of_mean(self._current)
-        seed = None if share is None else self._loss_scale.seed(loss, share * self._ranks.seed_factor)
+        seed = None if share is None else self._loss_scale.seed(loss, share * self._ranks.seed_factor, way)
         if seed is None:
             return False
         self._add_usual(loss, seed, retain_graph)
         assert self._known is not None
-        self._seeds[self._known.weights[self._current][SINGLE], loss.dtype, loss.device, route_of(loss)] = seed
+        self._seeds[self._known.weights[self._current][SINGLE], loss.dtype, loss.device, way] = seed
         return True
 
     def _add_usual(self, loss: Tensor, seed: Tensor, retain_graph: bool) -> None:
