@@ -60,11 +60,11 @@ class LossScale:
         number, self._made = made - self._made, made
         return number if number in self._ways or len(self._ways) < _MAX_WAYS else _last_operations(loss)
 
-    def passes(self, losses: Sequence[Tensor], coefficients: Sequence[float], way: Way | None = None) -> Iterable[Pass]:
+    def passes(self, losses: Sequence[Tensor], coefficients: Sequence[float], way: Way = ()) -> Iterable[Pass]:
         """The backward passes: one, but for several 16-bit losses with different shares.
 
         The gradients are ``coefficient * scale``, up to the factor that ``leftover`` still holds. They are given and
-        not multiplied onto the loss, which would be one more operation in both directions. ``way``: of one loss.
+        not multiplied onto the loss, which would be one more operation in both directions. ``way``: of the one loss.
         """
         self._begin()
         roots = [loss.sum() if loss.ndim else loss for loss in losses]
@@ -121,7 +121,7 @@ class LossScale:
         if state is not None:
             self._begun, self._scale, self._residual = True, state["scale"], state["residual"]
 
-    def _is_low(self, losses: Sequence[Tensor], way: Way | None) -> bool:
+    def _is_low(self, losses: Sequence[Tensor], way: Way) -> bool:
         for loss in losses:
             if loss.dtype in LOW_PRECISION:
                 return True

@@ -134,8 +134,8 @@ class Window:
             AccumulationError: called outside a micro-batch; weights are missing, mixed or contradictory; ``loss``
                 has the wrong shape or does not depend on a parameter.
         """
-        way = self._loss_scale.way(loss) if type(loss) is Tensor else None
-        if self._seeds and weight is None and reduction == "mean" and way is not None:
+        way: Way = self._loss_scale.way(loss) if type(loss) is Tensor else ()
+        if self._seeds and weight is None and reduction == "mean" and type(loss) is Tensor:
             assert self._known is not None
             own = self._known.weights[self._current].get(SINGLE)
             seed = self._seeds.get((own, loss.dtype, loss.device, way))
@@ -147,7 +147,7 @@ class Window:
         if self._dropped:
             return  # its weight has left the window, and must not come back with a second loss
         usual = weight is None and reduction == "mean" and (self._num_run > 0 or self.micro_batches == 1)
-        if usual and way is not None and self._backward_mean(loss, way, retain_graph):
+        if usual and type(loss) is Tensor and self._backward_mean(loss, way, retain_graph):
             return
         self._seeds = {}  # the long way may scale the sums by another factor
         declared = shares.declared_weight(weight)
@@ -171,9 +171,8 @@ class Window:
 
     def _backward_mean(self, loss: Tensor, way: Way, retain_graph: bool) -> bool:
         """The usual ``backward``: nothing to warn of, or to look for in a graph; False where more is needed."""
-        looked_into = self._on_nonfinite == "drop" or self._sums.final  # each loss, before its backward pass
-        if loss.ndim or not loss.requires_grad or looked_into:
-            return False
+        if loss.ndim or not loss.requires_grad or self._on_nonfinite == "drop" or self._sums.final:
+            return False  # the last two look into each loss, before its backward pass
         share = self._shares.of_mean(self._current)
         seed = None if share is None else self._loss_scale.seed(loss, share * self._ranks.seed_factor, way)
         if seed is None:
