@@ -300,7 +300,8 @@ def check_trainable(parameters: Sequence[Tensor]) -> None:
 
 def warn_if_divided(loss: Tensor, micro_batches: int, reduction: Reduction, *, scale: float = 1.0) -> None:
     """Warn about ``loss / micro_batches`` and ``scaler.scale(loss)``, as loops by hand have them: done here too."""
-    node = loss.grad_fn
+    may_be_divided = reduction == "mean" and micro_batches > 1
+    node = loss.grad_fn if may_be_divided or scale != 1.0 else None  # a look at the graph takes 4 us
     if node is None:
         return
     kind = type(node).__name__
@@ -315,7 +316,7 @@ def warn_if_divided(loss: Tensor, micro_batches: int, reduction: Reduction, *, s
             f"itself: pass the plain loss, or the gradient is {scale:g} times too large.",
             AccumulationWarning,
         )
-    if reduction != "mean" or micro_batches < 2:
+    if not may_be_divided:
         return
     divisor = float(other) if kind == "DivBackward0" else 1.0 / float(other) if float(other) else 0.0
     before = node.next_functions[0][0]
