@@ -201,12 +201,26 @@ def test_the_gradient_is_that_of_what_was_given_or_an_error(size, k, values, num
 class Slotted:
     __slots__ = ("x",)
 
+    def fill(self, value):
+        self.x = torch.full((1,), value)
 
-def one_slotted_object():
-    batch = Slotted()
+
+class PrivatelySlotted:
+    __slots__ = ("__x",)
+
+    def fill(self, value):
+        self.__x = torch.full((1,), value)
+
+
+def one_slotted_object(kind=Slotted):
+    batch = kind()
     for value in VALUES:
-        batch.x = torch.full((1,), value)
+        batch.fill(value)
         yield batch
+
+
+def one_object_with_a_private_slot():
+    return one_slotted_object(PrivatelySlotted)
 
 
 def a_moving_part_of_one_buffer():
@@ -226,7 +240,10 @@ def columns_of_one_array():
 
 
 @pytest.mark.fault("accumulation", 6)
-@pytest.mark.parametrize("loader", [one_slotted_object, a_moving_part_of_one_buffer, columns_of_one_array])
+@pytest.mark.parametrize(
+    "loader",
+    [one_slotted_object, one_object_with_a_private_slot, a_moving_part_of_one_buffer, columns_of_one_array],
+)
 def test_parts_of_one_buffer_and_slots_that_are_filled_again(loader):
     model = nn.Linear(1, 1)
     accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))

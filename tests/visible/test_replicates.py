@@ -1,5 +1,7 @@
 """`explain_replicates`: bits of each alone, exact family-wise p-values, controls of the right kind, refusals."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -224,3 +226,10 @@ def test_bad_input_is_refused(arguments, error, text):
         ReplicateTraining(lr=-1.0)
     with pytest.raises(ConfigError, match="hidden_decay is a share of weight_decay"):
         ReplicateTraining(hidden_decay=2.0)
+    for wrong in (True, "0", math.nan, -1.0, torch.tensor(1.0)):
+        with pytest.raises(ConfigError, match="hidden_decay must be a finite number of at least 0"):
+            ReplicateTraining(hidden_decay=wrong)
+    with pytest.raises(ConfigError, match=r"lr \* weight_decay must be below 1, got 0.01 \* 200.0"):
+        ReplicateTraining(lr=0.01, weight_decay=200.0, hidden_decay=0.5)  # signs of weights would change in every step
+    numpys = ReplicateTraining(epochs=np.int64(2), lr=np.float32(0.125), hidden_decay=np.float16(0))
+    assert (type(numpys.epochs), type(numpys.lr), numpys.hidden_decay) == (int, float, 0.0)

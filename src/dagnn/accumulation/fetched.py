@@ -139,7 +139,10 @@ def _attributes(value: Any) -> list[Any] | None:
 
 def _slots_of(cls: type) -> Sequence[str]:
     slots = vars(cls).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    # Python calls a private one by the name of its class, too.
+    prefix = f"_{cls.__name__.lstrip('_')}"
+    return [prefix + name if name.startswith("__") and not name.endswith("__") else name for name in names]
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

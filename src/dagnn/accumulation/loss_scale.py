@@ -12,7 +12,7 @@ from dagnn.accumulation.sums import Sums
 Pass = tuple[list[Tensor], list[Tensor], bool]  # where it begins, with which gradients, whether it is the last
 _MAX_SEEDS = 256  # ragged windows have seeds of their own
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
-_MAX_WAYS = 4  # told apart by their number of operations; windows of graphs that all differ would look into each
+_MAX_WAYS = 4  # known by their number of operations; windows of graphs that all differ would look into each
 Way = int | tuple[type, ...]  # see LossScale.way
 _operations_made: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  # by this thread
 
@@ -49,7 +49,7 @@ class LossScale:
         self._seeds = {} if finalizer is None else finalizer.seeds
 
     def way(self, loss: Tensor) -> Way:
-        """By what one way to compute ``loss`` is told from another: how many operations a micro-batch has.
+        """What distinguishes ways to compute ``loss``: how many operations a micro-batch has.
 
         Casts, as of autocast, count too. Where that number always differs, by the last operations. To be asked once for
         each micro-batch. It does not look at ``loss.grad_fn``, which took 4 us of each.

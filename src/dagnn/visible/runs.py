@@ -4,6 +4,7 @@ Many trainings of one network run at once: different seeds and labels, one threa
 Controls are shuffled labels, inputs that are the labels, and random graphs of the same degrees.
 """
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
+from numbers import Integral, Real
 from typing import TypeVar
 
 import numpy as np
@@ -61,13 +63,22 @@ class ReplicateTraining:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type is int and (type(value) is not int or value < 1):
-                raise ConfigError(f"{field.name} must be a whole number, at least 1, got {value!r}.")
-            lowest = 0 if field.name in ("weight_decay", "hidden_decay") else 1e-12
-            if field.type is float and not lowest <= value < float("inf"):
-                raise ConfigError(f"{field.name} must be a finite number above 0, got {value!r}.")
+            if field.type is int:
+                if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+                    raise ConfigError(f"{field.name} must be a whole number, at least 1, got {value!r}.")
+                object.__setattr__(self, field.name, int(value))
+            elif field.type is float:
+                least, words = (0.0, "of at least 0") if field.name.endswith("decay") else (1e-12, "above 0")
+                if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) < math.inf:
+                    raise ConfigError(f"{field.name} must be a finite number {words}, got {value!r}.")
+                object.__setattr__(self, field.name, float(value))  # PyTorch takes no float32 of NumPy's
         if self.hidden_decay > 1:
             raise ConfigError(f"hidden_decay is a share of weight_decay, from 0.0 to 1.0, got {self.hidden_decay!r}.")
+        if self.lr * self.weight_decay >= 1:
+            raise ConfigError(
+                f"every step would take all of the weights away, or more: lr * weight_decay must be below 1, got "
+                f"{self.lr!r} * {self.weight_decay!r}."
+            )
 
 
 @dataclass(frozen=True, eq=False)
