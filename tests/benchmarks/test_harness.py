@@ -62,6 +62,18 @@ def test_short_calls_are_repeated():
     assert row.ok and row.required is None
 
 
+@pytest.mark.parametrize(("took", "rounds"), [(0.25, 6), (0.1, 10), (2.0, 2)])
+def test_short_cases_run_more_rounds(took, rounds):
+    clock = Clock()
+
+    measure(
+        Case("c", clock.contestant("ours", took), {"peer": clock.contestant("peer", took)}),
+        rounds=2, seconds=3.0, clock=clock,
+    )  # fmt: skip
+
+    assert clock.calls.count("ours") == clock.calls.count("peer") == 2 + rounds
+
+
 @pytest.mark.parametrize(("limit", "ok"), [(1.0, True), (0.4, False)])
 def test_limit_requires_that_ours_is_not_slower(limit, ok):
     clock = Clock()
