@@ -178,6 +178,8 @@ class CompiledPlan:
         if self._aggregated.names:
             of_nodes = self._aggregated
             self._arrays |= {"kinds": of_nodes.kinds, "scales": of_nodes.scales, "edge_rows": of_nodes.edge_rows}
+        # Asked for in every backward pass: by way of the array it took as long as a small operation of PyTorch's.
+        self._index_at: int = self._arrays["out_index"].__array_interface__["data"][0]
         self._prepared: dict[tuple[int, bool], Prepared] = {}
         self._frame = Frame()
         self._frame.set(
@@ -288,8 +290,7 @@ class CompiledPlan:
 
     def index_address(self, edge: int) -> int:
         """Where the index of the weight of an edge lies, for edges sorted by source."""
-        index = self._arrays["out_index"]
-        return int(index.__array_interface__["data"][0]) + edge * index.itemsize
+        return self._index_at + edge * self._arrays["out_index"].itemsize
 
     def forget(self) -> None:
         """Drop what `prepared` keeps."""
