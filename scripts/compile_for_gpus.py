@@ -61,10 +61,10 @@ def of_networks() -> dict[str, tuple[Any, dict[str, Any]]]:
     sizes = {"tile": network.TILE, "edges": network.EDGES}
     sums = {"tile": network.TILE, "rows": network.SUMS}
     return {
-        "forward": (network.forward, {"activated": activated, "aggregates": True, **sizes}),
-        "backward": (network.backward, {"pulled": pulled, "aggregates": True, **sizes}),
-        "plain forward": (network.forward, {"activated": activated, "aggregates": False, **sizes}),
-        "plain backward": (network.backward, {"pulled": pulled, "aggregates": False, **sizes}),
+        "forward": (network.forward_kernel, {"activated": activated, "aggregates": True, **sizes}),
+        "backward": (network.backward_kernel, {"pulled": pulled, "aggregates": True, **sizes}),
+        "plain forward": (network.forward_kernel, {"activated": activated, "aggregates": False, **sizes}),
+        "plain backward": (network.backward_kernel, {"pulled": pulled, "aggregates": False, **sizes}),
         "sums over the batch": (network.sums_over_batch, {"multiplied": True, "scaled": True, **sums}),
     }
 

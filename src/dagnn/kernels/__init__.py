@@ -137,7 +137,7 @@ def run_network(plan: NetworkPlan, x: Tensor, edge_weight: Tensor, bias: Tensor)
         y: Tensor = _network.run_network(plan, x, edge_weight, bias)
         return y
     if _is_on_gpu(x, edge_weight, bias) and not plan.why_reference:
-        return _gpu("function").run_network(plan, x, edge_weight, bias)  # type: ignore[no-any-return]
+        return _gpu("network").run_network(plan, x, edge_weight, bias)  # type: ignore[no-any-return]
     return reference.run_network(plan.levels, x, edge_weight, bias)
 
 
@@ -438,5 +438,5 @@ def _gpu(part: str) -> ModuleType:
 @constant
 def _load_gpu() -> None:
     """Before ``torch.compile`` runs the operator on a GPU: its kernels are registered when they are imported."""
-    _gpu("function")
+    _gpu("network")
     _gpu("wide")

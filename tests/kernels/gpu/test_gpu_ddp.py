@@ -21,7 +21,7 @@ if not triton.knobs.runtime.interpret:
         "triton was imported for a GPU before: run these tests in a process of their own", allow_module_level=True
     )
 
-from dagnn.kernels.gpu import function as gpu_network  # noqa: E402
+from dagnn.kernels.gpu import network as gpu_network  # noqa: E402
 from dagnn.kernels.gpu import sweep as gpu_sweep  # noqa: E402
 from dagnn.kernels.gpu import wide as gpu_wide  # noqa: E402
 

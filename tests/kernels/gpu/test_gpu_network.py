@@ -29,7 +29,7 @@ if not triton.knobs.runtime.interpret:
         "triton was imported for a GPU before: run these tests in a process of their own", allow_module_level=True
     )
 
-from dagnn.kernels.gpu import function as gpu  # noqa: E402
+from dagnn.kernels.gpu import network as gpu  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, where a GPU divides 0 by 0 in silence
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from torch import Tensor
 from dagnn.graph.cached import made_once
 from dagnn.kernels.autograd import is_plain_on_gpu, with_memory
 from dagnn.kernels.gpu import sweep_code
-from dagnn.kernels.gpu.function import launching_on, tensor_on
+from dagnn.kernels.gpu.network import launching_on, tensor_on
 from dagnn.kernels.gpu.sweep_code import cell_kernels, launch_options
 from dagnn.kernels.sweep.cell_plan import CellPlan
 from dagnn.kernels.sweep.function import ProjectedCell, SweepGraph, Task, by_reference, with_operators

@@ -35,7 +35,7 @@ class NetworkPlan:
         response: float64 ``[num_nodes]``, by which the aggregate of a node is multiplied.
         why_reference: why the compiled path cannot run this network; empty if it can.
         device: where the reference runs; all of the above is on the CPU.
-        on_gpu: what the Triton kernels need, by device; `dagnn.kernels.gpu.function.gpu_plan` makes it.
+        on_gpu: what the Triton kernels need, by device; `dagnn.kernels.gpu.network.gpu_plan` makes it.
         fingerprint: a digest of all of the above but the device, the same in every process; see `plan_of`.
     """
 
