@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from dagnn import kernels
 from dagnn.graph import Dag, DagBatch
-from dagnn.kernels import autograd
+from dagnn.kernels import autograd, choose_path
 from dagnn.nn import DagNN, DagSweep, GRUCell, WideDagNN
 
 if "triton" not in sys.modules:
@@ -56,8 +55,8 @@ def test_gradients_inside_the_wrapper_are_those_of_the_module_alone(name, alone,
         return torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
 
     expected = gradients(wrapped=False)
-    monkeypatch.setattr(kernels, "_is_compiled", lambda *tensors: False)
-    monkeypatch.setattr(kernels, "_is_on_gpu", lambda *tensors: True)
+    monkeypatch.setattr(choose_path, "_is_compiled", lambda *tensors: False)
+    monkeypatch.setattr(choose_path, "_is_on_gpu", lambda *tensors: True)
     for module in (autograd, gpu_network, gpu_sweep):
         monkeypatch.setattr(module, "is_plain_on_gpu", autograd.is_plain)
     passes = []

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from precision import assert_rounded
 
-from dagnn import kernels
 from dagnn.graph import Dag
-from dagnn.kernels import ACTIVATIONS, NEAT_ACTIVATIONS, NetworkPlan, plan_network, reference
+from dagnn.kernels import ACTIVATIONS, NEAT_ACTIVATIONS, NetworkPlan, choose_path, plan_network, reference
 from dagnn.kernels.nodes import activation_text
 from dagnn.nn import DagNN
 
@@ -171,9 +170,9 @@ def test_nan_stays_and_equal_winners_share_as_on_the_reference():
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """`kernels` takes tensors on the CPU for tensors on a GPU, which the interpreter can read."""
-    monkeypatch.setattr(kernels, "_is_compiled", lambda *tensors: False)
-    monkeypatch.setattr(kernels, "_is_on_gpu", lambda *tensors: True)
+    """`choose_path` takes tensors on the CPU for tensors on a GPU, which the interpreter can read."""
+    monkeypatch.setattr(choose_path, "_is_compiled", lambda *tensors: False)
+    monkeypatch.setattr(choose_path, "_is_on_gpu", lambda *tensors: True)
     monkeypatch.setattr(gpu, "is_plain_on_gpu", lambda tensor: True)
 
 

@@ -16,9 +16,8 @@ from strategies import dags
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from dagnn import kernels
 from dagnn.graph import Dag, DagBatch
-from dagnn.kernels import autograd, graph_plans
+from dagnn.kernels import autograd, choose_path, graph_plans
 from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, DagSweep, FormulaCell, GRUCell, TreeLSTMCell
 
 if "triton" not in sys.modules:
@@ -68,14 +67,14 @@ every_cell = pytest.mark.parametrize("name", CELLS)
 
 @pytest.fixture(autouse=True)
 def on_gpu(monkeypatch):
-    """`kernels` takes tensors on the CPU for tensors on a GPU, which the interpreter can read; counts the passes."""
+    """`choose_path` takes tensors on the CPU for those on a GPU, which the interpreter can read; counts the passes."""
 
     def is_on_gpu(*tensors: Tensor) -> bool:
         floats = all(one.dtype == tensors[0].dtype in (torch.float32, torch.float64) for one in tensors)
-        return floats and kernels.kernel_path() == "compiled" and not autograd.is_watched()
+        return floats and choose_path.kernel_path() == "compiled" and not autograd.is_watched()
 
-    monkeypatch.setattr(kernels, "_is_compiled", lambda *tensors: False)
-    monkeypatch.setattr(kernels, "_is_on_gpu", is_on_gpu)
+    monkeypatch.setattr(choose_path, "_is_compiled", lambda *tensors: False)
+    monkeypatch.setattr(choose_path, "_is_on_gpu", is_on_gpu)
     for module in (autograd, gpu):
         monkeypatch.setattr(module, "is_plain_on_gpu", autograd.is_plain)
     counts = {"forward": 0, "backward": 0}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from precision import assert_rounded
 from wide_networks import batch_for, by_reference, drops, gradient_for, parameters_of, state_of, wide_networks
 
-from dagnn import Dag, GraphError, WideDagNN, kernels
-from dagnn.kernels import ACTIVATIONS
+from dagnn import Dag, GraphError, WideDagNN
+from dagnn.kernels import ACTIVATIONS, choose_path
 from dagnn.kernels.wide.operators import run_backward, run_forward
 from dagnn.kernels.wide.plan import WideState
 
@@ -150,9 +150,9 @@ def test_a_sample_of_nan_stays_alone():
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """`kernels` takes tensors on the CPU for tensors on a GPU, which the interpreter can read."""
-    monkeypatch.setattr(kernels, "_is_compiled", lambda *tensors: False)
-    monkeypatch.setattr(kernels, "_is_on_gpu", lambda *tensors: True)
+    """`choose_path` takes tensors on the CPU for tensors on a GPU, which the interpreter can read."""
+    monkeypatch.setattr(choose_path, "_is_compiled", lambda *tensors: False)
+    monkeypatch.setattr(choose_path, "_is_on_gpu", lambda *tensors: True)
 
 
 @pytest.mark.parametrize("normalise", [None, "batch", "layer"])
