@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagnn.errors import ConfigError
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 
 Symbols = NDArray[Any]  # int32, or uint8 where nothing is unknown
 

@@ -12,7 +12,7 @@ from dagnn.ged.exact.solve import as_float
 from dagnn.ged.exact.tables import build_tables
 from dagnn.ged.labelled import LabelledGraph, label_key, read_graphs
 from dagnn.graph import Dag
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 
 # Cells that `_sweep` fills in one call, some tenths of a second. Between calls Python handles Ctrl-C.
 SLICE = 30_000_000

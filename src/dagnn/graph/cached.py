@@ -1,11 +1,10 @@
-"""What is computed once and kept: tensors that outlive the call that made them, plans found again by their digest, and
-machine code of numba."""
+"""What is computed once and kept: tensors that outlive the call that made them, plans found again by their digest."""
 
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -14,7 +13,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dagnn.errors import GraphError
 
 Value = TypeVar("Value")
-Parameters = ParamSpec("Parameters")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -112,19 +110,3 @@ class Living(Generic[Value]):
                 "which needs none."
             )
         return found
-
-
-def jitted(function: Callable[Parameters, Value]) -> Callable[Parameters, Value]:
-    """The function as machine code that runs without the interpreter lock; numba compiles it on the first call.
-
-    numba keeps the code on disk. Where it can write neither beside the source nor in the user's home or
-    ``NUMBA_CACHE_DIR``, every process compiles again: a few seconds.
-    """
-    from numba import njit  # here: it takes most of a second, and a graph does not need it
-
-    try:
-        return njit(cache=True, nogil=True)(function)
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
-        return njit(nogil=True)(function)

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 from dagnn.rewriting.system import MAX_ARITY
 
 NO_NODE = -1

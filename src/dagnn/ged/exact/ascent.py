@@ -18,7 +18,7 @@ import numpy as np
 
 from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import COLUMN_PRICE, ROW_OF, ROW_PRICE, assign
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 
 # Stands for more than any cost: of u -> v in no better map, and of a share of such a star. Real costs and shares stay
 # below a hundredth of it, and sums of 500 such fit 64 bits.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagnn.ged.costs import Ints
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 
 INFINITE = 1 << 62
 LEAST = 1 << 61

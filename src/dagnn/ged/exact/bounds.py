@@ -7,7 +7,7 @@ import numpy as np
 from dagnn.ged.costs import Ints
 from dagnn.ged.exact.assignment import assign, new_room
 from dagnn.ged.exact.problem import DELETED, UNIFORM, Problem
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 
 # Indices into `Search.numbers`: the depth; 1 if the node at that depth is still to be bounded; the cost of the best map
 # so far; the largest distance worth finding; how many nodes were bounded; the bound of the node to be entered, and of

@@ -45,7 +45,7 @@ from dagnn.ged.exact.bounds import (
     split,
 )
 from dagnn.ged.exact.problem import ALL_EDGES, DELETED, DELETIONS_PAY, Problem, improve, map_cost
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 
 # A unit is FINEST parts, or fewer, so that all costs together are at most MOST parts.
 FINEST, MOST_PARTS = 1 << 10, 1 << 34

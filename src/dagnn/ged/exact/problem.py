@@ -10,7 +10,7 @@ import numpy as np
 
 from dagnn.ged.costs import Ints
 from dagnn.ged.exact.tables import GraphArrays, Tables
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 
 DELETED = -1
 

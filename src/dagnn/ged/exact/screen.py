@@ -15,7 +15,7 @@ from dagnn.ged.exact.dual_search import advance_dual, allocate, dual_lower, fits
 from dagnn.ged.exact.problem import DELETED, UNIFORM, Problem, fill, map_cost
 from dagnn.ged.exact.search import advance, proved_lower
 from dagnn.ged.exact.tables import CostTables, Tables
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 
 
 class Collection(NamedTuple):

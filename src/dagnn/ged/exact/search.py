@@ -39,7 +39,7 @@ from dagnn.ged.exact.bounds import (
 )
 from dagnn.ged.exact.problem import DELETIONS_PAY, UNIFORM, Problem, improve, map_cost
 from dagnn.ged.exact.relaxations import search_upper
-from dagnn.graph.cached import jitted
+from dagnn.numba_jit import jitted
 
 
 @jitted
