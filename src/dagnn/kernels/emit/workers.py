@@ -1,4 +1,4 @@
-"""Runs compiled functions: on several threads, one after another, or several sequences of them at once."""
+"""Worker threads: they run compiled functions, one after another or several at once, and wait for each other."""
 
 import ctypes
 import os
@@ -16,9 +16,12 @@ import torch
 from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
 
 from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
-from dagnn.kernels.emit.writer import I64, CodeWriter, Value
+from dagnn.kernels.emit.writer import I32, I64, CodeWriter, Value
 
 T = TypeVar("T")
+# Looks at the counter before a waiting worker gives up its core. A level is often done within these; and where more
+# threads run than there are cores, the one that is waited for may need this very core.
+_LOOKS = 256
 # A forked child has none of its parent's threads, and GNU OpenMP would wait for them for ever.
 _is_forked = False
 
@@ -258,3 +261,48 @@ def _calls_function() -> NativeFunction:
     module = ir.Module("dagnn")
     _write_calls(module, host_target(), "calls")
     return compiled(str(module), ("calls",), host_target())["calls"]
+
+
+def write_wait(code: CodeWriter, needed: Value) -> None:
+    """Code that waits until so many blocks are done: it looks at their counter again and again, then gives up its core.
+
+    It takes the fields ``blocks_done``, the address of the counter, and ``yield_core``, that of `yield_core`.
+    """
+    build = code.build
+    looks = code.variable(I64)
+    build.store(code.i64(0), looks)
+    look, again, give, done = (build.append_basic_block(name) for name in ("look", "again", "yield", "ready"))
+    build.branch(look)
+    build.position_at_end(look)
+    # Acquire: no load of a row may move before the load of the count that promises it.
+    count = build.load_atomic(_blocks_done(code), "acquire", 8)
+    build.cbranch(build.icmp_signed("<", count, needed), again, done)
+    build.position_at_end(again)
+    build.store(build.add(build.load(looks), code.i64(1)), looks)
+    patient = build.icmp_signed("<", build.load(looks), code.i64(_LOOKS))
+    nobody = build.icmp_signed("==", code.field("yield_core"), code.i64(0))  # Windows has no function to call
+    build.cbranch(build.or_(patient, nobody), look, give)
+    build.position_at_end(give)
+    build.call(build.inttoptr(code.field("yield_core"), ir.PointerType(ir.FunctionType(I32, []))), [])
+    build.branch(look)
+    build.position_at_end(done)
+
+
+def write_done(code: CodeWriter) -> None:
+    """Code that counts one more block as done."""
+    # Release: a worker that sees this count in `write_wait` also sees every row that the block has written. A count
+    # added to stays ordered behind the counts before it, so one counter serves for all blocks.
+    code.build.atomic_rmw("add", _blocks_done(code), code.i64(1), "acq_rel")
+
+
+def _blocks_done(code: CodeWriter) -> Value:
+    return code.build.inttoptr(code.field("blocks_done"), ir.PointerType(I64))
+
+
+@cache
+def yield_core() -> int:
+    """The address of a function that lets other threads have the core; 0 where there is none."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+    except (AttributeError, OSError, TypeError):  # Windows
+        return 0

@@ -86,7 +86,7 @@ class CodeWriter:
         """The value of a counter of the frame; the next worker gets one more."""
         address = self.at(self._frame, self.i64(PLACE[counter]), 8)
         # Monotonic suffices: a ticket has to be unique and promises nothing about memory. Where one piece reads what
-        # another wrote, as in a sweep, `node_blocks` orders them.
+        # another wrote, as in a sweep, `workers.write_wait` orders them.
         return self.build.atomic_rmw("add", self._pointer(address, I64), self.i64(1), "monotonic")
 
     def at(self, base: Value, index: Value, size: int) -> Value:

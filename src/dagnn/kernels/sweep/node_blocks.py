@@ -1,8 +1,8 @@
-"""What the compiled passes of a sweep share: taking blocks of nodes in order, waiting for levels, finding rows.
+"""What the compiled passes of a sweep share: blocks of nodes, taken in order, and the rows in them.
 
-Every worker takes the next block of the plan, waits until the levels below it are done, and computes it. Blocks are
-handed out in order, so the oldest unfinished one never waits for a younger one: no deadlock, however few of the workers
-really run. What a block computes does not depend on which worker computes it.
+Every worker takes the next block of the plan, waits until the levels below it are done (`emit.workers` writes how), and
+computes it. Blocks are handed out in order, so the oldest unfinished one never waits for a younger one: no deadlock,
+however few of the workers really run. What a block computes does not depend on which worker computes it.
 
 A *line* is a pack's part of a row.
 """
@@ -11,15 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llvmlite import ir  # type: ignore[import-untyped,unused-ignore]
-
-from dagnn.kernels.emit.writer import I32, I64, Value
+from dagnn.kernels.emit.workers import write_done, write_wait
+from dagnn.kernels.emit.writer import Value
 from dagnn.kernels.sweep.packed import PRODUCT, PackedWriter, call
 from dagnn.kernels.sweep.plan import BLOCK_FIELDS, CLASS_FIELDS
 
-# Looks at the counter before a waiting worker gives up its core. A level is often done within these; and where more
-# threads run than there are cores, the one that is waited for may need this very core.
-_LOOKS = 256
 # Prefetched so far ahead. Rows of features, outputs and gradients lie in the graph's order, so the processor cannot
 # foresee which comes next, and every one was waited for. Run in turns, 512 random DAGs, d=64: forward passes took 0.66
 # (minimal gated unit) to 0.81 (TreeLSTM) of the time, backward passes 0.8 to 1. 4 and 16 edges ahead measured alike.
@@ -223,11 +219,9 @@ def each_block(code: PackedWriter, gates: GateRows, *, back: bool = False) -> It
         # Backward the tickets count from the end, so that the oldest unfinished block still waits for nobody younger.
         last = build.sub(code.field("pieces"), code.i64(1))
         block = NodeBlock(code, build.sub(last, piece) if back else piece, gates)
-        _wait(code, block.after_back if back else block.after)
+        write_wait(code, block.after_back if back else block.after)
         yield block
-        # Release: a worker that sees this count in `_wait` also sees every row that the block has written. A count
-        # added to stays ordered behind the counts before it, so one counter serves for all blocks.
-        build.atomic_rmw("add", _done(code), code.i64(1), "acq_rel")
+        write_done(code)
 
 
 def edge_ahead(code: PackedWriter, edge: Value) -> Value:
@@ -243,29 +237,3 @@ def _at_most_last(code: PackedWriter, index: Value, count: str) -> Value:
 def _ends(code: PackedWriter, field: str, group: Value) -> tuple[Value, Value]:
     offsets = code.field(field)
     return code.offset_at(offsets, group), code.offset_at(offsets, code.build.add(group, code.i64(1)))
-
-
-def _done(code: PackedWriter) -> Value:
-    return code.build.inttoptr(code.field("blocks_done"), ir.PointerType(I64))
-
-
-def _wait(code: PackedWriter, needed: Value) -> None:
-    """Code that waits until so many blocks are done."""
-    build = code.build
-    looks = code.variable(I64)
-    build.store(code.i64(0), looks)
-    look, again, give, done = (build.append_basic_block(name) for name in ("look", "again", "yield", "ready"))
-    build.branch(look)
-    build.position_at_end(look)
-    # Acquire: no load of a row may move before the load of the count that promises it.
-    count = build.load_atomic(_done(code), "acquire", 8)
-    build.cbranch(build.icmp_signed("<", count, needed), again, done)
-    build.position_at_end(again)
-    build.store(build.add(build.load(looks), code.i64(1)), looks)
-    patient = build.icmp_signed("<", build.load(looks), code.i64(_LOOKS))
-    nobody = build.icmp_signed("==", code.field("yield_core"), code.i64(0))  # Windows has no function to call
-    build.cbranch(build.or_(patient, nobody), look, give)
-    build.position_at_end(give)
-    build.call(build.inttoptr(code.field("yield_core"), ir.PointerType(ir.FunctionType(I32, []))), [])
-    build.branch(look)
-    build.position_at_end(done)

@@ -5,7 +5,6 @@ A pass is a `Work`: calls that are ready to run, alone or beside those of anothe
 Rows are filled up with zeros to whole packs. The outputs there stay zero, and so do all gradients.
 """
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from dagnn.kernels.autograd import Borrowed
 from dagnn.kernels.emit.native import Frame, NativeFunction, Target, compiled, host_target
-from dagnn.kernels.emit.workers import Call, Work
+from dagnn.kernels.emit.workers import Call, Work, yield_core
 from dagnn.kernels.sweep.cell_code import write_cell
 from dagnn.kernels.sweep.cell_plan import CellPlan
 from dagnn.kernels.sweep.packed import PackedLayout
@@ -265,7 +264,7 @@ class Sweep:
             num_nodes=plan.num_nodes,
             num_edges=plan.num_edges,
             blocks_done=self._done.data_ptr(),
-            yield_core=_yield_core(),
+            yield_core=yield_core(),
             packs=layout.count(self._hidden),
             hidden_width=self._hidden,
             width=layout.width,
@@ -324,12 +323,3 @@ class Sweep:
 
 def _address(array: NDArray[np.generic]) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-@cache
-def _yield_core() -> int:
-    """The address of a function that lets other threads have the core; 0 where there is none."""
-    try:
-        return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
-    except (AttributeError, OSError, TypeError):  # Windows
-        return 0
