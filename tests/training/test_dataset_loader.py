@@ -12,7 +12,7 @@ import torch
 from small_training import outcome, small_config
 from torch import nn
 
-from dagnn.accumulation.state import rng_state
+from dagnn.accumulation.random_states import rng_state
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, ConfigError
 from dagnn.training import DatasetLoader, RunDirectory, Trainer, TrainingInterrupted

@@ -9,7 +9,7 @@ import torch
 from small_training import LevelSource, small_config, small_trainer
 from torch import nn
 
-from dagnn.accumulation.state import rng_state
+from dagnn.accumulation.random_states import rng_state
 from dagnn.cli import main
 from dagnn.errors import ConfigError
 from dagnn.training import LrCurve, find_lr

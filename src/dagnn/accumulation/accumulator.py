@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dagnn.accumulation.batch_norms import BatchNormMode, BatchNorms
 from dagnn.accumulation.eager import Eager, LastBackwardSums, MomentumSums, check_eager
 from dagnn.accumulation.optimizers import OwnedParameters, check_models, check_optimizers
 from dagnn.accumulation.partition import (
@@ -21,7 +22,6 @@ from dagnn.accumulation.partition import (
 )
 from dagnn.accumulation.ranks import FsdpSync, Ranks, ranks_of
 from dagnn.accumulation.shares import Reduction
-from dagnn.accumulation.state import BatchNormMode, BatchNorms
 from dagnn.accumulation.stepping import Finalizer, Update
 from dagnn.accumulation.sums import AccumulateDtype, GradientSums, Sums, check_accumulate_dtype
 from dagnn.accumulation.whole_batch import Job, LossFn, MicroBatchSize, run_batch, step_with_closure

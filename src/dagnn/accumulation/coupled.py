@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dagnn.accumulation.items import CANNOT_SPLIT, count_items
 from dagnn.accumulation.partition import slice_batch
-from dagnn.accumulation.state import RandomState, Snapshot
+from dagnn.accumulation.random_states import RandomState, Snapshot
 from dagnn.errors import AccumulationError
 
 # Relative difference up to which results of other batch sizes are the same: rounding.

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from dagnn.accumulation.batch_norms import BatchNormMode, BatchNorms
 from dagnn.accumulation.coupled import cached_loss
 from dagnn.accumulation.items import CANNOT_SPLIT, count_items, tensors_in
 from dagnn.accumulation.loss_scale import LOW_PRECISION
 from dagnn.accumulation.partition import MicroBatch, Outline, WeightFn, counted, known_weights, slice_batch, split_batch
+from dagnn.accumulation.random_states import RandomState, Snapshot
 from dagnn.accumulation.ranks import Ranks, ranks_of
 from dagnn.accumulation.shares import Reduction
-from dagnn.accumulation.state import BatchNormMode, BatchNorms, RandomState, Snapshot
 from dagnn.accumulation.stepping import Finalizer, Stepped, check_trainable, losses_are_finite
 from dagnn.accumulation.sums import (
     AccumulateDtype,

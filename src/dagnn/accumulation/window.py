@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from dagnn.accumulation import shares, stepping
+from dagnn.accumulation.batch_norms import BatchNorms
 from dagnn.accumulation.loss_scale import LossScale, Way
 from dagnn.accumulation.partition import MicroBatch
 from dagnn.accumulation.ranks import Ranks
 from dagnn.accumulation.shares import SINGLE, KnownWeights, Reduction, Shares, WindowTotals
-from dagnn.accumulation.state import BatchNorms
 from dagnn.accumulation.stepping import Finalizer, Stepped, Update
 from dagnn.accumulation.sums import Sums
 from dagnn.errors import AccumulationError, ConfigError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from dagnn.accumulation.state import seed_everything
+from dagnn.accumulation.random_states import seed_everything
 from dagnn.commands import complain
 from dagnn.data import Record, read_records
 from dagnn.errors import ConfigError, DagnnError, DataError, GraphError

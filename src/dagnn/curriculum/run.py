@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dagnn.accumulation.state import seed_everything
+from dagnn.accumulation.random_states import seed_everything
 from dagnn.curriculum.accuracy import (
     ask,
     description_of,

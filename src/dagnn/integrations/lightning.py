@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dagnn.accumulation.check.report import Report
 from dagnn.accumulation.check.watching import FirstWindow
 from dagnn.accumulation.partition import WeightFn
-from dagnn.accumulation.state import RandomState
+from dagnn.accumulation.random_states import RandomState
 from dagnn.errors import AccumulationError, ConfigError, library
 from dagnn.integrations.windows import CoupledWindows, TrainerWindows, full_gradient, mean_gradient, refuse_coupled
 

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dagnn.accumulation.batch_norms import BatchNorms
 from dagnn.accumulation.check.arithmetic import relative_error
 from dagnn.accumulation.check.subject import Gradients
 from dagnn.accumulation.check.watching import Ran, gradients_of
 from dagnn.accumulation.coupled import PiecewiseModules
 from dagnn.accumulation.items import count_items, join_batches
 from dagnn.accumulation.partition import WeightFn, slice_batch
+from dagnn.accumulation.random_states import RandomState, Snapshot
 from dagnn.accumulation.ranks import Ranks, ranks_of
 from dagnn.accumulation.shares import KnownWeights, check_weights
-from dagnn.accumulation.state import BatchNorms, RandomState, Snapshot
 from dagnn.accumulation.sums import GradientSums
 from dagnn.accumulation.weights import Term, TermValues, check_additive, terms
 from dagnn.accumulation.window import Window

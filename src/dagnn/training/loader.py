@@ -10,9 +10,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from dagnn.accumulation.generators import generators_in, seed_generator, state_of
 from dagnn.accumulation.items import tensors_in
-from dagnn.accumulation.state import seed_everything, untouched_rng
+from dagnn.accumulation.random_states import generators_in, seed_everything, seed_generator, state_of, untouched_rng
 from dagnn.data import BatchIterator
 from dagnn.errors import CheckpointError, ConfigError, RunError, warn
 from dagnn.training.run.values import is_dense, tensor_bytes

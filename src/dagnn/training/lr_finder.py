@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.state import untouched_rng
+from dagnn.accumulation.random_states import untouched_rng
 from dagnn.errors import ConfigError
 from dagnn.training.loader import BatchLoader, as_loader
 from dagnn.training.step import Returned

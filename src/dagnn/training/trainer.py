@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.state import rng_state, seed_everything, untouched_rng
+from dagnn.accumulation.random_states import rng_state, seed_everything, untouched_rng
 from dagnn.errors import RunError
 from dagnn.training.averages import WeightAverage
 from dagnn.training.config import TrainingConfig

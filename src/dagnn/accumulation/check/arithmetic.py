@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dagnn.accumulation.generators import Generators
+from dagnn.accumulation.random_states import Generators
 
 WIDE = {
     torch.float32: torch.float64,

@@ -25,7 +25,7 @@ from dagnn.accumulation.check.report import Cause, Kind, Report, cause, find_lin
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, notes_on_precision
 from dagnn.accumulation.check.updates import later_causes, tail_lengths, unscaling_cause, update_causes
 from dagnn.accumulation.items import count_items
-from dagnn.accumulation.state import RandomState
+from dagnn.accumulation.random_states import RandomState
 from dagnn.errors import AccumulationError, ConfigError, DagnnError
 
 

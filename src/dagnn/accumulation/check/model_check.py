@@ -13,8 +13,8 @@ from dagnn.accumulation.check.report import Cause, Kind, Report, cause, coupled,
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, notes_on_precision, own_precision_note
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.partition import WeightFn
+from dagnn.accumulation.random_states import RandomState
 from dagnn.accumulation.shares import check_weights
-from dagnn.accumulation.state import RandomState
 from dagnn.errors import ConfigError
 
 

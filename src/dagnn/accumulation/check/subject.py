@@ -24,8 +24,7 @@ from dagnn.accumulation.check.arithmetic import (
     total_norm,
     widened,
 )
-from dagnn.accumulation.generators import Generators
-from dagnn.accumulation.state import Snapshot
+from dagnn.accumulation.random_states import Generators, Snapshot
 from dagnn.errors import ConfigError, DagnnError
 
 LossFn = Callable[[Any, Any], Any]

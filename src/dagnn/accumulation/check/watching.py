@@ -20,7 +20,7 @@ from dagnn.accumulation.check.causes import judge
 from dagnn.accumulation.check.diagnosis import scale_cause
 from dagnn.accumulation.check.report import Cause, Kind, Report, cause, line_in
 from dagnn.accumulation.check.subject import Gradients
-from dagnn.accumulation.state import RandomState, Snapshot
+from dagnn.accumulation.random_states import RandomState, Snapshot
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
 
 # Relative error up to which gradients of a trainer are equal.

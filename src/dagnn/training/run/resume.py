@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.state import rng_state, seed_everything, set_rng_state
+from dagnn.accumulation.random_states import rng_state, seed_everything, set_rng_state
 from dagnn.errors import CheckpointError, ConfigError, DagnnError, RunError, warn
 from dagnn.training.averages import WeightAverage
 from dagnn.training.config import Config, TrainingConfig

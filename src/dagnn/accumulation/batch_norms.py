@@ -1,13 +1,9 @@
-"""State that a forward pass changes, to be restored or deferred: random numbers, buffers, BatchNorm statistics."""
+"""BatchNorm layers inside a window: warned about, or their running statistics moved once by all of its items."""
 
-import base64
-import copy
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,68 +11,6 @@ from torch.utils.hooks import RemovableHandle
 
 from dagnn.accumulation.ranks import Ranks
 from dagnn.errors import AccumulationWarning, ConfigError, warn
-
-
-class RandomState(NamedTuple):
-    """The state of every global random number generator: Python, NumPy, and torch on all devices."""
-
-    python: tuple[Any, ...]
-    numpy: Any  # a mapping, as np.random.get_state(legacy=False) returns
-    torch: Tensor
-    cuda: list[Tensor]  # one per device; empty before the first use of CUDA, which this must not initialise
-
-    @classmethod
-    def now(cls) -> "RandomState":
-        """A copy of the state at this moment."""
-        return cls(
-            python=random.getstate(),
-            numpy=np.random.get_state(legacy=False),  # noqa: NPY002 - users' code draws from the global generator
-            torch=torch.get_rng_state(),
-            cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
-        )
-
-    def restore(self) -> None:
-        """Set every generator to this state; those of CUDA only where there is CUDA."""
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)  # noqa: NPY002
-        torch.set_rng_state(self.torch)
-        if self.cuda and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(self.cuda)
-
-
-class Snapshot:
-    """Random state, buffers of the models and the state of ``others``, to go back to after a failed attempt.
-
-    Args:
-        models: their buffers are copied; parameters are not, since nothing steps during an attempt.
-        others: objects such as metrics, with ``state_dict`` and ``load_state_dict``, or plain objects whose attributes
-            are copied.
-    """
-
-    def __init__(self, models: Iterable[nn.Module], others: Sequence[Any] = ()) -> None:
-        self._random = RandomState.now()
-        self._buffers: list[tuple[Tensor, Tensor]] = [(b, b.detach().clone()) for m in models for b in m.buffers()]
-        self._others = [(other, copy.deepcopy(_state_of(other))) for other in others]
-
-    def restore(self) -> None:
-        self._random.restore()
-        self.restore_buffers()
-        for other, state in self._others:
-            if hasattr(other, "load_state_dict"):
-                other.load_state_dict(copy.deepcopy(state))
-            else:
-                vars(other).clear()
-                vars(other).update(copy.deepcopy(state))
-
-    @torch.no_grad()
-    def restore_buffers(self) -> None:
-        for buffer, value in self._buffers:
-            buffer.copy_(value)
-
-
-def _state_of(other: Any) -> Any:
-    return other.state_dict() if hasattr(other, "load_state_dict") else vars(other)
-
 
 BatchNormMode = Literal["warn", "defer", "ignore"]
 _Moments = tuple[float, Tensor, Tensor]  # items, mean [features], sum of squared deviations [features]
@@ -203,73 +137,3 @@ def _move(layer: _BatchNorm, moments: _Moments) -> None:
     variance = squares / max(count - 1.0, 1.0)
     layer.running_mean.lerp_(mean.to(layer.running_mean), momentum)
     layer.running_var.lerp_(variance.to(layer.running_var), momentum)
-
-
-# Odd, so that no two ranks below 2**32 share a seed; the golden ratio's spreads them (Knuth, TAOCP 3, 6.4).
-_BETWEEN_RANKS = 0x9E3779B1
-
-
-def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed the generators of Python, NumPy and torch, all devices included. ``seed``: 0 .. 2**32 - 1.
-
-    Each rank draws its own numbers: two processes must not drop the same units of different examples.
-    """
-    seed = (seed + rank * _BETWEEN_RANKS) % 2**32
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the global generator is the one that user code may draw from
-    torch.manual_seed(seed)
-
-
-def rng_state() -> dict[str, Any]:
-    """The state of every global generator, as JSON values."""
-    now = RandomState.now()
-    version, words, gauss = now.python
-    state: dict[str, Any] = {
-        "python": [version, list(words), gauss],
-        "numpy": {
-            "key": now.numpy["state"]["key"].tolist(),
-            "pos": int(now.numpy["state"]["pos"]),
-            "has_gauss": int(now.numpy["has_gauss"]),
-            "gauss": float(now.numpy["gauss"]),
-        },
-        "torch": _text(now.torch),
-    }
-    if now.cuda:
-        state["cuda"] = [_text(each) for each in now.cuda]
-    return state
-
-
-def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Put every global generator where `rng_state` found it."""
-    version, words, gauss = state["python"]
-    saved = state["numpy"]
-    RandomState(
-        python=(version, tuple(words), gauss),
-        numpy={
-            "bit_generator": "MT19937",
-            "state": {"key": np.array(saved["key"], np.uint32), "pos": saved["pos"]},
-            "has_gauss": saved["has_gauss"],
-            "gauss": saved["gauss"],
-        },
-        torch=_tensor(state["torch"]),
-        cuda=[_tensor(each) for each in state.get("cuda", [])],
-    ).restore()
-
-
-@contextmanager
-def untouched_rng() -> Iterator[None]:
-    """Whatever is drawn inside leaves no trace outside."""
-    # Not rng_state: for every batch of a loader, the way over JSON would cost more than the batch.
-    before = RandomState.now()
-    try:
-        yield
-    finally:
-        before.restore()
-
-
-def _text(state: Tensor) -> str:
-    return base64.b64encode(state.numpy().tobytes()).decode()
-
-
-def _tensor(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from dagnn.accumulation.state import rng_state, seed_everything, set_rng_state, untouched_rng
+from dagnn.accumulation.random_states import rng_state, seed_everything, set_rng_state, untouched_rng
 
 
 def draws():
