@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dagnn.accumulation import GradientAccumulator, accumulate, loss_scale
+from dagnn.accumulation.sums import wide_dtype
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError
 
 
@@ -363,3 +364,36 @@ def test_a_loss_that_is_scaled_by_hand_warns():
             with pytest.warns(AccumulationWarning, match="multiplied by 4, the scale of the GradScaler"):
                 window.backward(scaler.scale(model(x).mean()))
         window.discard()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("accumulate_dtype", ["auto", torch.float64])
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64])
+def test_small_gradients_of_complex_parameters_do_not_vanish_in_the_sum(dtype, accumulate_dtype):
+    weight = nn.Parameter(torch.zeros(1, dtype=dtype))
+    model = nn.ParameterList([weight])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    accumulator = GradientAccumulator(model, optimizer, accumulate_dtype=accumulate_dtype)
+    for window in accumulator.windows([torch.ones(1)] * 2048, micro_batches=2048):
+        for x in window:
+            window.backward((weight.real.float() * 2**-15 * x).mean())
+        assert window.step().grad_norm == 2**-15
+    assert weight.item() == -(2**-15)
+    assert weight.dtype == weight.grad_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "accumulate_dtype", "wide"),
+    [
+        (torch.complex32, "auto", torch.complex64),
+        (torch.complex32, torch.float64, torch.complex128),
+        (torch.complex64, "auto", None),
+        (torch.complex64, torch.float64, torch.complex128),
+        (torch.complex128, torch.float64, None),
+        (torch.complex32, None, None),
+        (torch.bfloat16, torch.float64, torch.float64),
+        (torch.float32, "auto", None),
+    ],
+)
+def test_sums_are_as_wide_for_complex_numbers_as_for_real_ones(dtype, accumulate_dtype, wide):
+    assert wide_dtype(dtype, accumulate_dtype) == wide

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -123,3 +124,29 @@ def test_lists_of_a_data_loader_hold_parts():
 def test_terms_of_what_is_no_tensor():
     with pytest.raises(AccumulationError, match="must be a tensor to read what it divides by, got float"):
         dagnn.weights.terms(loss=3.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int64])
+def test_a_label_that_the_dtype_cannot_hold_ignores_nothing(dtype):
+    """-100 is 156 in uint8, as torch compares them; ``cross_entropy`` counts that class."""
+    labels = torch.tensor([156, 1, 2], dtype=dtype)
+    if dtype is torch.uint8:
+        logits = torch.eye(200)[:3]
+        assert cross_entropy(logits, labels) == cross_entropy(logits, labels.long())
+    assert dagnn.weights.tokens(-100)((None, labels)) == 3
+    assert dagnn.weights.tokens(10**30)((None, labels)) == 3
+    assert dagnn.weights.tokens(1)((None, labels)) == 2
+    assert dagnn.weights.causal_tokens(labels[None].roll(1)) == 2
+
+
+def test_an_ignored_label_is_a_whole_number_of_any_kind():
+    labels = torch.tensor([[5, 1, 2]])
+    assert dagnn.weights.causal_tokens(labels, ignore_index=np.int64(1)) == 1
+    assert dagnn.weights.tokens(np.int64(1))(labels) == 2
+    for wrong in (None, "x", float("nan"), True):
+        with pytest.raises(ConfigError, match=f"the label that is ignored, a whole number, got {type(wrong).__name__}"):
+            dagnn.weights.causal_tokens(labels, ignore_index=wrong)
+        with pytest.raises(ConfigError, match="the label that is ignored, a whole number"):
+            dagnn.weights.tokens(wrong)
+    with pytest.raises(ConfigError, match="dense labels, got the layout torch"):
+        dagnn.weights.causal_tokens(labels.to_sparse())

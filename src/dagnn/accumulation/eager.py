@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.accumulation.sums import AccumulateDtype, Sums, run_backward, total_norm, wide_dtype
+from dagnn.accumulation.sums import AccumulateDtype, Sums, has_16_bits, run_backward, total_norm, wide_dtype
 from dagnn.errors import AccumulationError, ConfigError
 
 Eager = Literal["momentum", "last"] | None
@@ -26,8 +26,7 @@ class _HookedSums(Sums):
 
     def __init__(self, parameters: Sequence[nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
         self.parameters = list(parameters)
-        bits16 = (torch.float16, torch.bfloat16)
-        self.narrow_parameters = any(p.dtype in bits16 for p in self.parameters)
+        self.narrow_parameters = any(has_16_bits(p.dtype) for p in self.parameters)
         self.rescalable = not self.narrow_parameters
         self._unit = 1.0  # what a gradient is multiplied by when it is consumed
         self._running = False

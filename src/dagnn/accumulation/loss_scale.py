@@ -12,6 +12,7 @@ from dagnn.accumulation.sums import Sums
 Pass = tuple[list[Tensor], list[Tensor], bool]  # where it begins, with which gradients, whether it is the last
 _MAX_SEEDS = 256  # ragged windows have seeds of their own
 LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
+_FLOAT16 = (torch.float16, torch.complex32)
 _MAX_WAYS = 4  # known by their number of operations; windows of graphs that all differ would look into each
 Way = int | tuple[type, ...]  # see LossScale.way
 _operations_made: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]  # by this thread
@@ -162,7 +163,7 @@ def _holds_float16(loss: Tensor) -> bool:
         if kind == "AccumulateGrad":
             continue
         casts = kind == "ToCopyBackward0" or not kind[-1].isdigit()  # PyTorch's own nodes are numbered
-        if casts and any(getattr(p, "dtype", None) == torch.float16 for p in getattr(node, "_input_metadata", ())):
+        if casts and any(getattr(p, "dtype", None) in _FLOAT16 for p in getattr(node, "_input_metadata", ())):
             return True
         for parent, _ in node.next_functions:
             if parent not in seen:

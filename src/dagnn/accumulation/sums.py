@@ -12,7 +12,16 @@ from torch.optim import Optimizer
 from dagnn.errors import ConfigError
 
 AccumulateDtype = torch.dtype | str | None
-_BITS = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.float64: 64}
+# Of a number, and of each part of a complex one.
+_BITS = {
+    torch.float16: 16,
+    torch.bfloat16: 16,
+    torch.complex32: 16,
+    torch.float32: 32,
+    torch.complex64: 32,
+    torch.float64: 64,
+    torch.complex128: 64,
+}
 
 
 class Sums(ABC):
@@ -107,8 +116,8 @@ class GradientSums(Sums):
         wide = {dtype: wide_dtype(dtype, accumulate_dtype) for dtype in {p.dtype for p in self.parameters}}
         self._wide = [(p, d) for p in self.parameters if (d := wide[p.dtype]) is not None] if any(wide.values()) else []
         self._base: list[Tensor | None] | None = None  # the sums without the micro-batch on trial
-        self.narrow_parameters = any(dtype in _BITS and _BITS[dtype] == 16 for dtype in wide)
-        self.rescalable = all(d is not None for dtype, d in wide.items() if dtype in _BITS and _BITS[dtype] == 16)
+        self.narrow_parameters = any(map(has_16_bits, wide))
+        self.rescalable = all(d is not None for dtype, d in wide.items() if has_16_bits(dtype))
         self._exposed = False
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
@@ -233,12 +242,19 @@ def add_gradients(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     return new.add_(old) if old.is_sparse and not new.is_sparse else old.add_(new)
 
 
+def has_16_bits(dtype: torch.dtype) -> bool:
+    """True for float16, bfloat16 and complex32, whose gradients are summed in a wider dtype."""
+    return _BITS.get(dtype) == 16
+
+
 def wide_dtype(dtype: torch.dtype, accumulate_dtype: AccumulateDtype) -> torch.dtype | None:
     """The dtype to sum gradients of ``dtype`` in, or None where that is ``dtype`` itself."""
     if accumulate_dtype is None or dtype not in _BITS:
         return None
     target = torch.float32 if accumulate_dtype == "auto" else accumulate_dtype
-    return target if isinstance(target, torch.dtype) and _BITS[target] > _BITS[dtype] else None
+    if not isinstance(target, torch.dtype) or _BITS[target] <= _BITS[dtype]:
+        return None
+    return target.to_complex() if dtype.is_complex else target
 
 
 def check_accumulate_dtype(value: AccumulateDtype) -> None:

@@ -9,6 +9,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -43,16 +44,17 @@ def causal_tokens(batch: Any, *, ignore_index: int = -100) -> int:
         ignore_index: the label that the loss leaves out.
 
     Raises:
-        ConfigError: ``batch`` holds no such labels.
+        ConfigError: ``batch`` holds no such labels, or ``ignore_index`` is not a whole number.
     """
+    ignored = _ignored(ignore_index, "causal_tokens(batch, ignore_index=...)")
     labels = _labels(batch, "causal_tokens")
     if labels.ndim == 0:
         raise ConfigError(
             f"causal_tokens needs labels of the shape [items, positions], got a single number ({labels.item()})."
         )
     if labels.is_nested:
-        return sum(int((row[..., 1:] != ignore_index).sum()) for row in labels.unbind())
-    return int((labels[..., 1:] != ignore_index).sum())
+        return sum(_num_others(row[..., 1:], ignored) for row in labels.unbind())
+    return _num_others(labels[..., 1:], ignored)
 
 
 def tokens(ignore_index: int = -100) -> Callable[[Any], int]:
@@ -71,19 +73,30 @@ def tokens(ignore_index: int = -100) -> Callable[[Any], int]:
     Raises:
         ConfigError: ``ignore_index`` is not a whole number; later, a batch holds no labels.
     """
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise ConfigError(
-            f"tokens(ignore_index) takes the label that is ignored and returns the weight, got "
-            f"{type(ignore_index).__name__}: use weight=dagnn.weights.tokens(-100)."
-        )
+    ignored = _ignored(ignore_index, "tokens(ignore_index)")
 
     def count(batch: Any) -> int:
         labels = _labels(batch, "tokens")
         if labels.is_nested:
-            return sum(int((row != ignore_index).sum()) for row in labels.unbind())
-        return int((labels != ignore_index).sum())
+            return sum(_num_others(row, ignored) for row in labels.unbind())
+        return _num_others(labels, ignored)
 
     return count
+
+
+def _ignored(value: Any, call: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(
+            f"{call} takes the label that is ignored, a whole number, got {type(value).__name__}: use "
+            "weight=dagnn.weights.tokens(-100), also where none is."
+        )
+    return int(value)
+
+
+def _num_others(labels: Tensor, ignored: int) -> int:
+    """How many ``labels`` are not ``ignored``, which torch would wrap into their dtype: -100 is 156 in uint8."""
+    range_ = torch.iinfo(labels.dtype)
+    return int((labels != ignored).sum()) if range_.min <= ignored <= range_.max else labels.numel()
 
 
 def _labels(batch: Any, name: str) -> Tensor:
@@ -112,6 +125,8 @@ def _labels(batch: Any, name: str) -> Tensor:
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ConfigError(f"{name} counts labels that are whole numbers (class indices), got {labels.dtype}.")
+    if labels.layout is not torch.strided and not labels.is_nested:
+        raise ConfigError(f"{name} counts dense labels, got the layout {labels.layout}: give labels.to_dense().")
     return labels
 
 
