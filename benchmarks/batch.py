@@ -22,7 +22,7 @@ from benchmarks.batch_peers import CHILDREN, Problem, Run
 from benchmarks.harness import Case, Contestant, main
 from dagnn.graph import Dag, DagBatch
 from dagnn.kernels.graph_plans import compiled_plan
-from dagnn.kernels.sweep import function as sweep_function
+from dagnn.kernels.sweep import autograd_function as sweep_function
 from dagnn.nn import ChildSumTreeLSTMCell, DagSweep, FormulaCell, GRUCell, LearnableModule, TreeLSTMCell
 
 SYMBOLS, GRAPHS, WIDTHS = 10, 512, (64, 128)

@@ -19,8 +19,8 @@ from dagnn.kernels.network.plan import NetworkPlan, plan_network
 from dagnn.kernels.nodes import ACTIVATIONS, AGGREGATIONS, NEAT_ACTIVATIONS
 from dagnn.kernels.reference import Aggregate, Cell
 from dagnn.kernels.sweep import Columns, Named, Operands, Weights
+from dagnn.kernels.sweep.autograd_function import ProjectedCell, Projects
 from dagnn.kernels.sweep.cell_plan import CellPlan, plan_cell
-from dagnn.kernels.sweep.function import ProjectedCell, Projects
 from dagnn.kernels.wide.plan import WideParameters, WidePlan, WideResult, WideState
 
 __all__ = [

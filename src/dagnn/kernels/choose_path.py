@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from dagnn.errors import ConfigError
 from dagnn.graph.cached import constant
 from dagnn.kernels import autograd, graph_plans, reference
+from dagnn.kernels.network import autograd_function as network
 from dagnn.kernels.network import conductance
-from dagnn.kernels.network import function as network
 from dagnn.kernels.network.conductance import ConductancePlan, Conductances
 from dagnn.kernels.network.conductance_code import run_compiled as run_compiled_conductance
 from dagnn.kernels.network.conductance_products import ProductPlan, run_products
 from dagnn.kernels.network.plan import NetworkPlan
 from dagnn.kernels.reference import Cell
-from dagnn.kernels.sweep import function as sweep
+from dagnn.kernels.sweep import autograd_function as sweep
+from dagnn.kernels.sweep.autograd_function import ProjectedCell, Projects, SweepGraph, fits
 from dagnn.kernels.sweep.cell_plan import CellPlan
-from dagnn.kernels.sweep.function import ProjectedCell, Projects, SweepGraph, fits
-from dagnn.kernels.wide import function as wide
+from dagnn.kernels.wide import autograd_function as wide
 from dagnn.kernels.wide.operators import run_operator as run_wide_operator
 from dagnn.kernels.wide.plan import WideParameters, WidePlan, WideResult, WideState
 from dagnn.kernels.wide.plan import run_reference as run_wide_reference

@@ -22,8 +22,8 @@ from wide_networks import (
 
 from dagnn import Dag, GraphError, WideDagNN, kernels
 from dagnn.kernels.emit.native import PLAIN, host_target
-from dagnn.kernels.wide import function
-from dagnn.kernels.wide.function import CompiledWide, compiled_plan
+from dagnn.kernels.wide import autograd_function
+from dagnn.kernels.wide.autograd_function import CompiledWide, compiled_plan
 from dagnn.kernels.wide.node_code import chunks
 from dagnn.kernels.wide.plan import WideParameters, WideState, ranges
 
@@ -91,7 +91,7 @@ def test_a_slope_that_is_no_number_behind_the_last_sample_does_no_harm():
 
 @pytest.mark.parametrize("normalise", ["batch", "layer"])
 def test_threads_change_no_bit(normalise, monkeypatch):
-    monkeypatch.setattr(function, "_SHARED_WORK", 1)
+    monkeypatch.setattr(autograd_function, "_SHARED_WORK", 1)
     net = layered(torch.float32, normalise=normalise)
     x, gradient, state = batch_for(net, 33), gradient_for(net, 33), state_of(net, 33)
     before, results = torch.get_num_threads(), []

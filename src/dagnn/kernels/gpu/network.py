@@ -24,7 +24,7 @@ from dagnn.kernels import reference
 from dagnn.kernels.autograd import is_plain_on_gpu
 from dagnn.kernels.gpu.mathematics import activations
 from dagnn.kernels.network.aggregation import aggregated
-from dagnn.kernels.network.function import (
+from dagnn.kernels.network.autograd_function import (
     backward_operator,
     by_reference,
     check_dtype,

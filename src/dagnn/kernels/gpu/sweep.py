@@ -25,8 +25,8 @@ from dagnn.kernels.autograd import is_plain_on_gpu, with_memory
 from dagnn.kernels.gpu import sweep_code
 from dagnn.kernels.gpu.network import launching_on, tensor_on
 from dagnn.kernels.gpu.sweep_code import cell_kernels, launch_options
+from dagnn.kernels.sweep.autograd_function import ProjectedCell, SweepGraph, Task, by_reference, with_operators
 from dagnn.kernels.sweep.cell_plan import CellPlan
-from dagnn.kernels.sweep.function import ProjectedCell, SweepGraph, Task, by_reference, with_operators
 from dagnn.kernels.sweep.plan import SweepPlan
 
 EDGES, WIDTH = 16, 32

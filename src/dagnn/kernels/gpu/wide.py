@@ -14,7 +14,7 @@ from dagnn.graph.edges import offsets_of
 from dagnn.kernels.gpu import network, wide_code
 from dagnn.kernels.gpu.mathematics import activations
 from dagnn.kernels.gpu.network import MAX_GRID_Y, launching_on, tensor_on
-from dagnn.kernels.wide.function import WideGradients, run_by
+from dagnn.kernels.wide.autograd_function import WideGradients, run_by
 from dagnn.kernels.wide.operators import backward_operator, forward_operator, run_backward, run_forward, unpacked
 from dagnn.kernels.wide.plan import WideParameters, WidePlan, WideResult, WideState, ranges
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from dagnn.errors import DtypeError, GraphError
-from dagnn.kernels.wide.function import Engine, WideGradients, check_sizes, compiled_plan, contiguous
+from dagnn.kernels.wide.autograd_function import Engine, WideGradients, check_sizes, compiled_plan, contiguous
 from dagnn.kernels.wide.plan import WideParameters, WidePlan, WideResult, WideState, plan_of, run_reference
 
 

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from dagnn.graph import Dag
 from dagnn.kernels import ACTIVATIONS
-from dagnn.kernels.network import function as network_function
+from dagnn.kernels.network import autograd_function as network_function
 from dagnn.nn import DagNN, from_sequential
 
 EDGES = [("x", "a"), ("x", "b"), ("z", "b"), ("a", "y"), ("b", "y"), ("x", "y"), ("s", "y")]

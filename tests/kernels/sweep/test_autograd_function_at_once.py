@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from dagnn.graph import Dag, DagBatch
 from dagnn.kernels.emit import workers
-from dagnn.kernels.sweep import function as sweep_function
+from dagnn.kernels.sweep import autograd_function as sweep_function
 from dagnn.kernels.sweep import passes
 from dagnn.nn import AttentionCell, ChildSumTreeLSTMCell, DagSweep, GRUCell, TreeLSTMCell
 
@@ -125,7 +125,7 @@ def test_derivatives_are_differences(name, at_once):
         return torch.func.functional_call(sweep, dict(zip(names, parameters, strict=True)), (x, DIAMOND))
 
     inputs = [x, *(p.detach().clone().requires_grad_() for p in sweep.parameters())]
-    # Along one random direction each; entry by entry for one sweep at a time: test_function.py.
+    # Along one random direction each; entry by entry for one sweep at a time: test_autograd_function.py.
     assert gradcheck(call, inputs, fast_mode=True)
     assert gradgradcheck(call, inputs, fast_mode=True)
     assert at_once
