@@ -10,7 +10,7 @@ from strategies import dags
 from dagnn.drawing.scene import part_of, strengths
 from dagnn.errors import GraphError
 from dagnn.graph import Dag
-from dagnn.graph.drawn import scene_of
+from dagnn.graph.as_scene import scene_of
 
 
 @settings(max_examples=60, deadline=None)

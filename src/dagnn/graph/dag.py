@@ -287,10 +287,10 @@ class Dag(Content):
         >>> dag = Dag([("a", "c"), ("b", "c"), ("c", "d")])
         >>> figure = dag.draw(edges={("a", "c"): 1.0, ("b", "c"): -2.0})
         """
-        from dagnn.graph import drawn
+        from dagnn.graph import as_scene
 
-        scene = drawn.scene_of(self, drawn.titled(nodes, "nodes"), drawn.titled(edges, "edges"), None, labels)
-        return drawn.drawn(scene, path, top, title)
+        scene = as_scene.scene_of(self, as_scene.titled(nodes, "nodes"), as_scene.titled(edges, "edges"), None, labels)
+        return as_scene.drawn(scene, path, top, title)
 
     def write_page(
         self,
@@ -319,10 +319,10 @@ class Dag(Content):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     Dag([("a", "b")]).write_page(f"{folder}/graph.html", nodes={"a": 1.0, "b": 2.0})
         """
-        from dagnn.graph import drawn
+        from dagnn.graph import as_scene
 
-        scene = drawn.scene_of(self, drawn.titled(nodes, "nodes"), drawn.titled(edges, "edges"), None, labels)
-        drawn.write_page(scene, path, title)
+        scene = as_scene.scene_of(self, as_scene.titled(nodes, "nodes"), as_scene.titled(edges, "edges"), None, labels)
+        as_scene.write_page(scene, path, title)
 
     # ---- parts of it ----
 

@@ -9,7 +9,7 @@ from dagnn.nn.cells import AttentionCell, Cell, ChildSumTreeLSTMCell, DiscreteCe
 from dagnn.nn.dag_nn.edit import StructureChange
 from dagnn.nn.dag_nn.export import Exports, Predictor
 from dagnn.nn.dag_nn.network import DagNN, from_sequential
-from dagnn.nn.dag_nn.seen import Seen
+from dagnn.nn.dag_nn.pictures_and_tables import Seen
 from dagnn.nn.dag_nn.tables import NamedInputs, NamedParameters
 from dagnn.nn.dag_sweep import DagSweep
 from dagnn.nn.graph_transform_net import GraphTransformNet

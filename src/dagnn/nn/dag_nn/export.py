@@ -23,7 +23,7 @@ from dagnn.files import write_all
 from dagnn.kernels import NetworkPlan, explain_network, reference
 from dagnn.kernels.network import passes
 from dagnn.nn.dag_nn.imported import read_genome
-from dagnn.nn.dag_nn.seen import Seen
+from dagnn.nn.dag_nn.pictures_and_tables import Seen
 from dagnn.nn.dag_nn.tables import NamedParameters
 from dagnn.nn.learnable import value_of
 

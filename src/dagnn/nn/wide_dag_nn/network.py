@@ -19,7 +19,7 @@ from dagnn.nn.dag_nn import edit
 from dagnn.nn.dag_nn.file import RecordsStructure
 from dagnn.nn.dag_nn.network import Activation
 from dagnn.nn.dag_nn.parameters import ParameterLayout, bias_mask, draw_uniform, warn_of_constants
-from dagnn.nn.dag_nn.seen import Seen
+from dagnn.nn.dag_nn.pictures_and_tables import Seen
 from dagnn.nn.dag_nn.tables import rows_of
 from dagnn.nn.learnable import check_dag, check_dtype, check_own, check_size, value_of
 from dagnn.nn.wide_dag_nn import file

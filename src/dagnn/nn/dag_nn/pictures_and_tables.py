@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dagnn import kernels
 from dagnn.errors import ConfigError, GraphError, library
-from dagnn.graph.drawn import drawn, scene_of, write_page
+from dagnn.graph.as_scene import drawn, scene_of, write_page
 from dagnn.nn.dag_nn.parameters import network_plan
 from dagnn.nn.dag_nn.tables import NamedInputs, rows_of
 from dagnn.nn.learnable import check_dtype, value_of
