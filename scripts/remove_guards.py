@@ -297,21 +297,21 @@ GUARDS = [
     ),
     Guard(
         "pickles are read by their tensors only",
-        "training/run/tools.py",
+        "training/run/checkpoint_commands.py",
         "weights_only=True)",
         "weights_only=False)",
         f"{SECURITY}::test_code_in_a_pickle_is_not_run",
     ),
     Guard(
         "claimed sizes are compared with the file's",
-        "training/run/tools.py",
+        "training/run/checkpoint_commands.py",
         "    if wanted > _LARGEST_RATIO * size:\n",
         "    if False:\n",
         f"{SECURITY}::test_tensor_that_claims_a_terabyte_is_refused",
     ),
     Guard(
         "compressed archives are refused",
-        "training/run/tools.py",
+        "training/run/checkpoint_commands.py",
         "    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):\n",
         "    if False:\n",
         f"{SECURITY}::test_compressed_archive_is_refused",
@@ -328,7 +328,7 @@ GUARDS = [
         "files.py",
         "    return _moved_into_place(target, os.link)\n",
         "    return _moved_into_place(target, os.rename)\n",
-        "training/run/test_tools.py::test_export_never_overwrites_and_leaves_nothing_behind",
+        "training/run/test_checkpoint_commands.py::test_export_never_overwrites_and_leaves_nothing_behind",
     ),
 ]
 

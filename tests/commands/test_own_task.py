@@ -12,7 +12,7 @@ import torch
 from dagnn.cli import main
 from dagnn.data import Record, write_records
 from dagnn.training import read_metrics
-from dagnn.training.run.tools import checkpoint_of
+from dagnn.training.run.checkpoint_commands import checkpoint_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how_to" / "your_own_task.md").read_text()
 

@@ -15,9 +15,9 @@ from dagnn.curriculum.accuracy import model_of
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.run import train
 from dagnn.errors import CheckpointError, RunError
+from dagnn.training.run.checkpoint_commands import checkpoint_of
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.tensors import load_model
-from dagnn.training.run.tools import checkpoint_of
 
 LOAD = """
 import json, sys, torch

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dagnn.training.run.checkpoint_commands import verify
 from dagnn.training.run.checkpoints import CheckpointStore
 from dagnn.training.run.directory import RunDirectory
-from dagnn.training.run.tools import verify
 
 SCRIPT = Path(__file__).parent / "interrupted.py"
 EXIT = {"SIGINT": 130, "SIGTERM": 143}

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from dagnn.cli import main
 from dagnn.errors import CheckpointError, ConfigError, DagnnError
 from dagnn.training.config import TrainingConfig
+from dagnn.training.run import checkpoint_commands as foreign
 from dagnn.training.run import checkpoints as module
-from dagnn.training.run import tools as foreign
+from dagnn.training.run.checkpoint_commands import export_weights, import_weights
 from dagnn.training.run.checkpoints import Checkpoint, read_checkpoint, verify_checkpoint, write_checkpoint
 from dagnn.training.run.directory import RunDirectory
-from dagnn.training.run.tools import export_weights, import_weights
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dagnn"
 
@@ -338,7 +338,7 @@ def test_nothing_but_the_import_of_foreign_files_can_unpickle():
         assert not imported & _FORBIDDEN, path
         run = calls & {"eval", "exec", "__import__", "np.load", "numpy.load"}
         assert run == ({"exec"} if path == _WRITES_SOURCE else set()), path
-        assert "torch.load" not in calls or path == SOURCE / "training" / "run" / "tools.py", path
+        assert "torch.load" not in calls or path == SOURCE / "training" / "run" / "checkpoint_commands.py", path
 
 
 def test_errors_of_these_kinds_are_ours():

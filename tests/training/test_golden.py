@@ -14,9 +14,9 @@ from small_training import NUM_STEPS, small_trainer
 from dagnn import __version__
 from dagnn.curriculum.config import CurriculumConfig
 from dagnn.training.log import read_metrics
+from dagnn.training.run.checkpoint_commands import list_checkpoints, verify
 from dagnn.training.run.checkpoints import FORMAT, read_checkpoint
 from dagnn.training.run.directory import RunDirectory
-from dagnn.training.run.tools import list_checkpoints, verify
 
 GOLDEN = sorted((Path(__file__).parent / "golden").iterdir())
 

@@ -23,9 +23,9 @@ from dagnn.training.config import TrainingConfig
 from dagnn.training.evaluation import Meter
 from dagnn.training.lr_finder import LrCurve
 from dagnn.training.processes import Processes
+from dagnn.training.run.checkpoint_commands import run_and_checkpoint
 from dagnn.training.run.directory import open_run
 from dagnn.training.run.tensors import load_weights
-from dagnn.training.run.tools import run_and_checkpoint
 from dagnn.training.settings import at_least, setting
 from dagnn.training.trainer import Trainer, TrainingTask
 

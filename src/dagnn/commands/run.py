@@ -19,11 +19,17 @@ from dagnn.errors import CheckpointError, ConfigError, RunError
 from dagnn.files import new_file, replace_file, replaced_file
 from dagnn.kernels.emit.native import host_target
 from dagnn.training.log import metrics_csv, printable, read_metrics, write_tensorboard
+from dagnn.training.run.checkpoint_commands import (
+    checkpoint_of,
+    export_weights,
+    import_weights,
+    list_checkpoints,
+    verify,
+)
 from dagnn.training.run.checkpoints import Checkpoint, CheckpointStore
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.resume import find_run
 from dagnn.training.run.tensors import load_model
-from dagnn.training.run.tools import checkpoint_of, export_weights, import_weights, list_checkpoints, verify
 
 DESCRIPTION = "description.json"
 _MODULE_DEPTH = 2  # `cells.0.linear.weight` counts for `cells.0`

@@ -12,10 +12,10 @@ from dagnn.curriculum.config import CurriculumConfig
 from dagnn.curriculum.engine import RuleEngine, from_term, to_term
 from dagnn.curriculum.evaluation_file import Evaluation, Example, KindCount, LevelResult, NeighbourhoodCounts
 from dagnn.curriculum.expression import FUNCTIONS, Expr, shortened, to_text
-from dagnn.curriculum.finer import FinerSteps
 from dagnn.curriculum.generator import Sample, make_sample
 from dagnn.curriculum.levels import level_spec
 from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.smaller_steps import FinerSteps
 from dagnn.curriculum.traces import KINDS, kind_of
 from dagnn.curriculum.verdict import judge
 from dagnn.errors import CheckpointError, ConfigError
@@ -25,10 +25,10 @@ from dagnn.rewriting.features import NeighbourhoodFeatures, NeighbourhoodGraphs
 from dagnn.rewriting.machine import RewritingMachine, Rewritten
 from dagnn.rewriting.system import NeighbourhoodTokens, ReplacementTokens, Signature
 from dagnn.training.processes import torch_threads
+from dagnn.training.run.checkpoint_commands import run_and_checkpoint
 from dagnn.training.run.checkpoints import Checkpoint
 from dagnn.training.run.directory import RunDirectory
 from dagnn.training.run.tensors import load_weights
-from dagnn.training.run.tools import run_and_checkpoint
 
 # The longest right path of 600 expressions of level 4 took 14,000 steps, and 45,000 at depth 8.
 STEP_BUDGET = 200_000

@@ -17,8 +17,8 @@ from dagnn.curriculum.draw import OPERATORS, Draws, part_of, with_depth
 from dagnn.curriculum.engine import RuleEngine, neighbourhood_text, replacement_text, to_term
 from dagnn.curriculum.exact.answer import answer
 from dagnn.curriculum.expression import FUNCTIONS, MAX_DIGITS, Expr, symbols_of, to_text
-from dagnn.curriculum.finer import Proposer
 from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.smaller_steps import Proposer
 from dagnn.curriculum.solving import solve_with
 from dagnn.errors import ConfigError, ExpressionError
 from dagnn.rewriting.machine import RewritingMachine

@@ -12,10 +12,10 @@ from dagnn.curriculum.engine import RuleEngine, from_term, neighbourhood_text, r
 from dagnn.curriculum.exact.answer import resolve
 from dagnn.curriculum.exact.evaluate import is_well_rounded, place, well_conditioned_value
 from dagnn.curriculum.expression import Expr, to_binary, to_text, walk
-from dagnn.curriculum.finer import FinerSteps, Proposer
 from dagnn.curriculum.levels import level_of, level_spec
 from dagnn.curriculum.parsing import from_infix, parse
 from dagnn.curriculum.rules import SIGNATURE
+from dagnn.curriculum.smaller_steps import FinerSteps, Proposer
 from dagnn.curriculum.verdict import is_worked_out, judge
 from dagnn.errors import ConfigError, ExpressionError
 from dagnn.rewriting import (

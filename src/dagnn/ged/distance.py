@@ -12,9 +12,9 @@ import numpy as np
 from dagnn.errors import warn
 from dagnn.ged.costs import EditCosts, checked_costs, exact_integers
 from dagnn.ged.exact.assignment import assign_exactly
+from dagnn.ged.exact.limits import Watch, checked_limits, checked_workers, whole_number
 from dagnn.ged.exact.solve import BOUND_STARTS, Outcome, as_float, find, find_every
 from dagnn.ged.exact.tables import CostTables, build_tables
-from dagnn.ged.exact.watch import Watch, checked_limits, checked_workers, whole_number
 from dagnn.ged.labelled import Graph, LabelledGraph, check_flag, label_key, read_pair
 
 Kind: TypeAlias = Literal[

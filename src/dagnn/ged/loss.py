@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.ged.costs import EditCosts, checked_costs
-from dagnn.ged.exact.watch import whole_number
+from dagnn.ged.exact.limits import whole_number
 from dagnn.ged.labelled import check_flag
 from dagnn.ged.loss_parts import AlignmentCost, align, check_clique_size, clique_cost, either, off_diagonal
 from dagnn.ged.targets import GraphTargets

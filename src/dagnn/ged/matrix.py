@@ -14,9 +14,9 @@ from torch import Tensor
 from dagnn.errors import ConfigError, DtypeError, GraphError, warn
 from dagnn.ged.costs import EditCosts, checked_costs
 from dagnn.ged.distance import DEFAULT_BUDGET, graph_edit_distance
+from dagnn.ged.exact.limits import GLANCE, Watch, checked_limits, checked_workers
 from dagnn.ged.exact.solve import as_float, find
 from dagnn.ged.exact.tables import build_tables
-from dagnn.ged.exact.watch import GLANCE, Watch, checked_limits, checked_workers
 from dagnn.ged.labelled import Graph, read_graphs
 from dagnn.graph import Dag, DagBatch
 

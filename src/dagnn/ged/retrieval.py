@@ -17,10 +17,10 @@ from torch import Tensor
 from dagnn.errors import ConfigError, warn
 from dagnn.ged.costs import EditCosts, checked_costs
 from dagnn.ged.distance import DEFAULT_BUDGET
+from dagnn.ged.exact.limits import GLANCE, Watch, checked_limits, checked_workers, whole_number
 from dagnn.ged.exact.screen import NO_LIMIT, branch_bounds, count_bounds, least_costs, new_collection
 from dagnn.ged.exact.solve import as_float, find
 from dagnn.ged.exact.tables import build_tables
-from dagnn.ged.exact.watch import GLANCE, Watch, checked_limits, checked_workers, whole_number
 from dagnn.ged.labelled import Graph, read_graphs
 from dagnn.ged.matrix import Report, check_progress, listed
 

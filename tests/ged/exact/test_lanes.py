@@ -12,9 +12,9 @@ from dagnn.errors import ConfigError
 from dagnn.ged import EditCosts, ged_matrix, graph_edit_distance, optimal_edit_paths
 from dagnn.ged.exact import dual_search, lanes, search, solve
 from dagnn.ged.exact.bounds import DEPTH, ENTERING, NEXT_CHILD, NODES, NUM_CHILDREN, UPPER, new_search
+from dagnn.ged.exact.limits import Watch
 from dagnn.ged.exact.problem import new_problem
 from dagnn.ged.exact.tables import build_tables
-from dagnn.ged.exact.watch import Watch
 from dagnn.ged.labelled import read_pair
 
 COSTS = {

@@ -9,10 +9,10 @@ import pytest
 from dagnn.ged import EditCosts, graph_edit_distance
 from dagnn.ged.exact import relaxations as linear_module
 from dagnn.ged.exact.assignment import new_room
+from dagnn.ged.exact.limits import Watch
 from dagnn.ged.exact.problem import DELETIONS_PAY, map_cost, new_problem
 from dagnn.ged.exact.relaxations import linear_lower, linear_prices, search_upper
 from dagnn.ged.exact.tables import build_tables
-from dagnn.ged.exact.watch import Watch
 from dagnn.ged.labelled import read_pair
 
 COSTS = [

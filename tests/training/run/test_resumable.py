@@ -12,9 +12,9 @@ from torch import nn
 
 from dagnn.errors import ConfigError, RunError
 from dagnn.training import RunDirectory, Trainer
+from dagnn.training.run.checkpoint_commands import export_weights
 from dagnn.training.run.checkpoints import read_checkpoint
 from dagnn.training.run.tensors import flags_of, load_weights
-from dagnn.training.run.tools import export_weights
 
 
 def fresh(seed=0):

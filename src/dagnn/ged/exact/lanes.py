@@ -22,9 +22,9 @@ from dagnn.ged.exact.dual_search import (
     give_dual,
     open_dual_depth,
 )
+from dagnn.ged.exact.limits import GLANCE, Watch
 from dagnn.ged.exact.problem import Problem
 from dagnn.ged.exact.search import advance, beside, give, open_depth, proved_lower
-from dagnn.ged.exact.watch import GLANCE, Watch
 
 # Search nodes of one search before it is split up: easy pairs end sooner, and start no threads.
 ALONE = 4_000

@@ -12,8 +12,8 @@ from scipy.sparse import coo_array, vstack
 from dagnn.ged.costs import Floats, Ints
 from dagnn.ged.exact import highs
 from dagnn.ged.exact.assignment import ROW_OF, assign, new_room
+from dagnn.ged.exact.limits import Watch
 from dagnn.ged.exact.problem import ALL_EDGES, DELETIONS_PAY, Prices, Problem, improve
-from dagnn.ged.exact.watch import Watch
 from dagnn.numba_jit import jitted
 
 # Prices are multiples of 1 / FINEST unit, or coarser where costs are so many units that prices would exceed LARGEST.

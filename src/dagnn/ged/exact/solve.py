@@ -16,11 +16,11 @@ from dagnn.ged.exact.assignment import INFINITE
 from dagnn.ged.exact.bounds import BEST, DEPTH, ENTERING, IMAGE, JUDGED, NODES, UPPER, Search, new_search
 from dagnn.ged.exact.dual_search import DualSearch, advance_dual, allocate, dual_lower, fits, prepare
 from dagnn.ged.exact.lanes import ALONE, Lanes
+from dagnn.ged.exact.limits import Watch
 from dagnn.ged.exact.problem import DELETIONS_PAY, Problem, new_problem
 from dagnn.ged.exact.relaxations import linear_lower
 from dagnn.ged.exact.search import advance, proved_lower
 from dagnn.ged.exact.tables import CostTables
-from dagnn.ged.exact.watch import Watch
 
 # Starting points of Frank-Wolfe at the root: none for graphs of up to SMALL nodes, where search alone is faster. Bounds
 # without a search get more: on unrelated DAGs of 16 nodes, 16 starts end 0.4 edits too high on average, 8 end 0.6.

@@ -12,9 +12,9 @@ import pytest
 
 from dagnn.ged import EditCosts, ged_bounds, ged_matrix, graph_edit_distance, optimal_edit_paths, tree_edit_distance
 from dagnn.ged.exact.bounds import new_search
+from dagnn.ged.exact.limits import Watch
 from dagnn.ged.exact.problem import new_problem
 from dagnn.ged.exact.tables import build_tables
-from dagnn.ged.exact.watch import Watch
 from dagnn.ged.labelled import read_pair
 from dagnn.graph import Dag
 

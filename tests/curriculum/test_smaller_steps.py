@@ -5,10 +5,10 @@ import random
 import pytest
 
 from dagnn.curriculum.engine import RuleEngine
-from dagnn.curriculum.finer import FinerSteps, _term
 from dagnn.curriculum.parsing import parse
 from dagnn.curriculum.rules import SIGNATURE
 from dagnn.curriculum.rules.numbers import chain
+from dagnn.curriculum.smaller_steps import FinerSteps, _term
 from dagnn.curriculum.solving import solve_with
 from dagnn.rewriting.machine import RewritingMachine
 from dagnn.rewriting.network import Proposal

@@ -9,9 +9,9 @@ from small_training import begin_or_go_on
 
 from dagnn.cli import main
 from dagnn.errors import CheckpointError, RunError
+from dagnn.training.run.checkpoint_commands import export_weights, list_checkpoints, verify, write_weights
 from dagnn.training.run.checkpoints import CheckpointStore
 from dagnn.training.run.directory import RunDirectory
-from dagnn.training.run.tools import export_weights, list_checkpoints, verify, write_weights
 
 
 @pytest.fixture(scope="module")
