@@ -99,7 +99,17 @@ def test_the_same_random_state_gives_the_same_bits_whatever_others_draw():
 
 def test_float32_is_trained_in_float32():
     model = DagRegressor(DAG, max_epochs=2).fit(X.astype(np.float32), X[:, 0])
-    assert model.net_.edge_weight.dtype == torch.float32 and model.predict(X.astype(np.float32)).dtype == np.float32
+    assert model.net_.edge_weight.dtype == torch.float32 and model.predict(X.astype(np.float32)).dtype == np.float64
+    narrow = DagRegressor(DAG, max_epochs=2).fit(X.astype(np.float32), X[:, 0].astype(np.float32))
+    assert narrow.predict(X.astype(np.float32)).dtype == np.float32
+
+
+def test_a_target_far_from_0_is_learned_in_float32():
+    y, x, offset = X[:, 0], X.astype(np.float32), 1.6e9
+    plain = DagRegressor(DAG, max_epochs=20, random_state=0).fit(x, y)
+    far = DagRegressor(DAG, max_epochs=20, random_state=0).fit(x, y + offset)
+    assert far.score(x, y + offset) == pytest.approx(plain.score(x, y), abs=1e-3)
+    np.testing.assert_allclose(far.predict(x) - offset, plain.predict(x), atol=2e-3)
 
 
 def test_pipelines_and_grids():
@@ -123,6 +133,31 @@ def test_weights_of_classes_and_samples_count():
     np.testing.assert_allclose(by_hand.decision_function(X), balanced.decision_function(X), rtol=1e-6, atol=1e-9)
     explicit = DagClassifier(class_weight={0: 1.0, 1: weight.max()}, max_epochs=100, random_state=0).fit(X, rare)
     np.testing.assert_allclose(explicit.decision_function(X), by_hand.decision_function(X), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({0: 1, 1: -1}, r"class_weight\[1\] must be a finite number of at least 0, got -1"),
+        ({0: np.nan, 1: 1}, r"class_weight\[0\] must be a finite number of at least 0, got nan"),
+        ({0: "1", 1: 1}, r"class_weight\[0\] must be a finite number of at least 0, got '1'"),
+        ("balance", "class_weight must be None, 'balanced', or a mapping class -> weight, got 'balance'"),
+    ],
+)
+def test_class_weights_that_would_drop_a_class_are_refused(weights, message):
+    with pytest.raises(ConfigError, match=message):
+        DagClassifier(DAG, class_weight=weights).fit(X, Y)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_only_ratios_of_weights_count(dtype):
+    x = X.astype(dtype)
+    plain = DagClassifier(DAG, max_epochs=2, random_state=0).fit(x, Y)
+    huge = DagClassifier(DAG, max_epochs=2, random_state=0).fit(x, Y, sample_weight=np.full(120, 1e308))
+    np.testing.assert_array_equal(plain.decision_function(x), huge.decision_function(x))
+    survival = DagSurvival(DAG, max_epochs=2, random_state=0).fit(x, TIMES)
+    heavy = DagSurvival(DAG, max_epochs=2, random_state=0).fit(x, TIMES, sample_weight=np.full(120, 1e308))
+    np.testing.assert_array_equal(survival.predict_survival_function(x), heavy.predict_survival_function(x))
 
 
 def test_early_stopping_keeps_the_best_epoch():
@@ -251,6 +286,14 @@ def test_what_cannot_be_fitted_is_refused():
             model.fit(X[:, :3], y)
     with pytest.raises(ValueError, match=r"early_stopping=True holds out validation_fraction=0\.1 of the samples, and"):
         DagClassifier(early_stopping=True).fit(X[:4], [0, 1, 1, 1])
+    few = np.array([(row < 2, row + 1.0) for row in range(60)], dtype=TIMES.dtype)
+    with pytest.raises(ValueError, match=r"of 6 held-out samples 0 have an event, .*: change validation_fraction=0\.1"):
+        DagSurvival(DAG, early_stopping=True, random_state=0).fit(X[:60], few)
+    last = np.array([(row > 57, row + 1.0) for row in range(60)], dtype=TIMES.dtype)  # each is the last of its part
+    with pytest.raises(ValueError, match=r"samples 1 have an event, and none comes while another is at risk"):
+        DagSurvival(DAG, early_stopping=True, validation_fraction=0.5, random_state=0).fit(X[:60], last)
+    with pytest.raises(ValueError, match="the values of y are too large for their variance in float64: scale y"):
+        DagRegressor(DAG).fit(X, X[:, 0] * 1e300)
     with pytest.raises(ValueError, match=r"the loss is (nan|inf) after \d+ epochs: lower learning_rate=1e\+200"):
         DagRegressor(DAG, activation="relu", learning_rate=1e200).fit(X, Y)
 
@@ -266,6 +309,13 @@ def test_what_cannot_be_fitted_is_refused():
         ({"missing": "zero"}, "missing must be one of 'refuse', 'drop', got 'zero'"),
         ({"extra": "drop"}, "extra must be one of 'refuse', 'ignore', got 'drop'"),
         ({"activation": "step"}, "activation"),
+        ({"max_epochs": "3"}, "max_epochs must be a whole number of at least 1, got '3'"),
+        ({"patience": None}, "patience must be a whole number of at least 1, got None"),
+        ({"learning_rate": True}, "learning_rate must be a finite number above 0, got True"),
+        ({"weight_decay": None}, "weight_decay must be a finite number of at least 0, got None"),
+        ({"validation_fraction": "0.1"}, "validation_fraction must be between 0 and 1, got '0.1'"),
+        ({"standardize": "no"}, "standardize must be True or False, got 'no'"),
+        ({"early_stopping": 1}, "early_stopping must be True or False, got 1"),
     ],
 )
 def test_a_parameter_out_of_range_is_refused_in_fit(options, message):

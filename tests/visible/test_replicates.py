@@ -169,6 +169,18 @@ def test_numbers_are_explained_too_and_runs_are_counted():
     assert counts[-1] == (4, 4) and found.scores.shape == (2,) and found.error < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_far_from_0_are_those_near_it(dtype):
+    x, _ = data()
+    y = (x[:, 0].double() * 1024).round() / 1024  # exact after the offset
+    found = [
+        explain_replicates(pathways(), x.to(dtype), values, replicates=1, shuffles=1, training=SHORT)
+        for values in (y, y + 2.0**30, y + 2.0**40)
+    ]
+    for far in found[1:]:
+        assert far.scores.tolist() == pytest.approx(found[0].scores.tolist(), abs=1e-4)
+
+
 @settings(max_examples=30, deadline=None)
 @given(dags(named=True, min_nodes=1), st.integers(0, 5))
 def test_a_rewired_dag_keeps_every_degree_and_no_edge_twice(dag, seed):
@@ -196,6 +208,13 @@ def test_deterministic_inputs_are_the_label():
     ("arguments", "error", "text"),
     [
         ({"y": torch.ones(80)}, ConfigError, "one class only has nothing to learn"),
+        (
+            {"y": torch.randn(80).double() * 1e300},
+            ConfigError,
+            "y are too large for their variance in float64: scale y",
+        ),
+        ({"controls": None}, ConfigError, "rewired, got None"),
+        ({"training": "x"}, ConfigError, r"training must be a ReplicateTraining\(...\) or None, got 'x'"),
         ({"y": torch.ones(79)}, GraphError, "y must have one number for each of 80 samples"),
         ({"y": torch.full((80,), torch.nan)}, ConfigError, "y is not finite for sample 0"),
         ({"x": torch.full((80, 16), torch.inf)}, ConfigError, "x is inf for the input 'g0' of sample 0"),

@@ -58,6 +58,18 @@ def test_a_weight_of_two_is_the_sample_twice_in_breslow_s_form():
     assert cox_loss(risk, event, time, weight=weight, ties="breslow").item() == pytest.approx(expected.item())
 
 
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+@pytest.mark.parametrize("last_event", [True, False])
+def test_a_sample_of_weight_0_is_as_if_it_were_not_there(ties, last_event):
+    risk = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
+    event, time = torch.tensor([True, True, last_event]), torch.tensor([1.0, 2.0, 3.0])
+    loss = cox_loss(risk, event, time, weight=torch.tensor([1.0, 1.0, 0.0]), ties=ties)
+    loss.backward()
+    # log(1 + e) / 2, of the first event alone: the second is the last at risk.
+    assert loss.item() == pytest.approx(math.log(1 + math.e) / 2, rel=1e-6)
+    assert risk.grad.tolist() == pytest.approx([-0.3655293, 0.3655293, 0.0], abs=1e-6)
+
+
 def test_risks_far_apart_neither_overflow_nor_vanish():
     risk = torch.tensor([-400.0, 500.0, 400.0, -300.0], requires_grad=True)
     loss = cox_loss(risk, torch.tensor([True] * 4), torch.tensor([1.0, 2.0, 2.0, 3.0]))
@@ -78,10 +90,18 @@ def test_bad_survival_data_are_refused():
     both, nan = torch.tensor([True, True]), torch.tensor([1.0, float("nan")])
     with pytest.raises(DtypeError, match="the time of sample 1 is NaN"):
         cox_loss(risk, both, nan)
-    with pytest.raises(DtypeError, match=r"weight must be \[2\], all at least 0, got -1.0 among them"):
+    with pytest.raises(DtypeError, match=r"weight must be \[2\], all finite and at least 0, got -1.0 among them"):
         cox_loss(risk, both, time, weight=torch.tensor([1.0, -1.0]))
-    with pytest.raises(DtypeError, match=r"weight must be \[2\], all at least 0, got the shape \[1\]"):
+    with pytest.raises(DtypeError, match=r"weight must be \[2\], all finite and at least 0, got the shape \[1\]"):
         cox_loss(risk, both, time, weight=torch.ones(1))
+    with pytest.raises(DtypeError, match="all finite and at least 0, got inf among them"):
+        cox_loss(risk, both, time, weight=torch.tensor([1.0, math.inf]))
+    with pytest.raises(DtypeError, match=r"risk must be a tensor, got a list: convert it with torch\.as_tensor"):
+        cox_loss([1.0, 2.0], both, time)
+    with pytest.raises(DtypeError, match="weight must be a tensor, got a list"):
+        cox_loss(risk, both, time, weight=[1, 2])
+    with pytest.raises(DtypeError, match=r"risk must be float and time real, got torch\.int64 and torch\.float32"):
+        cox_loss(torch.tensor([1, 2]), both, time)
     with pytest.raises(DtypeError, match=r"takes risk, event \(bool\) and time, all \[n\], got \[3\], int64 \[3\]"):
         concordance_index([1, 2, 3], [3, 2, 1], [1, 1, 1])
     with pytest.raises(DtypeError, match=r"sample 1 has the risk nan and the time 1\.0"):

@@ -28,7 +28,8 @@ class DagClassifier(ClassifierMixin, GraphEstimator):  # type: ignore[misc]
     outputs of the Dag feed: for several classes, give a Dag without a single root, whose one number they would share.
 
     Args:
-        class_weight: None, ``"balanced"``, or class -> weight, by which the weights of its samples are multiplied.
+        class_weight: None, ``"balanced"``, or class -> weight of at least 0, by which the weights of its samples are
+            multiplied.
 
     Attributes:
         classes_: the classes, sorted; the names of the heads are ``("class", label)``.
@@ -130,7 +131,8 @@ class DagRegressor(RegressorMixin, GraphEstimator):  # type: ignore[misc]
     Raises:
         GraphError: inputs without a column, columns that are no inputs, a number of features that does not fit.
         ConfigError: a parameter out of range.
-        ValueError: NaN or infinity in X or y, no sample with a weight, a loss that is no longer finite.
+        ValueError: NaN or infinity in X or y, values too large for their variance, no sample with a weight, a loss that
+            is no longer finite.
 
     >>> X = np.random.default_rng(0).normal(size=(80, 2))
     >>> from dagnn import Dag
@@ -145,9 +147,8 @@ class DagRegressor(RegressorMixin, GraphEstimator):  # type: ignore[misc]
         return self._fit(X, y, sample_weight)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The targets, ``[n]`` or ``[n, targets]`` as in `fit`."""
-        output = self._output(X)
-        y: NDArray[Any] = (output * self._y_scale + self._y_mean).astype(output.dtype)
+        """The targets, ``[n]`` or ``[n, targets]`` as in `fit`; float32 where y was, else float64."""
+        y: NDArray[Any] = (self._output(X) * self._y_scale + self._y_mean).astype(self._y_dtype)
         return y if self._many else y[:, 0]
 
     def __sklearn_tags__(self) -> Any:
@@ -158,12 +159,15 @@ class DagRegressor(RegressorMixin, GraphEstimator):  # type: ignore[misc]
 
     def _read_target(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
-        self._many = y.ndim == 2
-        return X, y.reshape(len(y), -1).astype(X.dtype)
+        self._many, self._y_dtype = y.ndim == 2, np.float32 if y.dtype == np.float32 else np.float64
+        # float64 until it is standardized: in float32 a time stamp of 1.6e9 is a multiple of 128.
+        return X, y.reshape(len(y), -1).astype(np.float64)
 
     def _prepared(self, y: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
         self._targets = y.shape[1]
         self._y_mean, self._y_scale = moments(y, weight)
+        if not np.isfinite([self._y_mean, self._y_scale]).all():
+            raise ValueError("the values of y are too large for their variance in float64: scale y.")
         standardized: NDArray[Any] = (y - self._y_mean) / self._y_scale
         return standardized
 
@@ -180,6 +184,7 @@ class DagSurvival(GraphEstimator):
     """A survival model whose network has the shape of your graph: its output is the log hazard ratio of Cox's model.
 
     Parameters as of `DagRegressor`, and one more. A batch has its own risk sets, so by default all samples are one.
+    Early stopping needs an event among the samples it holds out, with another of them still at risk.
 
     Args:
         ties: how events at one time count, ``"efron"`` or ``"breslow"``: see `cox_loss`.
@@ -209,7 +214,8 @@ class DagSurvival(GraphEstimator):
         risk = self.predict(X).astype(np.float64)
         weight = np.ones(len(time)) if sample_weight is None else np.broadcast_to(sample_weight, len(time))
         self._highest = float(risk.max())
-        found = cumulative_hazard(risk - self._highest, event, time, np.asarray(weight, np.float64))
+        weight = np.asarray(weight, np.float64) / np.max(weight)
+        found = cumulative_hazard(risk - self._highest, event, time, weight)
         self.event_times_, self._hazard = found
         return self
 
@@ -276,6 +282,15 @@ class DagSurvival(GraphEstimator):
 
     def _strata(self, target: NDArray[Any]) -> NDArray[Any] | None:
         return target[:, 0]
+
+    def _check_part(self, part: str, target: NDArray[Any]) -> None:
+        event, rank = target.T
+        if not event.any() or (rank >= rank[event > 0].min()).sum() < 2:
+            raise ValueError(
+                f"early_stopping=True: of {len(target)} {part} samples {int(event.sum())} have an event, and none "
+                "comes while another is at risk, so their loss says nothing: change "
+                f"validation_fraction={self.validation_fraction!r}, or leave early_stopping out."
+            )
 
     def _default_batch(self, samples: int) -> int:
         return samples

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -73,6 +74,9 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
         """What training and validation samples should have the same shares of."""
         return None
 
+    def _check_part(self, part: str, target: NDArray[Any]) -> None:
+        """Refuse training or held-out samples of which the loss says nothing."""
+
     def _default_batch(self, samples: int) -> int:
         return min(samples, 256)
 
@@ -91,13 +95,15 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
         if twice:
             raise GraphError(f"X has more than one column {twice[0]!r}: keep one of them.")
         X, y = self._read_target(X, y)
-        weight = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if class_weight is not None:
-            weight = weight * compute_sample_weight(class_weight, y).astype(X.dtype)
+            _check_class_weight(class_weight)
+            weight = weight / (weight.max() or 1.0) * compute_sample_weight(class_weight, y)
         if not weight.any():
             raise ValueError("all samples have weight 0, so there is nothing to fit: raise some class_weight.")
         X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
-        weight = weight / weight.mean()
+        weight = weight / weight.max()  # first: the sum of large ones is infinite
+        weight = (weight / weight.mean()).astype(X.dtype)
         target = self._prepared(y, weight)
         dag, self._columns = self._graph(X.shape[1], names)
         self._column_names = names
@@ -132,13 +138,16 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
         whole = ("max_epochs", "patience", *(() if self.batch_size is None else ("batch_size",)))
         for name in (*whole, "learning_rate"):
             value = getattr(self, name)
-            if not 0 < value < math.inf or (name in whole and int(value) != value):
+            if not _is_number(value) or not 0 < value < math.inf or (name in whole and int(value) != value):
                 kind = "whole number of at least 1" if name in whole else "finite number above 0"
                 raise ConfigError(f"{name} must be a {kind}, got {value!r}.")
-        if not 0 <= self.weight_decay < math.inf:
+        if not _is_number(self.weight_decay) or not 0 <= self.weight_decay < math.inf:
             raise ConfigError(f"weight_decay must be a finite number of at least 0, got {self.weight_decay!r}.")
-        if not 0 < self.validation_fraction < 1:
+        if not _is_number(self.validation_fraction) or not 0 < self.validation_fraction < 1:
             raise ConfigError(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}.")
+        for name in ("standardize", "early_stopping"):
+            if not isinstance(value := getattr(self, name), bool | np.bool_):
+                raise ConfigError(f"{name} must be True or False, got {value!r}.")
 
     def _graph(self, features: int, names: list[Hashable] | None) -> tuple[Dag, NDArray[np.int64]]:
         """The Dag, and the column of X of each of its inputs."""
@@ -249,6 +258,8 @@ class GraphEstimator(BaseEstimator):  # type: ignore[misc]
                 f"early_stopping=True holds out validation_fraction={self.validation_fraction} of the samples, and "
                 f"there are too few: {error}"
             ) from None
+        self._check_part("training", target[train])
+        self._check_part("held-out", target[held_out])
         return train, held_out
 
     # ---- what a fitted one does ----
@@ -309,6 +320,20 @@ def _with_heads(dag: Dag, heads: list[Hashable]) -> Dag:
     )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_)
+
+
+def _check_class_weight(given: Any) -> None:
+    if isinstance(given, str) and given == "balanced":
+        return
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"class_weight must be None, 'balanced', or a mapping class -> weight, got {given!r}.")
+    for label, weight in given.items():
+        if not _is_number(weight) or not 0 <= weight < math.inf:
+            raise ConfigError(f"class_weight[{label!r}] must be a finite number of at least 0, got {weight!r}.")
+
+
 def _frame_names(X: Any) -> list[Hashable] | None:
     """The names of the columns of a data frame; None for anything else."""
     return column_names(X) if hasattr(X, "columns") and not isinstance(X, Mapping) else None
@@ -317,8 +342,8 @@ def _frame_names(X: Any) -> list[Hashable] | None:
 def moments(X: NDArray[Any], weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Weighted mean and standard deviation of every column; 1 for one that is constant up to rounding."""
     exact = weight.astype(np.float64)
-    mean = np.average(X, axis=0, weights=exact)
     with np.errstate(over="ignore", invalid="ignore"):  # infinite then, which is refused
+        mean = np.average(X, axis=0, weights=exact)
         scale = np.sqrt(np.average(np.square(X - mean), axis=0, weights=exact))
     constant = scale <= 10 * np.finfo(X.dtype).eps * np.abs(mean)
     return mean, np.where(constant, 1.0, scale)

@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dagnn.errors import ConfigError, ConstantNodesWarning, DtypeError, GraphError, library
+from dagnn.errors import ConfigError, ConstantNodesWarning, library
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 from dagnn.nn.learnable import check_dag
 from dagnn.visible.explaining import baseline_of, explain_with
 from dagnn.visible.reading import check_rows
 from dagnn.visible.runs import (
+    Data,
     ReplicateTraining,
     Run,
     Start,
@@ -32,8 +33,9 @@ from dagnn.visible.runs import (
 )
 
 Control = Literal["shuffled", "deterministic", "rewired"]
-# What seeds are drawn for: each purpose has its own stream, so that one control does not move another.
-_SPLIT, _FIRST, _ORDER, _SHUFFLE, _REWIRE = range(5)
+# What seeds are drawn for: each purpose has its own stream, so that one control does not move another. 0 is that of
+# the held-out samples.
+_FIRST, _ORDER, _SHUFFLE, _REWIRE = range(1, 5)
 
 
 @final
@@ -269,12 +271,14 @@ def explain_replicates(
     check_dag(dag)
     names = _checked_settings(replicates, controls, shuffles, held_out, seed, steps)
     how = ReplicateTraining() if training is None else training
+    if not isinstance(how, ReplicateTraining):
+        raise ConfigError(f"training must be a ReplicateTraining(...) or None, got {training!r}.")
     dag = with_one_output(dag, output)
     with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]), single_threaded() as threads:
         net = _network(dag, how)
         check_rows("y", y, x)
         samples = net.input_from(x) if not isinstance(x, Tensor) else x
-        data = _Data.made(net, samples.detach().cpu(), y, held_out, seed)
+        data = Data.made(net, samples.detach().cpu(), y, held_out, seed)
         baseline = baseline_of(net.to(data.x.dtype), baseline, data.x[data.test])  # before hours of training
         jobs = list(_jobs(net, dag, data, how, names, replicates, shuffles, seed))
         counter = _Counter(len(jobs), progress)
@@ -305,58 +309,6 @@ class _Measured:
     error: float
 
 
-@dataclass(frozen=True, eq=False)
-class _Data:
-    """Training and held-out samples."""
-
-    x: Tensor
-    y: Tensor
-    train: Tensor
-    test: Tensor
-    is_label: bool
-
-    @classmethod
-    def made(cls, net: DagNN, x: Tensor, y: Any, held_out: float, seed: int) -> "_Data":
-        inputs = len(net.dag.inputs)
-        if x.dim() != 2 or x.shape[1] != inputs:
-            raise GraphError(f"x must have the shape [samples, inputs] = [..., {inputs}], got {list(x.shape)}.")
-        if x.dtype not in (torch.float32, torch.float64):
-            raise DtypeError(f"x must be float32 or float64, got {x.dtype}: convert it with x.float().")
-        if not x.isfinite().all():
-            row, column = (~x.isfinite()).nonzero()[0].tolist()
-            name = net.input_names[column]
-            raise ConfigError(f"x is {x[row, column].item()} for the input {name!r} of sample {row}: fill or drop it.")
-        given = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
-        if given.dtype.kind not in "buif":
-            raise DtypeError(
-                f"y must hold numbers, 0 and 1 for two classes, got {given.dtype}: compare it, y == 'ill'."
-            )
-        labels = torch.as_tensor(given)
-        if labels.shape != (len(x),):
-            raise GraphError(
-                f"y must have one number for each of {len(x)} samples, got the shape {list(labels.shape)}."
-            )
-        labels = labels.to(x.dtype)
-        if not labels.isfinite().all():
-            raise ConfigError(f"y is not finite for sample {int((~labels.isfinite()).nonzero()[0])}: drop it.")
-        if len(labels) < 4 or bool((labels == labels[0]).all()):
-            raise ConfigError(
-                f"y must differ between samples, and there must be 4 at least, got {len(labels)} of value "
-                f"{labels[0].item() if len(labels) else None}: one class only has nothing to learn."
-            )
-        is_label = bool(((labels == 0) | (labels == 1)).all())
-        if not is_label:
-            labels = (labels - labels.mean()) / labels.std(unbiased=False)
-        order = torch.from_numpy(np.random.default_rng([seed, _SPLIT]).permutation(len(x)))
-        test = max(1, min(len(x) - 1, round(held_out * len(x))))
-        if bool((labels[order[test:]] == labels[order[test]]).all()):
-            raise ConfigError(
-                f"the {len(x) - test} samples to train on have one value of y only, the others are held out: change "
-                "seed= or held_out=, or give more samples."
-            )
-        return cls(x.contiguous(), labels, order[test:], order[:test], is_label)
-
-
 class _Counter:
     def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
         self._done, self._total, self._progress = 0, total, progress
@@ -377,7 +329,8 @@ def _checked_settings(
     if not isinstance(held_out, float) or not 0 < held_out < 1:
         raise ConfigError(f"held_out must lie between 0 and 1, got {held_out!r}: 0.25 is a quarter of the samples.")
     known = get_args(Control)
-    wrong = [controls] if isinstance(controls, str) else [name for name in controls if name not in known]
+    is_list = isinstance(controls, Collection) and not isinstance(controls, str)
+    wrong = [name for name in controls if name not in known] if is_list else [controls]
     if wrong:
         raise ConfigError(f"controls is a list of some of {', '.join(known)}, got {wrong[0]!r}.")
     return [name for name in known if name in controls]
@@ -388,7 +341,7 @@ def _network(dag: Dag, how: ReplicateTraining) -> DagNN:
 
 
 def _jobs(
-    net: DagNN, dag: Dag, data: _Data, how: ReplicateTraining, names: Sequence[str], replicates: int, shuffles: int,
+    net: DagNN, dag: Dag, data: Data, how: ReplicateTraining, names: Sequence[str], replicates: int, shuffles: int,
     seed: int,
 ) -> Iterator[_Job]:  # fmt: skip
     """All runs: replicate by replicate on the true and all shuffled labels, then those of the other controls."""
@@ -428,7 +381,7 @@ def _seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def _measured(jobs: Sequence[_Job], data: _Data, baseline: Any, steps: int, threads: int) -> _Measured:
+def _measured(jobs: Sequence[_Job], data: Data, baseline: Any, steps: int, threads: int) -> _Measured:
     jobs = sorted(jobs, key=lambda job: job.place)
 
     def measured(job: _Job) -> tuple[Tensor, Tensor, float]:

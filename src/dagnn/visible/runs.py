@@ -13,14 +13,14 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from numbers import Integral, Real
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dagnn.errors import ConfigError, GraphError
+from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.kernels import NetworkPlan, replace_gradients, run_network
 from dagnn.nn import DagNN
@@ -102,6 +102,62 @@ class Run:
     seed: int
     from_input: Tensor
     draw: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Training and held-out samples: x ``[samples, inputs]``, y of its dtype, and the rows of each part."""
+
+    x: Tensor
+    y: Tensor
+    train: Tensor
+    test: Tensor
+    is_label: bool
+
+    @classmethod
+    def made(cls, net: DagNN, x: Tensor, y: Any, held_out: float, seed: int) -> "Data":
+        """What `explain_replicates` is given, checked; its errors are those of these arguments."""
+        inputs = len(net.dag.inputs)
+        if x.dim() != 2 or x.shape[1] != inputs:
+            raise GraphError(f"x must have the shape [samples, inputs] = [..., {inputs}], got {list(x.shape)}.")
+        if x.dtype not in (torch.float32, torch.float64):
+            raise DtypeError(f"x must be float32 or float64, got {x.dtype}: convert it with x.float().")
+        if not x.isfinite().all():
+            row, column = (~x.isfinite()).nonzero()[0].tolist()
+            name = net.input_names[column]
+            raise ConfigError(f"x is {x[row, column].item()} for the input {name!r} of sample {row}: fill or drop it.")
+        given = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
+        if given.dtype.kind not in "buif":
+            raise DtypeError(
+                f"y must hold numbers, 0 and 1 for two classes, got {given.dtype}: compare it, y == 'ill'."
+            )
+        labels = torch.as_tensor(given)
+        if labels.shape != (len(x),):
+            raise GraphError(
+                f"y must have one number for each of {len(x)} samples, got the shape {list(labels.shape)}."
+            )
+        labels = labels.double()  # until they are standardised: float32 takes 1e9 and 1e9 + 1 for one number
+        if not labels.isfinite().all():
+            raise ConfigError(f"y is not finite for sample {int((~labels.isfinite()).nonzero()[0])}: drop it.")
+        if len(labels) < 4 or bool((labels == labels[0]).all()):
+            raise ConfigError(
+                f"y must differ between samples, and there must be 4 at least, got {len(labels)} of value "
+                f"{labels[0].item() if len(labels) else None}: one class only has nothing to learn."
+            )
+        is_label = bool(((labels == 0) | (labels == 1)).all())
+        if not is_label:
+            labels = (labels - labels.mean()) / labels.std(unbiased=False)
+            if not labels.isfinite().all() or not labels.any():
+                raise ConfigError("the values of y are too large for their variance in float64: scale y.")
+        labels = labels.to(x.dtype)
+        order = torch.from_numpy(np.random.default_rng([seed, 0]).permutation(len(x)))
+        test = max(1, min(len(x) - 1, round(held_out * len(x))))
+        if bool((labels[order[test:]] == labels[order[test]]).all()):
+            raise ConfigError(
+                f"the {len(x) - test} samples to train on have one value of y only, the others are held out: change "
+                "seed= or held_out=, or give more samples."
+            )
+        return cls(x.contiguous(), labels, order[test:], order[:test], is_label)
 
 
 class Start:

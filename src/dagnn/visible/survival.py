@@ -24,15 +24,16 @@ def cox_loss(risk: Tensor, event: Tensor, time: Tensor, *, weight: Tensor | None
         risk: float ``[n]``, the log hazard ratio.
         event: bool ``[n]``; False where the sample was censored at its time.
         time: float ``[n]``.
-        weight: float ``[n]``, not negative; as in R's ``coxph``, Efron's form gives tied events their mean weight.
+        weight: float ``[n]``, not negative; a sample of weight 0 is left out. As in R's ``coxph``, Efron's form gives
+            tied events their mean weight.
         ties: ``"efron"`` or ``"breslow"``.
 
     Returns:
         A scalar. In a batch, the risk sets are those of the batch.
 
     Raises:
-        DtypeError: ``event`` is not bool, the shapes differ, a time is NaN, a weight negative or NaN, or no event has a
-            weight.
+        DtypeError: anything but tensors, ``risk`` is not float or ``event`` not bool, the shapes differ, a time is NaN,
+            a weight negative or not finite, or no event has a weight.
         ConfigError: another value of ``ties``.
 
     Source: Breslow, Biometrics 30(1), 1974; Efron, "The efficiency of Cox's likelihood function for censored data",
@@ -43,20 +44,30 @@ def cox_loss(risk: Tensor, event: Tensor, time: Tensor, *, weight: Tensor | None
     tensor(0.8959)
     """
     checked_choice("ties", ties, TIES)
+    for name, given in (("risk", risk), ("event", event), ("time", time), ("weight", weight)):
+        if not isinstance(given, Tensor) and (name != "weight" or given is not None):
+            raise DtypeError(f"{name} must be a tensor, got a {type(given).__name__}: convert it with torch.as_tensor.")
+    if not risk.is_floating_point() or time.is_complex():
+        raise DtypeError(f"risk must be float and time real, got {risk.dtype} and {time.dtype}: convert them.")
     if event.dtype != torch.bool or not risk.shape == event.shape == time.shape or risk.dim() != 1:
         raise DtypeError(
             f"cox_loss takes risk, event (bool) and time, all [n], got {list(risk.shape)}, {event.dtype} "
             f"{list(event.shape)} and {list(time.shape)}."
         )
     weight = torch.ones_like(risk) if weight is None else weight.to(risk)
-    if weight.shape != risk.shape or not (weight >= 0).all():
-        found = f"the shape {list(weight.shape)}" if weight.shape != risk.shape else f"{weight.min().item()} among them"
-        raise DtypeError(f"weight must be [{len(risk)}], all at least 0, got {found}.")
+    if weight.shape != risk.shape or not ((weight >= 0) & weight.isfinite()).all():
+        found = f"the shape {list(weight.shape)}"
+        if weight.shape == risk.shape:
+            found = f"{weight[~((weight >= 0) & weight.isfinite())][0].item()} among them"
+        raise DtypeError(f"weight must be [{len(risk)}], all finite and at least 0, got {found}.")
     if time.isnan().any():
         raise DtypeError(f"the time of sample {int(time.isnan().nonzero()[0])} is NaN: drop it.")
     total = weight[event].sum()
     if not total > 0:
         raise DtypeError("no event: all samples are censored, so nothing says who is at risk.")
+    # Of weight 0 before all others, exp(log 0 + risk) has a gradient of 0 / 0.
+    counts = weight > 0
+    risk, event, time, weight = risk[counts], event[counts], time[counts], weight[counts]
     order = time.argsort(descending=True, stable=True)
     risk, event, time, weight = risk[order], event[order], time[order], weight[order]
     _, group, sizes = torch.unique_consecutive(time, return_inverse=True, return_counts=True)
