@@ -1,6 +1,7 @@
 """Several losses, several models and optimizers, tied weights; warnings about losses."""
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -257,3 +258,67 @@ class TestLossChecks:
     def test_argument_that_cannot_be_used(self, loss_of, options, message):
         with pytest.raises(ConfigError, match=message):
             self.run(loss_of, **options)
+
+
+class TestCopies:
+    """An accumulator that is copied or pickled with its model, optimizer and average acts on these copies alone."""
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))])
+    @pytest.mark.parametrize("several", [False, True])
+    def test_the_copy_of_an_average_moves_with_the_copy(self, copied, several):
+        model = nn.Linear(1, 1)
+        optimizer, average = torch.optim.SGD(model.parameters(), lr=1.0), AveragedModel(model)
+        accumulator = GradientAccumulator(model, optimizer, ema=[average] if several else average)
+        own, _, its_average, its_accumulator = copied((model, optimizer, average, accumulator))
+        its_accumulator.backward(own(torch.ones(1, 1)).mean(), weight=1)
+        its_accumulator.step()
+        assert (average.n_averaged.item(), its_average.n_averaged.item()) == (0, 1)
+        assert torch.equal(its_average.module.weight, own.weight)
+        assert not torch.equal(own.weight, model.weight)
+
+    def test_a_copy_still_knows_that_its_optimizer_needs_a_closure(self):
+        model = nn.Linear(1, 1)
+        accumulator = GradientAccumulator(model, torch.optim.LBFGS(model.parameters()))
+        own, its_accumulator = copy.deepcopy((model, accumulator))
+        its_accumulator.backward(own(torch.ones(1, 1)).mean(), weight=1)
+        with pytest.raises(AccumulationError, match="LBFGS computes the loss several times per step"):
+            its_accumulator.step()
+
+
+class TestNames:
+    """Losses and weights meet by the text of their names."""
+
+    def accumulated(self, weight, losses_of):
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        for window in accumulator.windows([torch.ones(1, 1), torch.full((1, 1), 3.0)], micro_batches=2, weight=weight):
+            for x in window:
+                window.backward(losses_of(model(x).mean()))
+            update = window.step()
+        return model.weight.item(), dict(update.losses)
+
+    def test_numbers_name_losses_as_their_texts_do(self):
+        for names in ((0, 1), ("0", "1"), (0, "1")):
+            found = self.accumulated(lambda x: {0: 1, 1: 1}, lambda loss, names=names: dict.fromkeys(names, loss))
+            assert found == (-4.0, {"0": 0.0, "1": 0.0})
+
+    def test_names_that_are_the_same_text_are_refused(self):
+        with pytest.raises(ConfigError, match="the losses have the names 1 and '1', which are the same text"):
+            self.accumulated(lambda x: 1, lambda loss: {1: loss, "1": loss})
+        with pytest.raises(ConfigError, match=r"the weights of weight\(micro_batch\) have the names 1 and '1'"):
+            self.accumulated(lambda x: {1: 1, "1": 3}, lambda loss: {"1": loss})
+
+
+def test_weights_that_add_up_to_inf_are_refused():
+    model = nn.Linear(1, 1)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    batches = [torch.ones(1, 1)] * 2
+    for weight, name in ((lambda x: 1e308, ""), (lambda x: {"a": 1, "b": 1e308}, "'b' ")):
+        with pytest.raises(AccumulationError, match=f"the weights {name}of this window add up to inf"):
+            next(accumulator.windows(batches, micro_batches=2, weight=weight))
+    for x in batches:
+        accumulator.backward(model(x).mean(), weight=1e308)
+    with pytest.raises(AccumulationError, match="the weights of this window add up to inf"):
+        accumulator.step()
+    accumulator.discard()

@@ -106,6 +106,9 @@ def test_weights_that_differ_must_be_known_before():
         Returned.of({"a": (loss, 1), "b": (loss, 2)})
     with pytest.raises(ConfigError, match="losses with weights of their own"):
         Returned.of({"a": (loss, 1), "b": loss})
+    with pytest.raises(ConfigError, match="weight must be a number of items, got str: 'x'"):
+        Returned.of({"a": (loss, "x")})
+    assert Returned.of({"a": (loss, None)}) == ({"a": loss}, None)
     with pytest.raises(ConfigError, match="loss must be a tensor, got float"):
         trained(lambda m, b: mse(m, b).item())
     with pytest.raises(ConfigError, match="loss 'b' must be a tensor, got float"):
@@ -115,3 +118,11 @@ def test_weights_that_differ_must_be_known_before():
 def test_no_loss_at_all_is_refused():
     with pytest.raises(ConfigError, match="the losses are an empty mapping"):
         trained(lambda model, batch: {})
+
+
+def test_names_that_are_the_same_text_are_refused():
+    with pytest.raises(ConfigError, match="the losses have the names 1 and '1', which are the same text"):
+        trained(lambda m, b: {1: mse(m, b), "1": penalty(m)})
+    named, _ = trained(lambda m, b: {1: mse(m, b), 2: penalty(m)})
+    texts, _ = trained(lambda m, b: {"1": mse(m, b), "2": penalty(m)})
+    assert torch.equal(named.weight, texts.weight)

@@ -377,10 +377,11 @@ class GradientAccumulator:
         return self._open
 
     def _new_window(self, micros: list[MicroBatch], everywhere: list[Outline]) -> Window:
+        known = known_weights(everywhere, micros) if everywhere else None
         self._ranks.open_window([outline.micro_batches for outline in everywhere])
         return Window(
             micros,
-            known_weights(everywhere, micros) if everywhere else None,
+            known,
             sums=self._new_sums(),
             ranks=self._ranks,
             batch_norms=self._batch_norms,

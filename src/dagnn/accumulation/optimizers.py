@@ -3,6 +3,7 @@
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -242,7 +243,8 @@ def _update_of(average: Any, model: nn.Module) -> Callable[[], Any]:
             f"ema averages a {type(getattr(average, 'module', None)).__name__} whose parameters are not those of its "
             f"model, {type(model).__name__}, by number and shape: make it from that model."
         )
-    return (lambda: method(model)) if needed else method
+    # A partial, no lambda: a copy of the accumulator must move its own average, and pickle must find it.
+    return partial(method, model) if needed else method
 
 
 def _method(average: Any) -> tuple[Callable[..., Any], list[str]]:

@@ -24,7 +24,7 @@ from dagnn.accumulation.items import (
     is_structure,
     parts_of,
 )
-from dagnn.accumulation.shares import SINGLE, KnownWeights, Weights, check_weights
+from dagnn.accumulation.shares import SINGLE, KnownWeights, Weights, check_finite_totals, check_weights
 from dagnn.errors import AccumulationError, ConfigError
 
 Tail = Literal["flush", "carry", "drop"]
@@ -173,6 +173,7 @@ def known_weights(outlines: list[Outline], micros: list[MicroBatch]) -> KnownWei
             return None
         for name, weight in outline.totals.items():
             totals[name] = totals.get(name, 0.0) + weight
+    check_finite_totals(totals)
     return KnownWeights([micro.weights or {} for micro in micros], totals, outlines[0].declared)
 
 

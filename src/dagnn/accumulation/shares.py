@@ -273,7 +273,7 @@ def window_totals(contributions: list[Contribution], totals: Mapping[str, float]
 
     Raises:
         AccumulationError: the processes disagree on how weights were given, or a micro-batch was dropped while
-            several denominators shrank by different ratios (one factor cannot repair that).
+            several denominators shrank by different ratios (one factor cannot repair that); or a sum is inf.
     """
     if len(contributions) == 1 and (quick := _usual_totals(contributions[0])):
         return quick
@@ -282,6 +282,7 @@ def window_totals(contributions: list[Contribution], totals: Mapping[str, float]
     for contribution in contributions:
         for name, weight in contribution.used.items():
             used[name] = used.get(name, 0.0) + weight
+        check_finite_totals(used)
         for name, (denominator, value) in contribution.losses.items():
             sums[name] = (denominator, (sums[name][1] if name in sums else 0.0) + value)
     running = [contribution for contribution in contributions if contribution.used]
@@ -343,8 +344,32 @@ def check_weights(value: Any, where: str) -> Weights:
     if isinstance(value, Mapping):
         if not value:
             raise ConfigError(f"{where} returned an empty mapping: return a weight for every loss name.")
-        return {str(name): _check_weight(weight, f"{where}[{name!r}]") for name, weight in value.items()}
+        named = by_name(value, f"the weights of {where}")
+        return {name: _check_weight(weight, f"{where}[{name!r}]") for name, weight in named.items()}
     return {SINGLE: _check_weight(value, where)}
+
+
+def by_name(values: Mapping[Any, Any], what: str) -> dict[str, Any]:
+    """``values`` with their names as text; ConfigError where two names are the same text, as 1 and "1" are."""
+    named = {str(name): value for name, value in values.items()}
+    if len(named) < len(values):
+        first: dict[str, Any] = {}
+        twice = next(name for name in values if first.setdefault(str(name), name) is not name)
+        raise ConfigError(
+            f"{what} have the names {first[str(twice)]!r} and {twice!r}, which are the same text: call one otherwise."
+        )
+    return named
+
+
+def check_finite_totals(totals: Weights) -> Weights:
+    """``totals`` themselves; AccumulationError where a sum of weights is too large for a float."""
+    for name, total in totals.items():
+        if total == math.inf:
+            raise AccumulationError(
+                f"the weights {'' if name == SINGLE else f'{name!r} '}of this window add up to inf, so each share "
+                "would be 0: give weights whose sum a float can hold, such as numbers of items."
+            )
+    return totals
 
 
 def _check_weight(value: Any, where: str) -> float:

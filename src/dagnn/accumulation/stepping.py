@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dagnn.accumulation.optimizers import average_updates, check_schedulers
-from dagnn.accumulation.shares import SINGLE, Reduction
+from dagnn.accumulation.shares import SINGLE, Reduction, by_name
 from dagnn.accumulation.sums import Sums, clip_factor, first_nonfinite
 from dagnn.errors import AccumulationError, AccumulationWarning, ConfigError, warn
 
@@ -80,7 +80,7 @@ class Finalizer:
         self._scaler_probe: Optimizer | None = None
         self.seeds: Seeds = {}
         self.moved = False  # the last window's optimizers have stepped
-        self._needs_closure = {id(optimizer) for optimizer in optimizers if needs_closure(optimizer)}
+        self._needs_closure = [needs_closure(optimizer) for optimizer in optimizers]  # no ids, which copies lack
 
     @property
     def lr(self) -> float:
@@ -90,7 +90,7 @@ class Finalizer:
     @property
     def needs_closure(self) -> bool:
         """An optimizer cannot step without a function that computes the loss."""
-        return bool(self._needs_closure)
+        return any(self._needs_closure)
 
     def scale(self) -> float:
         """The loss scale of this window: 1.0 without a scaler."""
@@ -163,8 +163,8 @@ class Finalizer:
         self.scaler.update()
 
     def _check_can_step(self) -> None:
-        for optimizer in self.optimizers:
-            if id(optimizer) in self._needs_closure:
+        for optimizer, needed in zip(self.optimizers, self._needs_closure, strict=True):
+            if needed:
                 raise AccumulationError(
                     f"{type(optimizer).__name__} computes the loss several times per step, so it needs the whole "
                     "window as a function: use accumulator.update(batch, loss_fn, micro_batch_size=...) in place of "
@@ -209,9 +209,9 @@ def _nonfinite_message(what: str) -> str:
     )
 
 
-def named_losses(loss: Any) -> Mapping[str, Any]:
+def named_losses(loss: Any) -> dict[str, Any]:
     """A loss, or losses by name, as a mapping of at least one."""
-    losses: Mapping[str, Any] = loss if isinstance(loss, Mapping) else {SINGLE: loss}
+    losses = by_name(loss, "the losses") if isinstance(loss, Mapping) else {SINGLE: loss}
     if not losses:
         raise ConfigError(
             f"the losses are an empty mapping ({loss!r}): give at least one, or use window.drop() for a micro-batch "

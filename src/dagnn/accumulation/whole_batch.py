@@ -139,9 +139,10 @@ def accumulate(
     norms = BatchNorms([model], batch_norm)
 
     def make_window(micros: list[MicroBatch], outlines: list[Outline]) -> Window:
+        known = known_weights(outlines, micros)
         ranks.open_window([outline.micro_batches for outline in outlines])
         sums = GradientSums(parameters, None if ranks.every_backward else accumulate_dtype)
-        return Window(micros, known_weights(outlines, micros), sums=sums, ranks=ranks, batch_norms=norms)
+        return Window(micros, known, sums=sums, ranks=ranks, batch_norms=norms)
 
     try:
         window, size = run_batch([model], model, loss_fn, batch, job, ranks, make_window)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dagnn.accumulation import GradientAccumulator
+from dagnn.accumulation.shares import by_name, declared_weight
 from dagnn.errors import ConfigError, RunError
 from dagnn.training.config import TrainingConfig
 from dagnn.training.loader import BatchLoader
@@ -34,17 +35,18 @@ class Returned(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> "Returned":
-        """Read a loss function's value; ConfigError where losses by name have weights of their own that differ."""
+        """Read a loss function's value; ConfigError where losses by name have weights of their own that differ,
+        or two have the same name as text."""
         weight = None
         if isinstance(value, tuple) and len(value) == 2:
             value, weight = value
         if not isinstance(value, Mapping):
             return cls(value, weight)
         losses, weights = {}, {}
-        for name, each in value.items():
-            losses[str(name)] = each[0] if isinstance(each, tuple) and len(each) == 2 else each
-            if losses[str(name)] is not each:
-                weights[str(name)] = float(each[1])
+        for name, each in by_name(value, "the losses").items():
+            losses[name], own = each if isinstance(each, tuple) and len(each) == 2 else (each, None)
+            if own is not None:
+                weights[name] = declared_weight(own)
         if weights and (weight is not None or len(weights) < len(losses) or len(set(weights.values())) > 1):
             raise ConfigError(
                 f"loss_fn returned losses with weights of their own ({weights}), which must be known before a step "
