@@ -426,3 +426,16 @@ def test_a_plateau_schedule_goes_on_as_if_it_had_never_stopped():
     assert torch.equal(whole[0].weight, second[0].weight)
     assert whole[1].param_groups[0]["lr"] == second[1].param_groups[0]["lr"] < 0.5
     assert whole[3].updates == second[3].updates == 12
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_parameter_that_leaves_the_model_inside_a_window_is_refused(replaced):
+    model = Sum()
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+    def leave():
+        del model.v
+        model.v = nn.Parameter(torch.ones((), dtype=torch.float64)) if replaced else 0.0
+
+    with pytest.raises(AccumulationError, match=r"v of the shape \[\] was replaced in the model, or left it, inside"):
+        run(accumulator, model, inside=leave)

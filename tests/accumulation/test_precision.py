@@ -397,3 +397,19 @@ def test_small_gradients_of_complex_parameters_do_not_vanish_in_the_sum(dtype, a
 )
 def test_sums_are_as_wide_for_complex_numbers_as_for_real_ones(dtype, accumulate_dtype, wide):
     assert wide_dtype(dtype, accumulate_dtype) == wide
+
+
+@pytest.mark.parametrize("change", [nn.Module.double, nn.Module.half])
+def test_a_model_that_is_converted_inside_a_window_is_refused(change):
+    model = nn.Linear(1, 1)
+    accumulator = GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    window = next(accumulator.windows([torch.ones(1, 1)] * 2, micro_batches=2))
+    with pytest.raises(AccumulationError, match=r"now, but its gradient so far is torch.float32 on cpu: convert"):
+        for x in window:
+            window.backward(model(x.to(model.weight.dtype)).mean())
+            change(model)
+    window.discard()
+    run = next(accumulator.windows([torch.ones(1, 1, dtype=model.weight.dtype)], micro_batches=1))
+    for x in run:
+        run.backward(model(x).mean())
+    assert run.step().skipped is None

@@ -1,5 +1,6 @@
 """Stopping inside a window or at its boundary, and going on as if nothing had happened."""
 
+import copy
 import io
 
 import pytest
@@ -107,3 +108,140 @@ def test_state_of_another_model_is_refused():
     accumulator.load_state_dict(state)
     with pytest.raises(ConfigError, match="the saved window had 4 parameters"):
         next(accumulator.windows(loader, micro_batches=K))
+
+
+def line(dtype=torch.float32, **options):
+    """The gradient of the mean output is the mean of the inputs, and a step makes the weight its negative."""
+    model = nn.Linear(1, 1, bias=False, dtype=dtype)
+    nn.init.zeros_(model.weight)
+    return model, GradientAccumulator(model, torch.optim.SGD(model.parameters(), lr=1.0), **options)
+
+
+def ones(*sizes, dtype=torch.float32):
+    return [torch.ones(size, 1, dtype=dtype) for size in sizes]
+
+
+def saved(loader, weight=None, **options):
+    """The state after the first micro-batch of two."""
+    model, accumulator = line(loader[0].dtype, **options)
+    window = next(accumulator.windows(loader, micro_batches=2, weight=weight))
+    window.backward(model(next(iter(window))).mean())
+    return accumulator.state_dict(inside_window=True)
+
+
+def gone_on(state, loader, weight=None, **options):
+    model, accumulator = line(loader[0].dtype, **options)
+    accumulator.load_state_dict(state)
+    for window in accumulator.windows(loader, micro_batches=2, weight=weight):
+        for x in window:
+            window.backward(model(x).mean())
+        window.step()
+    return model.weight.item()
+
+
+def test_a_window_goes_on_only_with_the_weights_that_it_was_divided_by():
+    state = saved(ones(1, 3))
+    assert gone_on(state, ones(1, 3)) == -1.0
+    with pytest.raises(ConfigError, match="the weight 1 of 'loss' in micro-batch 0, but this one has 7"):
+        gone_on(state, ones(7, 3))
+    with pytest.raises(ConfigError, match="the weight 4 of 'loss' in all micro-batches together, but this one has 10"):
+        gone_on(state, ones(1, 9))
+    with pytest.raises(ConfigError, match="the weight 1 of 'loss' in micro-batch 0, but this one has 2"):
+        gone_on(state, ones(1, 3), weight=lambda x: 2 * len(x))
+    with pytest.raises(ConfigError, match="the weight 1 of 'loss' in micro-batch 0, but this one has 0"):
+        gone_on(state, ones(1, 3), weight=lambda x: {"a": len(x)})
+    swapped = saved(ones(2, 3), weight=lambda x: 3 - len(x))  # a micro-batch of weight 0 had no gradient to divide
+    assert gone_on(swapped, ones(2, 3), weight=lambda x: 3 - len(x)) == -1.0
+
+
+def test_a_refused_window_is_closed_and_runs_again_from_its_start():
+    model, accumulator = line()
+    accumulator.load_state_dict(saved(ones(1, 3)))
+    with pytest.raises(ConfigError):
+        next(accumulator.windows(ones(7, 3), micro_batches=2))
+    for window in accumulator.windows(ones(7, 3), micro_batches=2):
+        for x in window:
+            window.backward(model(x).mean())
+        window.step()
+    assert model.weight.item() == -1.0
+
+
+def test_a_state_is_loaded_as_often_as_you_like():
+    state = saved(ones(1, 3))
+    before = copy.deepcopy(state)
+    assert [gone_on(state, ones(1, 3)) for _ in range(2)] == [-1.0, -1.0]
+    assert torch.equal(state["window"]["sums"][0], before["window"]["sums"][0])
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("sums", None), ("sums", [None]), ("sums", [[[1.0]]]), ("sums", 3),
+        ("done", "1"), ("done", -1), ("done", 2), ("done", 0), ("done", True), ("num_run", 0), ("num_run", None),
+        ("shares", None), ("shares", {}), ("scale", None), ("scale", {}), ("scale", 3),
+    ],
+)  # fmt: skip
+def test_a_window_whose_parts_do_not_fit_is_refused(part, value):
+    state = saved(ones(1, 3))
+    _, accumulator = line()
+    with pytest.raises(ConfigError, match=r"the saved window is not what state_dict\(inside_window=True\) gave"):
+        accumulator.load_state_dict({**state, "window": {**state["window"], part: value}})
+    lacking = {key: each for key, each in state["window"].items() if key != part}
+    with pytest.raises(ConfigError, match="the saved window is not what"):
+        accumulator.load_state_dict({**state, "window": lacking})
+    assert gone_on({**state, "window": None}, ones(1, 3)) == -1.0
+
+
+@pytest.mark.parametrize("window", [{}, [1], 3, "x"])
+def test_what_is_no_window_is_refused(window):
+    _, accumulator = line()
+    with pytest.raises(ConfigError, match="its part 'done' is missing"):
+        accumulator.load_state_dict({"version": 1, "updates": 0, "window": window})
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (None, "NoneType"), ([1], "list"), ({}, "its keys are none"), ({"version": 2, "updates": 1}, "its keys are"),
+        ({"version": 1, "updates": True}, "its updates are True"),
+        ({"version": 1, "updates": -1}, "its updates are -1"),
+    ],
+)  # fmt: skip
+def test_what_is_no_state_is_refused(state, told):
+    _, accumulator = line()
+    with pytest.raises(ConfigError, match=f"not the state of a GradientAccumulator of version 1: {told}"):
+        accumulator.load_state_dict(state)
+
+
+f16, f32, f64 = torch.float16, torch.float32, torch.float64
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ((f32, "auto"), (f64, "auto"), "a sum in torch.float32, but .* torch.float64 parameter are summed in torch.f"),
+        ((f64, "auto"), (f32, "auto"), "a sum in torch.float64, but .* summed in torch.float32"),
+        ((f16, "auto"), (f16, None), "a sum in torch.float32, but .* summed in torch.float16"),
+        ((f16, None), (f16, "auto"), "a sum in torch.float16, but .* summed in torch.float32"),
+        ((f32, "auto"), (f32, f64), "a sum in torch.float32, but .* summed in torch.float64"),
+    ],
+)
+def test_a_window_that_is_summed_in_another_dtype_is_refused(first, second, told):
+    state = saved(ones(1, 3, dtype=first[0]), accumulate_dtype=first[1])
+    assert gone_on(state, ones(1, 3, dtype=first[0]), accumulate_dtype=first[1]) == -1.0
+    with pytest.raises(ConfigError, match=told):
+        gone_on(state, ones(1, 3, dtype=second[0]), accumulate_dtype=second[1])
+
+
+def test_the_manual_form_goes_on_after_what_it_had_summed():
+    model, accumulator = line()
+    accumulator.backward(model(torch.ones(1, 1)).mean(), weight=1)
+    state = accumulator.state_dict(inside_window=True)
+    model, accumulator = line()
+    accumulator.load_state_dict(state)
+    accumulator.backward(model(torch.full((1, 1), 3.0)).mean(), weight=1)
+    assert (accumulator.step().weight, model.weight.item()) == (2.0, -2.0)
+    for ended in (GradientAccumulator.step, GradientAccumulator.flush):
+        model, accumulator = line()
+        accumulator.load_state_dict(state)
+        assert (ended(accumulator).micro_batches, model.weight.item()) == (1, -1.0)

@@ -21,7 +21,7 @@ from dagnn.accumulation.partition import (
     partition_windows,
 )
 from dagnn.accumulation.ranks import FsdpSync, Ranks, ranks_of
-from dagnn.accumulation.shares import Reduction
+from dagnn.accumulation.shares import Reduction, check_saved_window
 from dagnn.accumulation.stepping import Finalizer, Update
 from dagnn.accumulation.sums import AccumulateDtype, GradientSums, Sums, check_accumulate_dtype
 from dagnn.accumulation.whole_batch import Job, LossFn, MicroBatchSize, run_batch, step_with_closure
@@ -277,7 +277,7 @@ class GradientAccumulator:
         Raises:
             AccumulationError: there was no ``backward`` since the last step (``flush`` allows that).
         """
-        if self._open is None:
+        if self._open is None and self._saved_window is None:
             raise AccumulationError(
                 f"step() without a backward since update {self._updates}: call accumulator.backward(loss, weight=n) "
                 "first, or accumulator.flush(), which does nothing where nothing was summed."
@@ -289,7 +289,7 @@ class GradientAccumulator:
 
         With several processes all must call it; those without a micro-batch then take part in the others' update.
         """
-        if self._open is None and self._ranks.world_size == 1:
+        if self._open is None and self._saved_window is None and self._ranks.world_size == 1:
             return None
         update = self._manual_window("flush").step()
         return update if update.micro_batches else None
@@ -320,19 +320,23 @@ class GradientAccumulator:
         Args:
             state: from ``state_dict``.
                 If it holds a window, the loader of the next ``windows`` must start at that window's first micro-batch;
-                the window then skips those that ran before.
+                the window then skips those that ran before. The manual form goes on after them.
             carried: the batches that ``windows(tail="carry")`` had kept at that time, in their order.
 
         Raises:
-            ConfigError: ``state`` is not of this class, or ``carried`` has another length than was saved.
+            ConfigError: ``state`` is not of this class, or ``carried`` has another length than was saved. Later, the
+                next window has other parameters, dtypes or weights than the saved one.
             AccumulationError: a window is open.
         """
         self._check_nothing_open("load_state_dict()")
-        if state.get("version") != _STATE_VERSION or not isinstance(state.get("updates"), int):
-            raise ConfigError(
-                f"this is not the state of a GradientAccumulator of version {_STATE_VERSION}: its keys are "
-                f"{', '.join(map(str, state)) or 'none'}."
-            )
+        is_mapping = isinstance(state, Mapping)
+        updates = state.get("updates") if is_mapping and state.get("version") == _STATE_VERSION else None
+        if type(updates) is not int or updates < 0:
+            found = f"its keys are {', '.join(map(str, state)) or 'none'}" if is_mapping else type(state).__name__
+            found = found if updates is None else f"its updates are {updates!r}"
+            raise ConfigError(f"this is not the state of a GradientAccumulator of version {_STATE_VERSION}: {found}.")
+        if state.get("window") is not None:
+            check_saved_window(state["window"])
         if len(carried) != state.get("carried", 0):
             raise ConfigError(
                 f"{state.get('carried', 0)} carried batches were saved, got {len(carried)}: pass the last batches "
@@ -362,7 +366,13 @@ class GradientAccumulator:
         self._open = self._new_window(micros, everywhere)
         if self._saved_window is not None:
             saved, self._saved_window = self._saved_window, None
-            self._open.load_state_dict(saved)
+            if not everywhere:  # the manual form, whose number of micro-batches grows
+                self._open.micro_batches = saved["done"]
+            try:
+                self._open.load_state_dict(saved)
+            except BaseException:
+                self.discard()
+                raise
         return self._open
 
     def _manual_window(self, call: str) -> Window:
@@ -372,8 +382,9 @@ class GradientAccumulator:
                 "weight."
             )
         if self._open is None:
+            self._open_window([], [])
             self._manual = True
-            self._open = self._new_window([], [])
+        assert self._open is not None
         return self._open
 
     def _new_window(self, micros: list[MicroBatch], everywhere: list[Outline]) -> Window:

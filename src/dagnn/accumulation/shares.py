@@ -178,6 +178,7 @@ class Shares:
         """The record so far, as plain values."""
         return {
             "divisor": self._divisor,
+            "planned": None if self._known is None else self._known._asdict(),
             "reference": self._reference,
             "dropped": self._dropped,
             "overflowed": self._overflowed,
@@ -188,8 +189,13 @@ class Shares:
             ],
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``."""
+    def load_state(self, state: Mapping[str, Any], done: int) -> None:
+        """Inverse of ``state``, in whose window ``done`` micro-batches had run.
+
+        ConfigError where they were divided by weights that this window does not have.
+        """
+        if state["divisor"] == "planned" and state.get("planned") is not None:
+            self._check_same_weights(state["planned"]["weights"][:done], state["planned"]["totals"])
         self._divisor, self._reference = state["divisor"], state["reference"]
         self._dropped, self._overflowed = state["dropped"], state["overflowed"]
         self._weights = {int(micro): dict(weights) for micro, weights in state["weights"].items()}
@@ -197,6 +203,20 @@ class Shares:
             _Record(micro, name, denominator, factor, torch.tensor(loss, dtype=torch.float64))
             for micro, name, denominator, factor, loss in state["records"]
         ]
+
+    def _check_same_weights(self, weights: list[Weights], totals: Weights) -> None:
+        # The saved gradients are divided by them already: other batches would have other shares.
+        known = self._known or KnownWeights([{}] * len(weights), {}, False)
+        both = enumerate(zip(weights, known.weights, strict=False))
+        pairs = [(f"micro-batch {micro}", before, now) for micro, (before, now) in both]
+        for where, before, now in [*pairs, ("all micro-batches together", totals, known.totals)]:
+            for name in (*before, *now):
+                if not math.isclose(old := before.get(name, 0.0), new := now.get(name, 0.0), rel_tol=1e-9):
+                    raise ConfigError(
+                        f"the saved window had the weight {old:g} of {name!r} in {where}, but this one has {new:g}: "
+                        "start the loader at the first micro-batch of the saved window, with the same batches and the "
+                        "same windows(weight=...)."
+                    )
 
     def _weight_and_total(self, micro: int, name: str, weight: float | None) -> tuple[str, float, float]:
         if weight is None:
@@ -255,6 +275,36 @@ class Shares:
                 "some micro-batches of this window got weight=... in backward and some did not (the first "
                 f"{_HOW_DIVIDED[self._divisor]}, this one {_HOW_DIVIDED[divisor]}): give it to all of them, or to none."
             )
+
+
+def check_saved_window(state: Any) -> None:
+    """ConfigError where the parts of what ``Window.state_dict`` gave are missing, of another kind, or do not agree."""
+    part = "done"
+    try:
+        done, run, parts = state["done"], state["num_run"], state["shares"]
+        sound = all(type(number) is int for number in (done, run)) and 0 <= run <= done
+        if sound:
+            part = "sums"
+            sums = state["sums"]
+            sound = all(each is None or isinstance(each, Tensor) for each in sums)
+            num_sums = sum(each is not None for each in sums)
+            sound = sound and num_sums == state.get("num_sums", num_sums)
+        if sound:
+            part = "shares"
+            micros = [*map(int, parts["weights"]), *(micro for micro, *_ in parts["records"])]
+            sound = (run == done or bool(parts["dropped"])) and all(0 <= micro < done for micro in micros)
+            sound = sound and parts["divisor"] in (None, *_HOW_DIVIDED) and all(len(r) == 5 for r in parts["records"])
+        if sound:
+            part = "scale"
+            sound = {*state["scale"]} == {"scale", "residual"} if state["scale"] is not None else not parts["records"]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        sound = False
+    if not sound:
+        raise ConfigError(
+            f"the saved window is not what state_dict(inside_window=True) gave: its part {part!r} is missing, or does "
+            "not fit the others. Without it, load_state_dict({**state, 'window': None}), the window runs again from "
+            "its first micro-batch, with the same result."
+        )
 
 
 class WindowTotals(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dagnn.errors import ConfigError
+from dagnn.errors import AccumulationError, ConfigError
 
 AccumulateDtype = torch.dtype | str | None
 # Of a number, and of each part of a complex one.
@@ -176,13 +176,21 @@ class GradientSums(Sums):
                 f"the saved window had {len(state)} parameters, but this one has {len(self.parameters)}: load the "
                 "state with the same model and the same parameters frozen."
             )
+        wide = {id(parameter): dtype for parameter, dtype in self._wide}
         for parameter, saved in zip(self.parameters, state, strict=True):
             if saved is not None and saved.shape != parameter.shape:
                 raise ConfigError(
                     f"a saved gradient has the shape {list(saved.shape)}, its parameter {list(parameter.shape)}: the "
                     "state is of another model."
                 )
-        self._held = [None if s is None else s.to(p.device) for s, p in zip(state, self.parameters, strict=True)]
+            if saved is not None and saved.dtype != (dtype := wide.get(id(parameter), parameter.dtype)):
+                raise ConfigError(
+                    f"a saved gradient is a sum in {saved.dtype}, but the gradients of this {parameter.dtype} "
+                    f"parameter are summed in {dtype}: load the state with a model of the same dtype and the same "
+                    "accumulate_dtype."
+                )
+        pairs = zip(state, self.parameters, strict=True)
+        self._held = [None if s is None else s.to(p.device, copy=True) for s, p in pairs]  # they grow in place
 
     def begin_trial(self) -> None:
         self._base, self._held = self._held, [None] * len(self.parameters)
@@ -224,8 +232,16 @@ class GradientSums(Sums):
         for parameter, dtype in self._wide:
             parameter.grad = None
             parameter.grad_dtype = dtype
-        for parameter, gradient in zip(self.parameters, self._held, strict=True):
-            parameter.grad = gradient
+        try:
+            for parameter, gradient in zip(self.parameters, self._held, strict=True):
+                parameter.grad = gradient
+        except RuntimeError as error:
+            assert gradient is not None
+            raise AccumulationError(
+                f"a parameter of the shape {list(gradient.shape)} is {parameter.dtype} on {parameter.device} now, but "
+                f"its gradient so far is {gradient.dtype} on {gradient.device}: convert or move a model between "
+                "windows, and give this one up with window.discard()."
+            ) from error
 
     def _detach(self) -> None:
         self._held = [parameter.grad for parameter in self.parameters]

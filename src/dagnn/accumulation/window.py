@@ -354,6 +354,7 @@ class Window:
             "done": self._current + 1,
             "num_run": self._num_run,
             "sums": self._sums.state(),
+            "num_sums": sum(self._sums.has_sum()),
             "shares": self._shares.state(),
             "scale": self._loss_scale.state(),
         }
@@ -362,7 +363,7 @@ class Window:
         """Continue after the micro-batches of ``state``, which iteration then leaves out.
 
         Raises:
-            ConfigError: this window has fewer micro-batches than ``state`` has done, or other parameters.
+            ConfigError: this window has fewer micro-batches than ``state`` has done, other weights or parameters.
         """
         if state["done"] > self.micro_batches:
             raise ConfigError(
@@ -370,10 +371,9 @@ class Window:
                 "start the loader at the first micro-batch of the saved window."
             )
         self._sums.load_state(state["sums"])
-        self._shares.load_state(state["shares"])
+        self._shares.load_state(state["shares"], state["done"])
         self._loss_scale.load_state(state["scale"])
-        self._resumed_at, self._num_run = state["done"], state["num_run"]
-        self._current = self._resumed_at - 1
+        self._resumed_at, self._num_run, self._current = state["done"], state["num_run"], state["done"] - 1
 
     def add_micro_batch(self) -> None:
         """The manual form: one more micro-batch begins."""
