@@ -12,7 +12,7 @@ from read_graphs import adds_up, edges_of
 
 from dagnn import Dag, DagNN
 from dagnn.errors import ConfigError, CycleError, DataError, DtypeError, GraphError
-from dagnn.visible import read_edges, read_sif, read_sparse
+from dagnn.visible import read_edges, read_gmt, read_graph, read_obo, read_sif, read_sparse
 
 PAIRS = [("a", "c"), ("b", "c"), ("c", "d"), ("a", "d")]
 
@@ -114,6 +114,12 @@ def test_reverse_turns_values_round_and_a_root_joins_what_is_open():
         ("source,target,w\na,b,nan\n", {"weight": "w"}, DataError, "line 2: a weight must be a finite number"),
         ("source,target\n", {}, DataError, "no nodes are left"),
         ("a,b\n", {"columns": ("a",)}, ConfigError, "columns must be two names, or two numbers"),
+        ("a,b\n", {"columns": None}, ConfigError, "columns must be two names, or two numbers, got None"),
+        ("a,b\n", {"columns": (0, -1)}, ConfigError, r"must be all names, or all numbers from 0, got \[0, -1\]"),
+        ("a,b,1\n", {"columns": (0, 1), "weight": "w"}, ConfigError, r"all numbers from 0, got \[0, 1, 'w'\]"),
+        ("a,b\n", {"delimiter": "::"}, ConfigError, "delimiter must be one character, .* got '::'"),
+        ('source,target\na,"b\nc,d\n', {}, DataError, r'x\.csv, line 2: a cell that begins with " must end with'),
+        ('source,target\na,"b"c\nc,d\n', {}, DataError, r'x\.csv, line 2: a cell that begins with " must end with'),
     ],
 )
 def test_a_bad_table_is_refused_by_line(tmp_path, text, options, error, message):
@@ -130,12 +136,57 @@ def test_what_is_no_table_is_refused(tmp_path):
         read_edges([("a", "b"), "cd"])
     with pytest.raises(DtypeError, match="must be a path, a data frame or a list of pairs, got a int"):
         read_edges(3)
+    with pytest.raises(DataError, match=r"row 1: expected a pair \(source, target\), got {"):  # a set has no first
+        read_edges([{"a", "b"}])
+    with pytest.raises(DataError, match=r"row 1: expected a pair \(source, target\), got {"):
+        read_edges([{"a": 1, "b": 2}])
+    with pytest.raises(DataError, match="row 1: a weight must be a finite number, got 1000"):
+        read_edges([("a", "b", 10**400)], weight=2)
+    with pytest.raises(ConfigError, match=r"all numbers from 0, got \[0, -1\]"):
+        read_edges(Frame(source=["a"], target=["b"]), columns=(0, -1))
+    for read in (read_sif, read_gmt, read_obo, read_graph):
+        with pytest.raises(DtypeError, match="path must be the path of a file, got None"):
+            read(None)
     latin = tmp_path / "x.csv"
     latin.write_bytes("source,target\nä,b\n".encode("latin-1"))
     with pytest.raises(DataError, match="line 2: not UTF-8"):
         read_edges(latin)
     with pytest.raises(DataError, match=r"row 1: the node is .*cannot name a node"):
         read_edges([(object(), "b")])
+
+
+def test_quotes_that_are_part_of_a_name_are_named_by_line(tmp_path):
+    text = 'source\ttarget\tnote\na\tb\t"5 prime\nc\td\tx\ne\tf\t{}\n'
+    for end in ("y", '"', '"y'):
+        with pytest.raises(DataError, match=r'q\.tsv, line 2: a cell that begins with " must end with the next one'):
+            read_edges(written(tmp_path / "q.tsv", text.format(end)))
+    fine = written(tmp_path / "q.csv", 'source,target,note\na,b,"two\nlines, and a comma"\n"5"" end",c,5"\n')
+    assert edges_of(read_edges(fine).dag) == {("a", "b"), ('5" end', "c")}
+
+
+@pytest.mark.parametrize("ending", ["csv", "sif", "gmt", "obo", "graphml"])
+def test_a_damaged_gz_file_cannot_be_read(tmp_path, ending):
+    packed = bytearray(gzip.compress(np.random.default_rng(0).integers(97, 123, 3000, dtype=np.uint8).tobytes()))
+    packed[12] ^= 0xFF
+    path = tmp_path / f"x.{ending}.gz"
+    path.write_bytes(packed)
+    read = {"csv": read_edges, "sif": read_sif, "gmt": read_gmt, "obo": read_obo, "graphml": read_graph}[ending]
+    with pytest.raises(DataError, match=r"cannot read .*x\.\w+\.gz: Error -3 while decompressing data"):
+        read(path)
+
+
+def test_lines_end_where_the_file_ends_them(tmp_path):
+    # str.splitlines() ends lines at these too.
+    for mark in "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029":
+        sif = tmp_path / "x.sif"
+        sif.write_text(f"a\tr\tb{mark}c\td\n", encoding="utf-8")
+        assert edges_of(read_sif(sif).dag) == {("a", f"b{mark}c"), ("a", "d")}
+        gmt = tmp_path / "x.gmt"
+        gmt.write_text(f"s1\tde{mark}sc\tA\tB\n", encoding="utf-8")
+        assert edges_of(read_gmt(gmt).dag) == {("A", "s1"), ("B", "s1")}
+    for end in ("\n", "\r", "\r\n"):
+        sif.write_bytes(f"a r b{end}{end}b r c".encode())
+        assert edges_of(read_sif(sif).dag) == {("a", "b"), ("b", "c")}
 
 
 def test_sif_by_tabs_or_blanks(tmp_path):
@@ -150,6 +201,8 @@ def test_sif_by_tabs_or_blanks(tmp_path):
     assert edges_of(spaced.dag) == {("gene A", "gene B")}
     with pytest.raises(DataError, match=r"bad\.sif, line 2: expected a node, a relation and nodes, got 'a pp'"):
         read_sif(written(tmp_path / "bad.sif", "a pp c\na pp\n"))
+    with pytest.raises(ConfigError, match=r"relations must be a list, got the text 'pp': give \['pp'\]"):
+        read_sif(blanks, relations="pp")
     with pytest.raises(CycleError, match="a -> b -> c -> a"):
         read_sif(written(tmp_path / "cycle.sif", "a pp b\nb pp c\nc pp a\n"))
 
@@ -164,6 +217,19 @@ def test_a_matrix_is_read_as_it_is_written(rows, columns, random):
     assert edges_of(read_sparse(dense, sources, targets, reverse=True).dag) == {(v, u) for u, v in reading.weights}
 
 
+@pytest.mark.parametrize("form", ["coo_array", "csr_array", "csc_array"])
+def test_entries_that_a_matrix_stores_twice_are_added(form):
+    places = [0, 0, 0, 0], [1, 1, 2, 2]
+    stored = scipy.sparse.coo_array(([1.0, 1.0, 2.0, -2.0], places), shape=(3, 3))
+    if form == "csr_array":
+        stored = scipy.sparse.csr_array((stored.data, places[1], [0, 4, 4, 4]), shape=(3, 3))
+    elif form == "csc_array":
+        stored = scipy.sparse.csc_array((stored.data, places[0], [0, 0, 2, 4]), shape=(3, 3))
+    reading = read_sparse(stored, ["a", "b", "c"])
+    assert reading.weights == {("a", "b"): 2.0} and stored.nnz == 4
+    assert reading.report.names("edges", "a stored zero") == (("a", "c"),) and adds_up(reading.report)
+
+
 def test_bad_matrices_are_refused():
     stored = scipy.sparse.coo_array(([0.0, 1.0], ([0, 0], [1, 2])), shape=(3, 3))
     assert read_sparse(stored, ["a", "b", "c"]).report.names("edges", "a stored zero") == (("a", "b"),)
@@ -175,6 +241,12 @@ def test_bad_matrices_are_refused():
         read_sparse(np.eye(2), ["a", "b"], ["a", "c"])
     with pytest.raises(DataError, match="must be a finite number, got nan"):
         read_sparse(np.array([[np.nan]]), ["a"], ["b"])
-    with pytest.raises(DtypeError, match="matrix must hold numbers"):
+    with pytest.raises(DtypeError, match="matrix must hold real numbers, in two dimensions, got a list"):
         read_sparse([["x"]], ["a"], ["b"])
+    with pytest.raises(DtypeError, match=r"matrix must hold real numbers, .*: its dtype is complex128"):
+        read_sparse(np.array([[0, 1 + 2j], [0, 0]]), ["a", "b"])
+    with pytest.raises(ConfigError, match="names must be a list, got None"):
+        read_sparse(np.eye(2), None)
+    with pytest.raises(ConfigError, match="target_names must be a list, got the text 'cd'"):
+        read_sparse(np.eye(2), ["a", "b"], "cd")
     assert torch.equal(read_sparse(np.ones((1, 1)), ["a"], ["b"]).dag.edges, torch.tensor([[0, 1]]))

@@ -86,6 +86,14 @@ def test_obo_with_genes(obo):
     assert edges_of(read_obo(obo, members=table).dag) == edges_of(reading.dag)
 
 
+def test_a_term_with_no_more_than_its_id_is_a_term(obo):
+    text = "format-version: 1.2\n\n[Term]\nid: T:1 ! the root\n\n[Term]\nid: T:2\nname: b\nis_a: T:1\nis_a: T:9\n"
+    obo.write_text(text + "\n[Typedef]\nid: T:9\n")
+    reading = read_obo(obo)
+    assert edges_of(reading.dag) == {("T:2", "T:1")} and adds_up(reading.report)
+    assert reading.report.names("nodes", "not a term of this file") == ("T:9",)
+
+
 def test_bad_ontologies_are_refused(obo):
     with pytest.raises(ConfigError, match=r"no relation 'has_part'; there is 'is_a', 'part_of', 'regulates'"):
         read_obo(obo, relations=["has_part"])
@@ -93,8 +101,14 @@ def test_bad_ontologies_are_refused(obo):
         read_obo(obo, relations="is_a")
     with pytest.raises(ConfigError, match="no term has the tag 'size'"):
         read_obo(obo, attributes=["size"])
-    with pytest.raises(ConfigError, match=r"members\['T:1'\] must be a list of genes, got the text 'AB'"):
+    with pytest.raises(ConfigError, match=r"members\['T:1'\] must be a list, got the text 'AB'"):
         read_obo(obo, members={"T:1": "AB"})
+    with pytest.raises(ConfigError, match=r"members\['T:1'\] must be a list, got None"):
+        read_obo(obo, members={"T:1": None})
+    with pytest.raises(ConfigError, match="relations must be a list, got None"):
+        read_obo(obo, relations=None)
+    with pytest.raises(ConfigError, match="attributes must be a list, got the text 'namespace'"):
+        read_obo(obo, attributes="namespace")
     obo.write_text(OBO.replace("namespace: process\n\n[Term]\nid: T:2", "is_a: T:3\n\n[Term]\nid: T:2"))
     with pytest.raises(CycleError, match=r"test\.obo: .*T:1 -> T:3 -> T:2 -> T:1"):
         read_obo(obo)

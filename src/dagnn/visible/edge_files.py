@@ -5,8 +5,9 @@ import gzip
 import io
 import math
 import os
+import zlib
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from dagnn.errors import ConfigError, DataError, DtypeError, library
 from dagnn.graph.names import canonical
-from dagnn.visible.reading import EdgeList, Reading, listed
+from dagnn.visible.reading import EdgeList, Reading, checked_list, listed
 
 PathLike: TypeAlias = str | os.PathLike[str]
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".txt": "\t"}
@@ -39,8 +40,8 @@ def read_edges(
     Args:
         table: the path of a ``.csv``, ``.tsv``, ``.tab``, ``.txt`` (tabs) or ``.parquet`` file, text also with ``.gz``
             after it; a frame of pandas, polars or pyarrow; or a list of pairs (of triples with a weight).
-        columns: the two columns to read, by name; or by number, from 0, for a file without a header. A list of pairs
-            has no columns.
+        columns: the two columns to read, by name; or by number, from 0, for a file without a header (``weight`` then
+            too). A list of pairs has no columns.
         weight: a column of numbers, which become ``Reading.weights``; for triples any value but None.
         delimiter: between the cells of a text file, where its suffix does not tell.
         comment: lines of a text file that begin with this text are skipped.
@@ -48,11 +49,13 @@ def read_edges(
         reverse: values flow from the second column to the first, and from ``root`` down.
 
     Raises:
-        DataError: no such file or column, an empty cell, a weight that is no finite number; it names the line (row 1
-            of a frame is its first).
+        DataError: no such file or column, an empty cell, a quote that is never closed, an edge that is no pair (a set
+            has no first and second), a weight that is no finite number; it names the line (row 1 of a frame is its
+            first).
         CycleError: the edges form a cycle; the message names its nodes in order.
         GraphError: ``root`` feeds another node.
-        ConfigError: a suffix that tells no format, or a package that is missing.
+        ConfigError: a suffix that tells no format, columns that are neither names nor numbers from 0, or a package that
+            is missing.
 
     >>> reading = read_edges([("gene A", "repair"), ("gene B", "growth")], root="survival")
     >>> reading.dag.edges.tolist(), reading.dag.name_of(4)
@@ -88,12 +91,13 @@ def table_rows(
     comment: str | None = None,
 ) -> TableRows:
     """The rows of a table in any of the forms that `read_edges` takes; names are checked and in their one form."""
-    if isinstance(columns, str) or len(columns) != 2 or len({type(name) for name in columns}) != 1:
+    is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
+    if not is_list or len(columns) != 2 or len({type(name) for name in columns}) != 1:
         raise ConfigError(f"columns must be two names, or two numbers, got {columns!r}.")
     wanted = [*columns] if extra is None else [*columns, extra]
     if isinstance(table, str | os.PathLike):
         path = Path(table)
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             frame = _parquet(path)
             return _checked(path.name, "row", zip(*_columns_of(frame, wanted, path.name), strict=True))
         lines = _text_rows(path, wanted, delimiter, comment)
@@ -112,7 +116,7 @@ def table_rows(
 
 def _pairs(table: Iterable[Any], width: int) -> Iterator[tuple[Any, ...]]:
     for number, row in enumerate(table, start=1):
-        if isinstance(row, str | bytes) or not hasattr(row, "__len__") or len(row) != width:
+        if isinstance(row, str | bytes | Set | Mapping) or not hasattr(row, "__len__") or len(row) != width:
             what = "a pair (source, target)" if width == 2 else "a triple (source, target, weight)"
             raise DataError(f"a list of edges, row {number}: expected {what}, got {row!r}.")
         yield tuple(row)
@@ -148,52 +152,101 @@ def _name(value: Any, source: str, unit: str, place: int) -> Hashable:
 def number_of(value: Any, where: str) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise DataError(f"{where}: a weight must be a finite number, got {value!r}.")
     return number
 
 
+def path_of(argument: str, path: Any) -> Path:
+    """``path`` as one; a DtypeError for what is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise DtypeError(f"{argument} must be the path of a file, got {path!r}.")
+    return Path(path)
+
+
+def ending_of(path: Path) -> str:
+    """The suffix of a file in small letters, that before ``.gz``.
+
+    >>> ending_of(Path("sets.GMT.gz"))
+    '.gmt'
+    """
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
 def open_text(path: Path) -> io.StringIO:
     """The text of a file, with ``.gz`` decompressed; DataError where it cannot be read."""
     try:
         content = path.read_bytes()
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             content = gzip.decompress(content)
         return io.StringIO(content.decode("utf-8-sig"), newline="")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path.name}, line {line}: not UTF-8: save the file as UTF-8.") from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file, which end at LF, CR or both: str.splitlines() also ends them inside names, at U+0085 say."""
+    return [line.rstrip("\r\n") for line in open_text(path)]
+
+
+def csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of every row, with its last line; a DataError for quotes that do not match."""
+    rows = csv.reader(open_text(path), delimiter=delimiter, strict=True)
+    first = 1
+    problem = ""
+    try:
+        for row in rows:
+            # In a file of tabs a cell over several of them and several lines is two quotes that are part of names.
+            if delimiter == "\t" and rows.line_num > first and any("\t" in cell and "\n" in cell for cell in row):
+                problem = f"it goes on to line {rows.line_num}"
+                break
+            yield rows.line_num, row
+            first = rows.line_num + 1
+    except csv.Error as error:
+        problem = str(error)
+    if problem:
+        raise DataError(
+            f'{path.name}, line {first}: a cell that begins with " must end with the next one ({problem}): close it; '
+            'where the " is part of the text, quote the cell and write it twice, """5 prime".'
+        )
 
 
 def _text_rows(
     path: Path, wanted: list[Any], delimiter: str | None, comment: str | None
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    suffix = ending_of(path)
     if delimiter is None and suffix not in _DELIMITERS:
         raise ConfigError(
             f"{path.name}: the suffix {suffix!r} tells no format ({', '.join(_DELIMITERS)} and .parquet do): "
             "give delimiter=','."
         )
-    rows = csv.reader(open_text(path), delimiter=delimiter or _DELIMITERS[suffix])
-    places: list[int] | None = [*wanted] if isinstance(wanted[0], int) else None
-    try:
-        for row in rows:
-            if not any(map(str.strip, row)) or (comment and row[0].startswith(comment)):
-                continue
-            if places is None:
-                places = _places(path.name, [cell.strip() for cell in row], wanted)
-                continue
-            if max(places) >= len(row):
-                raise DataError(
-                    f"{path.name}, line {rows.line_num}: expected at least {max(places) + 1} cells, got {len(row)}."
-                )
-            yield rows.line_num, tuple(row[place] for place in places)
-    except csv.Error as error:
-        raise DataError(f"{path.name}, line {rows.line_num}: {error}.") from error
+    if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '\r\n"'):
+        raise ConfigError(f"delimiter must be one character, and no quote or end of a line, got {delimiter!r}.")
+    if not isinstance(comment, str | None):
+        raise ConfigError(f"comment must be a text, got {comment!r}.")
+    places: list[int] | None = [*wanted] if _are_numbers(wanted) else None
+    for line, row in csv_rows(path, delimiter or _DELIMITERS[suffix]):
+        if not any(map(str.strip, row)) or (comment and row[0].startswith(comment)):
+            continue
+        if places is None:
+            places = _places(path.name, [cell.strip() for cell in row], wanted)
+            continue
+        if max(places) >= len(row):
+            raise DataError(f"{path.name}, line {line}: expected at least {max(places) + 1} cells, got {len(row)}.")
+        yield line, tuple(row[place] for place in places)
+
+
+def _are_numbers(wanted: Sequence[Any]) -> bool:
+    """Whether columns are given by number; a ConfigError where only some are, or one is negative."""
+    numbers = [isinstance(name, int) and not isinstance(name, bool) for name in wanted]
+    if any(numbers) and not (all(numbers) and min(wanted) >= 0):
+        raise ConfigError(f"columns, and that of weights, must be all names, or all numbers from 0, got {wanted}.")
+    return all(numbers)
 
 
 def _places(source: str, header: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
@@ -211,8 +264,8 @@ def _columns_of(frame: Any, wanted: list[Any], source: str) -> list[list[Any]]:
     """Columns of a frame as lists of Python values."""
     names = getattr(frame, "column_names", None)  # pyarrow; its `columns` are the data
     header = list(frame.columns if names is None else names)
-    if isinstance(wanted[0], int) and not set(wanted) <= set(header):  # by position
-        beyond = [place for place in wanted if not 0 <= place < len(header)]
+    if not set(wanted) <= set(header) and _are_numbers(wanted):  # by position
+        beyond = [place for place in wanted if place >= len(header)]
         if beyond:
             raise DataError(f"{source}: there is no column {beyond[0]}, only {len(header)} columns.")
         wanted = [header[place] for place in wanted]
@@ -261,12 +314,14 @@ def read_sif(
       1 edge dropped, relation 'binds': 'b' -> 'c'
       1 node dropped, none of their edges was kept: 'b'
     """
-    path = Path(path)
-    lines = open_text(path).read().splitlines()
+    path = path_of("path", path)
+    relations = None if relations is None else checked_list("relations", relations)
+    lines = lines_of(path)
     by_tabs = any("\t" in line for line in lines)
     found = EdgeList(path.name)
     for number, line in enumerate(lines, start=1):
-        cells = [cell.strip() for cell in line.split("\t")] if by_tabs else line.split()
+        cells = [cell.strip() for cell in line.split("\t")] if by_tabs else line.split(" ")
+        cells = cells if by_tabs else list(filter(None, cells))
         while cells and not cells[-1]:
             cells.pop()
         if not cells:
@@ -303,7 +358,9 @@ def read_sparse(
         reverse: entry [i, j] is the edge j -> i.
 
     Raises:
-        DataError: another shape, a name twice, NaN or infinite entries. Zeros that are stored are dropped and reported.
+        DataError: another shape, a name twice, NaN or infinite entries. Zeros that are stored are dropped and reported;
+            entries that a matrix of SciPy stores twice are added, as in SciPy.
+        DtypeError: no matrix of real numbers.
         CycleError: the edges form a cycle; the message names its nodes in order.
 
     >>> import scipy.sparse
@@ -314,22 +371,30 @@ def read_sparse(
     sparse = library("scipy.sparse", "read_sparse", "dagnn[visible]")
     try:
         coo = sparse.coo_array(matrix)
+        if coo.dtype.kind not in "biuf":
+            raise ValueError(f"its dtype is {coo.dtype}")
         values = coo.data.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise DtypeError(f"matrix must hold numbers, two-dimensional, got a {type(matrix).__name__}: {error}") from None
-    sources = list(map(canonical, names))
-    sinks = sources if target_names is None else list(map(canonical, target_names))
+        what = type(matrix).__name__
+        raise DtypeError(
+            f"matrix must hold real numbers, in two dimensions, got a {what}: {str(error).rstrip('.')}."
+        ) from None
+    sources = list(map(canonical, checked_list("names", names)))
+    sinks = sources if target_names is None else list(map(canonical, checked_list("target_names", target_names)))
     if coo.ndim != 2 or coo.shape != (len(sources), len(sinks)):
         raise DataError(f"a matrix: {len(sources)} by {len(sinks)} names, but the shape is {list(coo.shape)}.")
     every = sources if target_names is None else [*sources, *sinks]
     if len(set(every)) < len(every):
         twice = next(name for name, count in Counter(every).items() if count > 1)
         raise DataError(f"a matrix: {twice!r} is listed twice among the names: every node needs its own.")
-    if not np.isfinite(values).all():
-        raise DataError(f"a matrix: an entry must be a finite number, got {values[~np.isfinite(values)][0]}.")
+    total: dict[tuple[int, int], float] = {}
+    for i, j, value in zip(*(part.tolist() for part in coo.coords), values.tolist(), strict=True):
+        total[i, j] = total.get((i, j), 0.0) + value
     found = EdgeList("a matrix")
     found.nodes.update(dict.fromkeys(every))
-    for i, j, value in zip(coo.coords[0].tolist(), coo.coords[1].tolist(), values.tolist(), strict=True):
+    for (i, j), value in total.items():
+        if not math.isfinite(value):
+            raise DataError(f"a matrix: an entry must be a finite number, got {value}.")
         if value == 0:
             found.skip(sources[i], sinks[j], "a stored zero")
         else:

@@ -13,8 +13,8 @@ import numpy as np
 
 from dagnn.errors import ConfigError, DataError, GraphError, library
 from dagnn.graph import Dag
-from dagnn.visible.edge_files import PathLike, open_text, table_rows
-from dagnn.visible.reading import EdgeList, Reading, checked_choice, listed
+from dagnn.visible.edge_files import PathLike, lines_of, open_text, path_of, table_rows
+from dagnn.visible.reading import EdgeList, Reading, checked_choice, checked_list, listed
 
 _REDUNDANT = "a nested set brings the gene"
 
@@ -61,11 +61,11 @@ def read_gmt(
       1 node dropped, no gene feeds them: 'empty'
     """
     checked_choice("redundant", redundant, ("drop", "keep"))
-    path = Path(path)
+    path = path_of("path", path)
     members: dict[Hashable, dict[Hashable, None]] = {}
     labels: dict[Hashable, str] = {}
     repeated: list[tuple[Hashable, Hashable]] = []
-    for number, line in enumerate(open_text(path).read().splitlines(), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         cells = [cell.strip() for cell in line.split("\t")]
         if not any(cells):
             continue
@@ -208,7 +208,7 @@ def read_reactome(
     (('P1', 'R-HSA-2', 'R-HSA-1'), {'R-HSA-2': 'Repair'})
     """
     checked_choice("redundant", redundant, ("drop", "keep"))
-    relations, members = Path(relations), Path(members)
+    relations, members = path_of("relations", relations), path_of("members", members)
     prefix, others = f"R-{species}-", 0
     found = EdgeList(f"{relations.name}, {members.name}")
     pairs: list[tuple[Hashable, Hashable]] = []
@@ -237,7 +237,7 @@ def read_reactome(
 
 def _tab_rows(path: Path, least: int) -> Iterator[list[str]]:
     """The cells of every line that has any; at least ``least``, all of these with text."""
-    for number, line in enumerate(open_text(path).read().splitlines(), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         cells = [cell.strip() for cell in line.split("\t")]
         if not any(cells):
             continue
@@ -296,10 +296,9 @@ def read_obo(
     """
     checked_choice("redundant", redundant, ("drop", "keep"))
     checked_choice("obsolete", obsolete, ("drop", "keep"))
-    path = Path(path)
-    if isinstance(relations, str):
-        raise ConfigError(f"relations must be a list of relations, got the text {relations!r}: give [{relations!r}].")
-    graph = _ontology(path)
+    path = path_of("path", path)
+    relations, attributes = checked_list("relations", relations), checked_list("attributes", attributes)
+    graph, terms = _ontology(path)
     data = dict(graph.nodes(data=True))
     there = {relation for _, _, relation in graph.edges(keys=True)}
     unknown = [relation for relation in relations if relation not in there and relation != "is_a"]
@@ -312,7 +311,7 @@ def read_obo(
 
     found = EdgeList(path.name)
     for term, row in data.items():
-        if not row:
+        if term not in terms:
             found.drop("nodes", "not a term of this file", term)
         elif obsolete == "drop" and row.get("is_obsolete") == "true":
             found.drop("nodes", "obsolete", term)
@@ -344,8 +343,11 @@ def read_obo(
     )
 
 
-def _ontology(path: Path) -> Any:
-    """The file as obonet reads it: a MultiDiGraph with edges child -> parent, keyed by their relation."""
+def _ontology(path: Path) -> tuple[Any, set[str]]:
+    """The file as obonet reads it: a MultiDiGraph with edges child -> parent, keyed by their relation; and its terms.
+
+    A term of which the file says no more than ``id:`` is in the graph what one is that the file lacks.
+    """
     obonet = library("obonet", "an OBO file", "dagnn[visible]")
     text = open_text(path)
     try:
@@ -355,7 +357,14 @@ def _ontology(path: Path) -> Any:
         raise DataError(f"{path.name} is no OBO file: {error}") from error
     if not graph.number_of_nodes():
         raise DataError(f"{path.name} is no OBO file: it has no [Term].")
-    return graph
+    terms = {term for term, row in graph.nodes(data=True) if row}
+    stanza = ""
+    for line in map(str.strip, lines_of(path)):
+        if line.startswith("["):
+            stanza = line
+        elif stanza == "[Term]" and line.startswith("id:"):
+            terms.add(line[3:].partition("!")[0].partition("{")[0].strip())
+    return graph, terms
 
 
 @contextlib.contextmanager
@@ -372,10 +381,9 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 def _annotations(members: Any, found: EdgeList, same: Mapping[str, str]) -> dict[Hashable, dict[Hashable, None]]:
     """Term -> its genes; an edge that is repeated or leads to no term is noted as dropped."""
     if isinstance(members, Mapping):
-        wrong = next((term for term, genes in members.items() if isinstance(genes, str)), None)
-        if wrong is not None:
-            raise ConfigError(f"members[{wrong!r}] must be a list of genes, got the text {members[wrong]!r}.")
-        members = [(gene, term) for term, genes in members.items() for gene in genes]
+        members = [
+            (gene, term) for term, genes in members.items() for gene in checked_list(f"members[{term!r}]", genes)
+        ]
     genes_of: dict[Hashable, dict[Hashable, None]] = {}
     for _, (gene, name, _) in table_rows(members, ("gene", "term")).cells:
         term = same.get(str(name), name)

@@ -1,14 +1,17 @@
 """The reader of graph files, GraphML, GML and DOT, to a `Reading`."""
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-from dagnn.errors import ConfigError, DataError, GraphError, MissingPackageError, library
-from dagnn.visible.edge_files import PathLike, number_of, open_text
-from dagnn.visible.reading import EdgeList, Reading, listed
+from dagnn.errors import ConfigError, DataError, DtypeError, GraphError, MissingPackageError, library
+from dagnn.graph.names import canonical
+from dagnn.visible.edge_files import PathLike, ending_of, lines_of, number_of, open_text, path_of
+from dagnn.visible.reading import EdgeList, Reading, checked_list, listed
 
 _GRAPH_FORMATS = {".graphml": "graphml", ".gml": "gml", ".dot": "dot", ".gv": "dot"}
 
@@ -26,7 +29,8 @@ def read_graph(
     """A Dag from a GraphML, GML or DOT file. Values flow as the arrows point.
 
     Args:
-        path: with the suffix ``.graphml``, ``.gml``, ``.dot`` or ``.gv``, or with ``format`` given.
+        path: with the suffix ``.graphml``, ``.gml``, ``.dot`` or ``.gv``, also with ``.gz`` after it, or with
+            ``format`` given. It holds one graph, and none inside another. Ports of DOT are left out.
         format: ``"graphml"``, ``"gml"`` or ``"dot"``.
         names: the node data that names the nodes, such as ``"label"``; each value once. By default their ids, which in
             GML are numbers.
@@ -36,7 +40,8 @@ def read_graph(
         reverse: turn every edge round.
 
     Raises:
-        DataError: a file that cannot be read; nodes without the data ``names``, or two with the same.
+        DataError: a file that cannot be read, or with several graphs; nodes without the data ``names``, or two with the
+            same.
         GraphError: an undirected graph, or data that no node has.
         CycleError: the edges form a cycle; the message names its nodes in order.
         ConfigError: an unknown format.
@@ -48,15 +53,21 @@ def read_graph(
     >>> read_graph(path).dag.names
     ('a', 'c', 'b')
     """
-    path = Path(path)
-    kind = _GRAPH_FORMATS.get(path.suffix, "") if format is None else format
+    path = path_of("path", path)
+    attributes = checked_list("attributes", attributes)
+    for argument, value in (("names", names), ("weight", weight)):
+        if not isinstance(value, str | None):
+            raise ConfigError(f"{argument} must be the name of data in the file, got {value!r}.")
+    kind = _GRAPH_FORMATS.get(ending_of(path), "") if format is None else format
     if kind not in _GRAPH_FORMATS.values():
-        raise ConfigError(f"{path.name}: format must be 'graphml', 'gml' or 'dot', got {format or path.suffix!r}.")
+        raise ConfigError(f"{path.name}: format must be 'graphml', 'gml' or 'dot', got {format or ending_of(path)!r}.")
     graph = _parsed(path, kind)
     if not graph.is_directed():
         raise GraphError(f"{path.name}: the graph is undirected: give its edges a direction.")
-    data = dict(graph.nodes(data=True))
-    name_of = {node: node if names is None else row.get(names) for node, row in data.items()}
+    # Defaults of GraphML, which NetworkX reads and leaves at the graph.
+    of_nodes, of_edges = graph.graph.get("node_default", {}), graph.graph.get("edge_default", {})
+    data = {node: {**of_nodes, **row} for node, row in graph.nodes(data=True)}
+    name_of = {node: node if names is None else _name(path, names, node, row) for node, row in data.items()}
     if (nameless := [node for node, name in name_of.items() if name is None]) or not name_of:
         raise DataError(f"{path.name}: {len(nameless)} nodes have no {names!r}, such as {listed(nameless)}.")
     if len(set(name_of.values())) < len(name_of):
@@ -66,7 +77,8 @@ def read_graph(
     found = EdgeList(path.name)
     found.nodes.update(dict.fromkeys(name_of.values()))
     for u, v, row in graph.edges(data=True):
-        number = None if weight is None else number_of(row.get(weight), f"{path.name}, {u} -> {v}, {weight}")
+        where = f"{path.name}, {u} -> {v}, {weight}"
+        number = None if weight is None else number_of({**of_edges, **row}.get(weight), where)
         found.add(name_of[u], name_of[v], number)
     known = dict.fromkeys(key for row in data.values() for key in row)
     for key in attributes:
@@ -80,26 +92,44 @@ def read_graph(
     return found.reading(root=root, reverse=reverse, labels=labels, attributes=chosen)
 
 
+def _name(path: Path, names: str, node: Hashable, row: dict[str, Any]) -> Hashable:
+    try:
+        return canonical(row.get(names))
+    except DtypeError as error:
+        raise DataError(f"{path.name}: the {names} of the node {node!r} is {error}") from None
+
+
 def _parsed(path: Path, kind: str) -> Any:
     """The file as a NetworkX graph."""
     import networkx  # here: it takes 0.1 s
 
-    text = open_text(path).read()
     try:
-        if kind == "graphml":
-            return networkx.parse_graphml(text)
         if kind == "gml":
-            return networkx.parse_gml(text.splitlines(), label=None)
+            return networkx.parse_gml(lines_of(path), label=None)
+        text = open_text(path).read()
+        if kind == "graphml":
+            tags = (str(part.tag).rpartition("}")[2] for part in ElementTree.fromstring(text).iter())
+            _check_one_graph(path, sum(tag == "graph" for tag in tags))
+            return networkx.parse_graphml(text)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # pydot 4.0 calls pyparsing 3.3 by its old names
             parsed = library("pydot", "a DOT file", "dagnn[visible]").graph_from_dot_data(text)
         if not parsed:
             raise ValueError("no graph in it")
+        _check_one_graph(path, len(parsed))
         return _from_pydot(parsed[0])
-    except MissingPackageError:
+    except (MissingPackageError, DataError):
         raise
     except Exception as error:  # parsers raise whatever they meet
         raise DataError(f"{path.name} is no {kind} file: {error}") from error
+
+
+def _check_one_graph(path: Path, count: int) -> None:
+    if count > 1:
+        raise DataError(
+            f"{path.name}: holds {count} graphs, one after the other or one in a node of another, expected one: write "
+            "all nodes and edges into one graph, or a file for each."
+        )
 
 
 def _from_pydot(parsed: Any) -> Any:
@@ -113,15 +143,24 @@ def _from_pydot(parsed: Any) -> Any:
         for node in part.get_nodes():
             if node.get_name() not in ("node", "edge", "graph", '"\\n"'):
                 attributes = {key: _unquoted(value) for key, value in node.get_attributes().items()}
-                graph.add_node(_unquoted(node.get_name()), **attributes)
+                graph.add_node(_node_of(node.get_name()), **attributes)
         for edge in part.get_edges():
             ends = (edge.get_source(), edge.get_destination())
             if not all(isinstance(end, str) for end in ends):
                 raise ValueError("an edge from or to a subgraph: write one edge for each node")
             attributes = {key: _unquoted(value) for key, value in edge.get_attributes().items()}
-            graph.add_edge(*(_unquoted(end) for end in ends), **attributes)
+            graph.add_edge(*map(_node_of, ends), **attributes)
         waiting += part.get_subgraphs()
     return graph
+
+
+# A name in quotes, as HTML, or plain; a colon after it begins a port, which says where on the node an edge ends.
+_DOT_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|<.*>|[^:]*', re.DOTALL)
+
+
+def _node_of(end: str) -> str:
+    found = _DOT_NAME.match(end)
+    return _unquoted(found.group() if found else end)
 
 
 def _unquoted(text: Any) -> str:

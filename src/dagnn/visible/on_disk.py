@@ -27,7 +27,7 @@ from dagnn.files import replace_file
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
 from dagnn.visible.columns import align
-from dagnn.visible.edge_files import open_text, read_edges, read_sif
+from dagnn.visible.edge_files import csv_rows, ending_of, open_text, read_edges, read_sif
 from dagnn.visible.explaining import Explanation
 from dagnn.visible.gene_sets import read_gmt, read_obo, read_reactome
 from dagnn.visible.graph_files import read_graph
@@ -60,7 +60,7 @@ def read_any(
         DataError, GraphError, CycleError: as of the readers.
     """
     path = Path(graph)
-    ending = next((end for end in reversed(path.suffixes) if end.lower() != ".gz"), "").lower()
+    ending = ending_of(path)
     more: dict[str, Any] = {"root": root, "reverse": reverse}
     if members is not None and ending != ".obo":
         return read_reactome(path, members, **more)
@@ -84,9 +84,11 @@ def _read_json(path: Path, root: str | None, reverse: bool) -> Reading:
     if root is not None or reverse:
         raise ConfigError(f"{path}: a Dag in JSON is taken as it is: leave root and reverse out.")
     try:
-        dag = Dag.from_json(path.read_bytes())
+        dag = Dag.from_json(open_text(path).read())
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from None
+    except RecursionError:
+        raise GraphError(f"{path}: brackets are nested too deep for a Dag in JSON.") from None
     return Reading(dag, ReadReport(str(path), dag.num_nodes, dag.num_edges, dag.num_nodes, dag.num_edges))
 
 
@@ -139,7 +141,7 @@ def read_samples(path: str | Path) -> Samples:
         ConfigError: another ending.
     """
     path = Path(path)
-    ending = next((end for end in reversed(path.suffixes) if end.lower() != ".gz"), "").lower()
+    ending = ending_of(path)
     if ending == ".parquet":
         header, rows = _parquet_rows(path)
     elif ending in (".csv", ".tsv", ".tab", ".txt"):
@@ -157,25 +159,20 @@ def read_samples(path: str | Path) -> Samples:
 
 
 def _text_rows(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
-    reader = csv.reader(open_text(path), delimiter=delimiter)
     header: list[str] | None = None
     rows = []
-    try:
-        for row in reader:
-            cells = [cell.strip() for cell in row]
-            if not any(cells):
-                continue
-            if header is None:
-                header = cells
-                continue
-            if len(cells) != len(header):
-                raise DataError(
-                    f"{path.name}, line {reader.line_num}: expected {len(header)} cells, as in the header, got "
-                    f"{len(cells)}."
-                )
-            rows.append(cells)
-    except csv.Error as error:
-        raise DataError(f"{path.name}, line {reader.line_num}: {error}.") from error
+    for line, row in csv_rows(path, delimiter):
+        cells = [cell.strip() for cell in row]
+        if not any(cells):
+            continue
+        if header is None:
+            header = cells
+            continue
+        if len(cells) != len(header):
+            raise DataError(
+                f"{path.name}, line {line}: expected {len(header)} cells, as in the header, got {len(cells)}."
+            )
+        rows.append(cells)
     if header is None:
         raise DataError(f"{path.name} is empty: expected a header and a line for every sample.")
     return header, rows

@@ -253,6 +253,15 @@ def checked_choice(argument: str, value: Any, choices: Iterable[str]) -> Any:
     return value
 
 
+def checked_list(argument: str, value: Any) -> list[Any]:
+    """``value`` as a list; a ConfigError for a text, which would be taken letter by letter, and for what is no list."""
+    if isinstance(value, str | bytes):
+        raise ConfigError(f"{argument} must be a list, got the text {value!r}: give [{value!r}].")
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"{argument} must be a list, got {value!r}.")
+    return list(value)
+
+
 def check_rows(argument: str, values: Any, X: Any) -> None:
     """Refuse ``values`` whose row labels are some of those of ``X`` in other places; not public.
 
