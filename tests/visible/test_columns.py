@@ -134,6 +134,21 @@ def test_objects_are_refused():
         align(X + 0j, DAG, columns=["a", "b", "c"])
 
 
+def test_masked_values_are_refused():
+    table = np.ma.masked_array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[False, True, False], [True, False, False]])
+    with pytest.raises(DtypeError, match=r"column 'b' is masked in row 0 \(2 such values in all\): fill them before"):
+        align(table, list("abc"), columns=list("abc"))
+    whole = align(table, ["c"], columns=list("abc"), extra="ignore")  # nothing of that column is masked
+    assert whole.x.tolist() == [[3.0], [6.0]]
+
+
+def test_names_are_lists_and_each_is_there_once():
+    with pytest.raises(GraphError, match="to lists 'a' more than once: list every input once"):
+        align({"a": [5.0]}, ["a", "a", "b"], missing="zero")
+    with pytest.raises(ConfigError, match=r"columns must be a list, got the text 'abc': give \['abc'\]"):
+        align(X, DAG, columns="abc")
+
+
 def test_a_table_without_names_is_refused():
     for table in (X, X.numpy(), scipy.sparse.csr_array(X.numpy())):
         with pytest.raises(DtypeError, match=r"has no names: give those of its columns, columns=\[...\]"):

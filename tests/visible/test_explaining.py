@@ -291,6 +291,8 @@ def test_the_error_is_printed_and_one_network_is_said_to_say_little():
     assert "one network" in str(found)
     assert [name for name, _ in found.top(5)] == sorted("gh", key=lambda name: -dict(found.top())[name])
     assert len(found.top(2, of="edges")) == 2
+    with pytest.raises(ConfigError, match="n must be a whole number, got 'a'"):
+        found.top("a")
 
 
 def test_a_frame_has_a_row_per_node_or_edge():
@@ -318,6 +320,8 @@ def test_a_frame_has_a_row_per_node_or_edge():
         ({"baseline": torch.zeros(3, 3).double()}, GraphError, "baseline has 3 rows for 2 samples"),
         ({"baseline": torch.tensor([0, torch.inf, 0]).double()}, ConfigError, "baseline is inf for the input 'b'"),
         ({"baseline": torch.zeros(3)}, DtypeError, "baseline must be a dense tensor"),
+        ({"baseline": 10**400}, ConfigError, r"baseline must be a finite number in torch\.float64, got 1000"),
+        ({"baseline": [0.0, 0.0, 0.0]}, DtypeError, r"baseline must be a tensor or an array .*, got a list"),
         ({"output": "z"}, GraphError, "'z'"),
         ({"rule": "lift"}, ConfigError, "rule must be 'path' or 'secant', got 'lift'"),
         ({"steps": 0}, ConfigError, "steps must be a whole number, at least 1, got 0"),

@@ -155,7 +155,13 @@ def test_one_run_is_said_to_say_nothing():
     assert "A single run says nothing" in str(found) and found.interval()[0].isnan().all()
     with pytest.raises(ConfigError, match="this needs the control 'shuffled'"):
         _ = found.p_values
+    with pytest.raises(ConfigError, match="n must be a whole number, got 'a'"):
+        found.top("a")
+    with pytest.raises(ConfigError, match=r"level must lie between 0 and 1, got '5%': 0\.95 is usual"):
+        found.interval("5%")
     few = explain_replicates(pathways(), *data(), replicates=2, shuffles=3, training=SHORT)
+    with pytest.raises(ConfigError, match=r"level must lie between 0 and 1, got 5: 0\.05 is usual"):
+        few.significant(5)
     assert "3 shuffles give no p-value below 0.25" in str(few)
 
 

@@ -8,7 +8,7 @@ from read_graphs import adds_up, edges_of
 from strategies import dags
 
 from dagnn import Dag, DagNN
-from dagnn.errors import DtypeError, GraphError
+from dagnn.errors import ConfigError, DtypeError, GraphError
 from dagnn.visible import Reading, read_edges, restrict
 
 
@@ -103,6 +103,8 @@ def test_what_cannot_be_restricted_is_refused():
         restrict(Dag(CHAIN), ["A"], roots=["root", "z"])
     with pytest.raises(GraphError, match="roots: unknown node 'nothing'"):
         restrict(Dag(CHAIN), ["A"], roots=["nothing"])
+    with pytest.raises(ConfigError, match=r"roots must be a list, got the text 'qr': give \['qr'\]"):
+        restrict(Dag(CHAIN), ["A"], roots="qr")
     with pytest.raises(GraphError, match="have no names"):
         restrict(Dag([(0, 1)]), [0])
     with pytest.raises(DtypeError, match="dag must be a Dag or a Reading, got a list"):

@@ -19,7 +19,7 @@ from dagnn.graph import Dag
 from dagnn.graph.names import canonical
 from dagnn.nn import NamedInputs
 from dagnn.nn.dag_nn.tables import as_input
-from dagnn.visible.reading import Dropped, Reading, ReadReport, checked_choice, listed
+from dagnn.visible.reading import Dropped, Reading, ReadReport, checked_choice, checked_list, listed
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def align(
         extra: ``"refuse"`` or ``"ignore"``: columns that are no inputs.
 
     Raises:
-        GraphError: inputs without a column, columns that are no inputs, or an input with two columns.
-        DtypeError: values that are no numbers (also numbers of dtype object), NaN or infinite: the message names the
-            column, the row and how many there are; a table without names.
+        GraphError: inputs without a column, columns that are no inputs, an input with two columns, or twice in ``to``.
+        DtypeError: values that are no numbers (also numbers of dtype object), masked, NaN or infinite: the message
+            names the column, the row and how many there are; a table without names.
         ConfigError: an unknown choice, or one that lacks what it needs.
 
     >>> net_inputs = ["a", "b"]
@@ -135,7 +135,11 @@ def _inputs_of(to: Any) -> tuple[Hashable, ...]:
         return to.input_names
     if isinstance(to, Dag):
         return tuple(map(to.name_of, to.inputs.tolist()))
-    return tuple(column_names(to))
+    names = tuple(column_names(to))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise GraphError(f"to lists {twice[0]!r} more than once: list every input once.")
+    return names
 
 
 def _alike(lacking: Sequence[Hashable], others: Sequence[Hashable]) -> str:
@@ -177,7 +181,7 @@ class _Named:
                 raise DtypeError(f"a {type(table).__name__} has no names: give those of its columns, columns=[...].")
             self.names = column_names(table)
         else:
-            self.names = list(map(canonical, columns))
+            self.names = list(map(canonical, checked_list("columns", columns)))
             shape = getattr(table, "shape", None)
             if shape is None or len(shape) < 1 or shape[-1] != len(self.names):
                 got = f"a {type(table).__name__}" if shape is None else f"the shape {list(shape)}"
@@ -228,6 +232,12 @@ class _Named:
             if values.is_complex() or values.layout is not torch.strided:
                 raise DtypeError(f"the table must hold real numbers, densely, got a {values.layout} of {values.dtype}.")
             return values[..., places].to(like)
+        if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(chosen := values[..., places]):
+            place = tuple(np.argwhere(np.ma.getmaskarray(chosen))[0].tolist())
+            raise DtypeError(
+                f"column {self.names[places[place[-1]]]!r} is masked in row {place[0]} ({int(chosen.mask.sum())} such "
+                "values in all): fill them before, with table.filled(...), or leave the rows out."
+            )
         values = values.tocsc()[:, places].toarray() if hasattr(values, "tocsr") else np.asarray(values)[..., places]
         return as_input(values, self.names, like)
 
@@ -263,6 +273,7 @@ def restrict(
     Raises:
         GraphError: no input is measured (the message shows names of both sides); nothing measured feeds one of
             ``roots``; an unknown root; nodes without names; edge attributes, where chains are merged.
+        ConfigError: ``roots`` is no list.
 
     >>> dag = Dag([("A", "low"), ("B", "low"), ("low", "mid"), ("mid", "top"), ("C", "top"), ("D", "other")])
     >>> reading = restrict(dag, ["B", "C", "age"], roots=["top"], merge_chains=True)
@@ -284,6 +295,7 @@ def restrict(
     if whole.names is None:
         raise GraphError("the nodes of the Dag have no names: give them, with Dag(..., names=[...]).")
     columns = column_names(measured)
+    roots = None if roots is None else checked_list("roots", roots)
     index_of = {name: node for node, name in enumerate(whole.names)}
     there = set(columns)
     inputs = [node for node in whole.inputs.tolist() if whole.names[node] in there]
@@ -293,7 +305,7 @@ def restrict(
             f"no input of the Dag is measured: its inputs are {listed(ours)}, the columns are {listed(columns)}: "
             "are the names of one kind, such as symbols and ids of genes?"
         )
-    outputs = whole.outputs.numpy() if roots is None else whole._nodes.indices_of(list(roots), "roots")
+    outputs = whole.outputs.numpy() if roots is None else whole._nodes.indices_of(roots, "roots")
     bare = Dag(
         whole.edges,
         names=whole.names,

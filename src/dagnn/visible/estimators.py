@@ -236,7 +236,10 @@ class DagSurvival(GraphEstimator):
             ConfigError: times that are no list of such numbers.
         """
         risk = self.predict(X).astype(np.float64)
-        at = self.event_times_ if times is None else np.asarray(times, np.float64)
+        try:
+            at = self.event_times_ if times is None else np.asarray(times, np.float64)
+        except (TypeError, ValueError):
+            at = np.array(np.nan)
         if at.ndim != 1 or not (at >= 0).all():
             raise ConfigError(f"times must be a list of numbers of at least 0, got {times!r}.")
         steps = np.concatenate([[0.0], self._hazard])[np.searchsorted(self.event_times_, at, side="right")]

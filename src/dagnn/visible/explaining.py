@@ -3,6 +3,7 @@
 It returns an `Explanation`: the conductances by name, per sample and mean, largest first, as a frame, over cuts.
 """
 
+import re
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
@@ -27,6 +28,7 @@ from dagnn.kernels import (
 from dagnn.kernels.network.conductance import Rule
 from dagnn.nn import DagNN
 from dagnn.nn.learnable import value_of
+from dagnn.visible.reading import checked_whole
 
 Kind = Literal["nodes", "edges"]
 # Edges of which one array holds all samples at a time.
@@ -145,8 +147,9 @@ class Explanation:
         `explain_replicates`.
 
         Raises:
-            ConfigError: ``of`` is neither ``"nodes"`` nor ``"edges"``.
+            ConfigError: ``n`` is no whole number, or ``of`` neither ``"nodes"`` nor ``"edges"``.
         """
+        n = checked_whole("n", n)
         _check_kind(of)
         if of == "edges":
             names: Iterable[Any] = self.edge_names
@@ -361,7 +364,7 @@ def _check_settings(net: object, rule: object, steps: object) -> None:
 
 def _samples(net: DagNN, x: Any) -> Tensor:
     """``[B, inputs]``, B at least 1: a copy on the CPU."""
-    given = _checked("x", net, x if isinstance(x, Tensor) else net.input_from(x))
+    given = _checked("x", net, x)
     if given.dim() == 1:
         given = given.unsqueeze(0)
     width = len(net.dag.inputs)
@@ -378,10 +381,13 @@ def _samples(net: DagNN, x: Any) -> Tensor:
 
 def baseline_of(net: DagNN, baseline: Any, samples: Tensor) -> Tensor:
     """Where the path of each sample starts, ``[B, inputs]``; not public."""
+    number: Any = baseline.item() if isinstance(baseline, np.generic) else baseline
     if isinstance(baseline, Real) and not isinstance(baseline, bool | np.bool_):
+        if not abs(number) <= torch.finfo(samples.dtype).max:
+            raise ConfigError(f"baseline must be a finite number in {samples.dtype}, got {baseline!r}.")
         given = torch.full_like(samples, float(baseline))
     else:
-        given = _checked("baseline", net, baseline if isinstance(baseline, Tensor) else net.input_from(baseline))
+        given = _checked("baseline", net, baseline)
     if given.dim() not in (1, 2) or given.shape[-1] != samples.shape[1] or (given.dim() == 2 and len(given) == 0):
         raise GraphError(
             f"baseline must be a number, one sample [{samples.shape[1]}] or one for each, {list(samples.shape)}, "
@@ -396,13 +402,17 @@ def baseline_of(net: DagNN, baseline: Any, samples: Tensor) -> Tensor:
     return given.contiguous()
 
 
-def _checked(argument: str, net: DagNN, given: Tensor) -> Tensor:
-    if given.dtype != net.edge_weight.dtype or given.layout is not torch.strided:
+def _checked(argument: str, net: DagNN, given: Any) -> Tensor:
+    try:
+        tensor: Tensor = given if isinstance(given, Tensor) else net.input_from(given)
+    except (DtypeError, GraphError) as error:  # in which it is called x
+        raise type(error)(re.sub(r"\bx\b", argument, str(error), count=1)) from None
+    if tensor.dtype != net.edge_weight.dtype or tensor.layout is not torch.strided:
         raise DtypeError(
             f"{argument} must be a dense tensor of {net.edge_weight.dtype}, the dtype of the network, got a "
-            f"{given.layout} one of {given.dtype}."
+            f"{tensor.layout} one of {tensor.dtype}."
         )
-    return given.detach().cpu().clone()
+    return tensor.detach().cpu().clone()
 
 
 def _check_finite(argument: str, net: DagNN, given: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,6 +261,13 @@ def checked_list(argument: str, value: Any) -> list[Any]:
     if not isinstance(value, Iterable):
         raise ConfigError(f"{argument} must be a list, got {value!r}.")
     return list(value)
+
+
+def checked_whole(argument: str, value: Any) -> int:
+    """``value``, if it is a whole number."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ConfigError(f"{argument} must be a whole number, got {value!r}.")
+    return int(value)
 
 
 def check_rows(argument: str, values: Any, X: Any) -> None:

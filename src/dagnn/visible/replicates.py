@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from numbers import Real
 from typing import Any, Literal, final, get_args
 
 import numpy as np
@@ -16,7 +17,7 @@ from dagnn.graph import Dag
 from dagnn.nn import DagNN
 from dagnn.nn.learnable import check_dag
 from dagnn.visible.explaining import baseline_of, explain_with
-from dagnn.visible.reading import check_rows
+from dagnn.visible.reading import check_rows, checked_whole
 from dagnn.visible.runs import (
     Data,
     ReplicateTraining,
@@ -87,8 +88,7 @@ class Replicates:
 
         It says how much seeds move a share, not whether the share means anything: for that see `p_values`.
         """
-        if not 0 < level < 1:
-            raise ConfigError(f"level must lie between 0 and 1, got {level!r}: 0.95 is usual.")
+        _check_level(level, 0.95)
         count = len(self.shares)
         if count < 2:
             nothing = torch.full_like(self.mean, torch.nan)
@@ -139,11 +139,13 @@ class Replicates:
 
     def significant(self, level: float = 0.05) -> list[Hashable]:
         """Names of the hidden nodes with a p-value of at most ``level``, largest difference of shares first."""
+        _check_level(level, 0.05)
         chosen = (self.p_values <= level).nonzero().flatten().tolist()
         return [self.node_names[node] for node in sorted(chosen, key=lambda node: -float(self.difference[node]))]
 
     def top(self, n: int = 10) -> list[tuple[Hashable, float]]:
         """The ``n`` hidden nodes of largest `difference`, with it; without shuffled labels, of largest mean share."""
+        n = checked_whole("n", n)
         value = self.difference if "shuffled" in self.control_shares else self.mean
         chosen = self._tested.nonzero().flatten().tolist()
         ranked = sorted(chosen, key=lambda node: -float(value[node]))[: max(0, n)]
@@ -334,6 +336,11 @@ def _checked_settings(
     if wrong:
         raise ConfigError(f"controls is a list of some of {', '.join(known)}, got {wrong[0]!r}.")
     return [name for name in known if name in controls]
+
+
+def _check_level(level: Any, usual: float) -> None:
+    if not isinstance(level, Real) or not 0 < float(level) < 1:
+        raise ConfigError(f"level must lie between 0 and 1, got {level!r}: {usual} is usual.")
 
 
 def _network(dag: Dag, how: ReplicateTraining) -> DagNN:
