@@ -14,7 +14,7 @@ import dagnn.errors
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "dagnn"
 MAX_LINES = 450
-MAX_FILES = 264  # of the library
+MAX_FILES = 265  # of the library
 MAX_IN_A_FOLDER = 20
 MAX_MEDIAN, MAX_NINETIETH = 300, 430  # lines of the library's files: half of them, and nine in ten, have no more
 

@@ -5,13 +5,15 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
+from math import inf
 
 import torch
 from torch import Tensor
 
-from dagnn.accumulation.check.arithmetic import close, ratio_of, relative_error
+from dagnn.accumulation.check.arithmetic import close, ratio_of, relative_error, total_norm
 from dagnn.accumulation.check.diagnosis import Weights, fit_finite, scale_cause
-from dagnn.accumulation.check.layouts import SMALL, Examined, Layout, Loop
+from dagnn.accumulation.check.layouts import SMALL, Examined, Layout, Loop, split_by
 from dagnn.accumulation.check.recording import steps_of
 from dagnn.accumulation.check.report import Cause, Kind, Report, cause, make_report
 from dagnn.accumulation.check.report import coupled as coupled_cause
@@ -80,7 +82,7 @@ def explain(
     if _is_right(loop, examined, 0) and len(examined.steps) > 1:
         text = "the first step is right, the next is not: .grad still holds something that is not of this window."
         return [cause(Kind.NOT_ZEROED, text)]
-    if changed and (examined.stale or examined.zeroed):
+    if changed and (examined.stale or examined.zeroed or not _adds(loop, examined)):
         return [_changed_cause(examined)]
     return _by_whole_windows(loop, examined, k=k, size=size, coupled=found.coupled)
 
@@ -159,15 +161,22 @@ def _by_whole_windows(loop: Loop, examined: Examined, *, k: int, size: int, coup
         return [coupled_cause()] if layout == examined.layout else []
     slack = loop.slack
     ratio, rest = ratio_of(whole[0], examined.expected[0])
-    if rest <= slack:
-        return [coupled_cause() if abs(ratio - 1) <= slack else scale_cause(ratio, k, size, slack)]
+    if rest <= slack and abs(ratio - 1) > slack:
+        return [scale_cause(ratio, k, size, slack)]
+    if rest <= slack and coupled:
+        return [coupled_cause()]
     if relative_error(ours[0], whole[0]) > slack:
         backwards = steps_of(loop.groups(layout, SMALL, backwards=True), examined.held) or ours
         if relative_error(backwards[0], ours[0]) > slack:
             text = "the step depends on the order of the micro-batches: not all have the same loss."
             return [cause(Kind.OTHER_LOSS, text)]
-        if coupled or not _additive(loop, layout, ours[0], examined.held):
+        if coupled:
             return [coupled_cause()]
+        if not _additive(loop, layout, ours[0], examined.held):
+            if not _mixes(loop, examined.held, k):
+                return [coupled_cause()]
+            text = "the step depends on which items share a micro-batch, loss_fn does not: a denominator is wrong."
+            return [cause(Kind.WRONG_DENOMINATOR, text)]
     elif k > 1:
         _, wholes = loop.compare_with_whole_windows(Layout.of([size] * (k + 1), k), SMALL)
         alone = steps_of(wholes, examined.held)
@@ -185,6 +194,26 @@ def _additive(loop: Loop, layout: Layout, step: Gradients, held: list[int]) -> b
     except AccumulationError:
         return False
     return bool(dealt) and relative_error(dealt[0], step) <= loop.slack
+
+
+def _mixes(loop: Loop, held: list[int], k: int) -> bool:
+    """Whether the loop's step from two items is a mixture of those from each alone, as with another denominator."""
+    items, parameters = split_by(loop.subject.batch, [1] * 6), [loop.subject.parameters[i] for i in held]
+    for i, (one, other) in enumerate(pairwise(items)):
+        both = split_by(loop.subject.batch, [i, 2])[1] if i else split_by(loop.subject.batch, [2])[0]
+        try:
+            steps = steps_of(loop.of_copies([one, other, both], k), held)
+            if len(steps) == 3 and all(0 < total_norm(step) < inf for step in steps):
+                return fit_finite(steps[:2], steps[2], parameters)[1] <= 10 * loop.slack
+        except (AccumulationError, ConfigError):
+            continue
+    return False
+
+
+def _adds(loop: Loop, examined: Examined) -> bool:
+    """Whether the loop adds to gradients something that does not come from a loss."""
+    added = steps_of(loop.groups(examined.layout, 0.0), examined.held)
+    return any(_nonzero(gradient) for step in added for gradient in step)
 
 
 def _wrong_parts(loop: Loop, examined: Examined, alive: list[int]) -> list[list[int]]:

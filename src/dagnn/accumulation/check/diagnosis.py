@@ -144,7 +144,7 @@ def fall_short(shares: Sequence[float]) -> bool:
 
     What a loss divides by adds up over the parts, or is a little more where it has a constant.
     """
-    return sum(shares) < 1 - 1e-3 and not close(shares, [shares[0]] * len(shares), 1e-3)
+    return bool(shares) and sum(shares) < 1 - 1e-3 and not close(shares, [shares[0]] * len(shares), 1e-3)
 
 
 def _norm(gradients: Gradients, parameters: Sequence[Tensor]) -> float:
@@ -253,6 +253,9 @@ def diagnose_tail(found: Weights, k: int) -> list[Cause]:
     if close(step, [s * length / k for s in shares], slack):
         times = f"{k / length:.3g} times too small"
         return [cause(Kind.SHORT_WINDOW, f"{whose} make a window, but were divided by {k}: its gradient is {times}.")]
+    if length > 1 and close(step, [1 / length] * len(step), slack):
+        text = f"{whose}, of {_numbers([found.sizes[j] for j in tail])} items, count {_list(step)}; right are "
+        return [cause(Kind.MEAN_OF_MEANS, f"{text}{_list(shares)}.")]
     ratios = [c / s for c, s in zip(step, shares, strict=True)]
     if close(ratios, ratios[:1] * len(ratios), slack):
         text = f"{whose} make a window whose gradient is {ratios[0]:.4g} times what it should be."

@@ -97,7 +97,7 @@ class Loop:
         return not examined.error <= self.tolerance
 
     def compare_with_whole_windows(
-        self, layout: Layout, scale: float, loss_scale: float = 1.0
+        self, layout: Layout, scale: float, loss_scale: float = 1.0, *, held: bool = True
     ) -> tuple[list[Group], list[Group]]:
         """The loop's steps from micro-batches, and its steps if every micro-batch is a copy of the whole window.
 
@@ -107,8 +107,8 @@ class Loop:
         copies: list[Any] = []
         for window, whole in zip(layout.windows, self.wholes(layout), strict=True):
             copies += [whole] * len(window)
-        parts = self._record(layout, self.pieces(layout), scale, loss_scale)
-        return parts.groups, self._record(layout, copies, scale, loss_scale).groups
+        parts = self._record(layout, self.pieces(layout), scale, loss_scale, held=held)
+        return parts.groups, self._record(layout, copies, scale, loss_scale, held=held).groups
 
     def groups(self, layout: Layout, scale: float, loss_scale: float = 1.0, *, backwards: bool = False) -> list[Group]:
         """The steps; with ``backwards``, from windows whose micro-batches come in the reverse order."""
@@ -122,6 +122,11 @@ class Loop:
         layout = Layout.of([1] * sum(lengths), k)
         size = max(1, count_items(self.subject.batch) // 2)
         return self._record(layout, split_by(self.subject.batch, [size])[:1] * sum(lengths), scale).groups
+
+    def of_copies(self, batches: Sequence[Any], k: int) -> list[Group]:
+        """The steps from one window for each of ``batches``, of ``k`` copies of it."""
+        layout = Layout.of([size for batch in batches for size in [count_items(batch)] * k], k)
+        return self._record(layout, [batch for batch in batches for _ in range(k)], SMALL).groups
 
     def again(self, layout: Layout, times: int, *, scale: float | None = None, fading: float = 1.0) -> Recording:
         """An epoch in which the windows of ``layout`` come so many times; as in ``record``."""
@@ -285,10 +290,18 @@ class Loop:
         return max((relative_error(a, e) for a, e in zip(steps, expected, strict=True)), default=0.0)
 
     def _record(
-        self, layout: Layout, pieces: Sequence[Any], scale: float, loss_scale: float = 1.0, fading: float = 1.0
+        self,
+        layout: Layout,
+        pieces: Sequence[Any],
+        scale: float,
+        loss_scale: float = 1.0,
+        fading: float = 1.0,
+        *,
+        held: bool = True,
     ) -> Recording:
         calls = [[pieces[j] for j in window] for window in layout.windows] if self._by_window else [list(pieces)]
-        return record(self.subject, self._train_step, calls, scale=scale, loss_scale=loss_scale, fading=fading)
+        given = {"scale": scale, "loss_scale": loss_scale, "fading": fading}
+        return record(self.subject, self._train_step, calls, held=held, **given)
 
     def pieces(self, layout: Layout) -> list[Any]:
         return split_by(self.subject.batch, layout.sizes)

@@ -23,7 +23,13 @@ from dagnn.accumulation.check.model_check import model_causes
 from dagnn.accumulation.check.recording import TrainStep, num_arguments
 from dagnn.accumulation.check.report import Cause, Kind, Report, cause, find_line, make_report
 from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, notes_on_precision
-from dagnn.accumulation.check.updates import later_causes, tail_lengths, unscaling_cause, update_causes
+from dagnn.accumulation.check.updates import (
+    later_causes,
+    moved_causes,
+    tail_lengths,
+    unscaling_cause,
+    update_causes,
+)
 from dagnn.accumulation.items import count_items
 from dagnn.accumulation.random_states import RandomState
 from dagnn.errors import AccumulationError, ConfigError, DagnnError
@@ -43,10 +49,12 @@ def check_loop(
     """Whether a loop over micro-batches steps with the gradient of the full batch, and if not, why and where.
 
     The check runs the loop a few times on a copy of the model. The loop may step with what it likes: the optimizer it
-    gets, its own, several, a closure. What counts is the gradient that each step finds; after each step, parameters go
-    back to their values. From a wrong gradient the check computes the weight of every micro-batch in it, and from the
-    weights the cause. The caller's model, buffers and random numbers do not change. Every item draws the same random
-    numbers meanwhile, so dropout and noise do not count as a difference.
+    gets, its own, several, a closure. What counts is the gradient that each step finds; after each step, parameters and
+    buffers go back to their values, and before each run so does all else in the model, and every number that the loop
+    keeps. A loop that is right is tried with other parameters near those given, too. From a wrong gradient the check
+    computes the weight of every micro-batch in it, and from the weights the cause. The caller's model, buffers and
+    random numbers do not change. Every item draws the same random numbers meanwhile, so dropout and noise do not count
+    as a difference.
 
     Args:
         train_step: ``train_step(model, optimizer, micro_batches)``, your loop. ``model`` is the copy, ``optimizer`` a
@@ -98,6 +106,7 @@ def check_loop(
         random_state.restore()
         if subject is not None:
             subject.generators.restore()
+            subject.kept.restore()
 
 
 def _size(batch: Any, micro_batches: int, each_call: str, train_step: TrainStep) -> int:
@@ -124,6 +133,7 @@ class _Checker:
     def __init__(self, train_step: TrainStep, subject: Subject, k: int, size: int, each_call: str) -> None:
         self._train_step, self._subject, self._k, self._size = train_step, subject, k, size
         subject.generators.look_in(train_step)
+        subject.kept.look_in(train_step)
         self._loop = Loop(subject, train_step, by_window=each_call == "window")
         self._notes: list[str] = []
         self._shown: Examined | None = None
@@ -141,9 +151,11 @@ class _Checker:
             uneven = Layout.of(sizes, k)
             causes += self._explained(self._examine(uneven), lambda weights: diagnose_ragged(weights, k))
         if tail and all(c.kind is Kind.MEAN_OF_MEANS for c in causes):
-            causes += self._tails()
+            causes += self._tails(ragged=ragged and not causes)
+        causes += [] if causes else self._elsewhere(equal)
         causes += update_causes(loop, equal, causes, tail=tail)
-        causes += [] if causes else later_causes(loop, equal)
+        for later in (later_causes, moved_causes):
+            causes += [] if causes else later(loop, equal)
         if not causes and not of_model:
             causes += self._about_precision(equal)
         by_kind = {c.kind: c._replace(line=find_line(self._train_step, c.kind, loop.first.lines)) for c in causes[::-1]}
@@ -160,7 +172,11 @@ class _Checker:
     def _model_causes(self) -> list[Cause]:
         causes, self._notes = model_causes(self._subject)
         dropped = [c for c in causes if c.kind is Kind.DROPOUT]
-        self._notes += [f"{c.explanation} Each item got the same ones here, so this did not count." for c in dropped]
+        self._notes += [
+            f"{c.explanation} Each item and each pass got the same ones here: this does not count, nor is a mistake "
+            "seen that shows only where they differ, as between two random passes or in a mask that the loss draws."
+            for c in dropped
+        ]
         return [c for c in causes if c.kind is not Kind.DROPOUT]
 
     def _missing(self, examined: list[Examined]) -> list[Cause]:
@@ -188,6 +204,21 @@ class _Checker:
             causes += found
         return causes
 
+    def _elsewhere(self, layout: Layout) -> list[Cause]:
+        """Causes that show at other values of the parameters only."""
+        try:
+            with self._subject.elsewhere():
+                if not all(g is None or g.isfinite().all() for g in self._subject.gradient()):
+                    return []
+                examined, shown = self._loop.examine(layout), self._shown
+                causes = silent_causes(self._subject, examined)
+                causes += self._explained(examined, lambda weights: diagnose_equal(weights, self._k, self._size))
+                self._shown = next(filter(self._loop.is_wrong, examined), shown)
+        except (AccumulationError, ConfigError):
+            return []  # the loop or its loss takes no such values
+        near = "with other values of the parameters, near those given: "
+        return [c._replace(explanation=near + c.explanation) for c in causes]
+
     def _about_scale(self, causes: list[Cause], layout: Layout) -> list[Cause]:
         """``causes``, with a wrong scale put down to a GradScaler, or to a sum if it grows with the items."""
         unscaling = unscaling_cause(self._loop, layout) if causes else None
@@ -206,8 +237,8 @@ class _Checker:
                 return [better if c is wrong else c for c in causes]
         return causes
 
-    def _tails(self) -> list[Cause]:
-        """Causes that show in a short last window of some length."""
+    def _tails(self, *, ragged: bool) -> list[Cause]:
+        """Causes that show in a short last window of some length, or in one whose last micro-batch is short, too."""
         k, wrong = self._k, {}
         for length in range(1, k):
             # After a full window. For a large K that takes long: then a tail of most lengths runs alone.
@@ -215,6 +246,9 @@ class _Checker:
             examined = self._examine(Layout.of([self._size] * (full + length), k))
             if any(map(self._loop.is_wrong, examined)):
                 wrong[length] = examined
+        if not wrong and ragged and k > 2:
+            uneven = self._examine(Layout.of([self._size] * (2 * k - 2) + [self._size - 1], k))
+            return self._explained(uneven, lambda weights: diagnose_tail(weights, k))
         if not wrong:
             return []
         causes = self._explained(wrong[max(wrong)], lambda weights: diagnose_tail(weights, k))
@@ -270,6 +304,11 @@ class _Checker:
         free = [name for index, name in enumerate(subject.names) if held and index not in held]
         if free:
             self._notes.append(f"no optimizer that steps holds {', '.join(free[:5])}: not compared.")
+        if self._loop.first.foreign:
+            self._notes.append(
+                f"not compared: what the optimizers hold beside the model's parameters ({self._loop.first.foreign} in "
+                "all). Put it into the model to have it compared."
+            )
         if self._loop.first.unscaled:
             self._notes.append("a GradScaler is disabled: the check could not see what the loop does when it scales.")
         if self._loop.first.idle:

@@ -48,6 +48,8 @@ class Recording:
     random: bool = False  # the loop drew from torch's generator
     scaled: bool = False  # a GradScaler scaled a loss
     idle: bool = False  # a step found no gradient, after no backward pass
+    foreign: int = 0  # tensors that optimizers of the model hold beside its parameters
+    moved: bool = False  # a forward pass with gradients found other parameters than the window's first one
     unscaled: bool = False  # a GradScaler was there, but disabled
     scheduler_steps: int = 0  # of the scheduler that stepped most
     rates: list[float] = field(default_factory=list)  # the learning rate at each step of any optimizer
@@ -63,6 +65,7 @@ def record(
     scale: float = 1.0,
     loss_scale: float = 1.0,
     fading: float = 1.0,
+    held: bool = True,
 ) -> Recording:
     """Run ``train_step`` for each of ``calls``, lists of micro-batches, and record the gradient of every step.
 
@@ -77,6 +80,7 @@ def record(
         loss_scale: multiplies the scale of every ``GradScaler``, which must change nothing.
         fading: multiplies ``scale`` after each step. Norms that only fall keep a clipping that remembers earlier
             ones from acting.
+        held: False lets parameters move within a window: only the first forward pass of one puts them back.
 
     Raises:
         AccumulationError: the loop raised.
@@ -85,6 +89,7 @@ def record(
     subject.reset()
     random_state = torch.get_rng_state()
     watch = _Watch(subject, train_step, scale, loss_scale, fading)
+    watch.holds = held
     try:
         with watch, subject.computing():
             optimizer = torch.optim.SGD(subject.parameters, lr=0.1)
@@ -121,6 +126,8 @@ class _Watch:
     """The hooks on parameters, modules and optimizers while a loop runs, and what they record."""
 
     def __init__(self, subject: Subject, train_step: TrainStep, scale: float, loss_scale: float, fading: float) -> None:
+        self.holds = True  # as ``held`` of `record`
+        self._opens = True  # no backward pass has come since the last step
         self._subject, self._train_step, self._scale, self._fading = subject, train_step, scale, fading
         self._index = {id(p): i for i, p in enumerate(subject.parameters)}
         self._incoming: Gradients = [None] * len(subject.parameters)
@@ -136,7 +143,7 @@ class _Watch:
         self._patches = _Patches(loss_scale, on_schedule=lambda: self._note_line("schedule"))
         self._recording = Recording()
         self._moved: list[str] = []  # parameters that a forward pass found at other values
-        self._buffers_moved = False  # a backward pass ran since the buffers had the values of the start
+        self._buffers_moved = False  # a backward pass or a step came since the buffers had the values of the start
 
     def __enter__(self) -> None:
         with ExitStack() as stack:
@@ -156,8 +163,7 @@ class _Watch:
         found.left, found.incoming_left = [self._wide(p.grad) for p in subject.parameters], list(self._incoming)
         moved = subject.restore_parameters() + self._moved
         subject.model.zero_grad()
-        stepped_with = [g for _, steps, _ in self._steps.values() for gradients in steps for g in gradients]
-        if moved and all(gradient is None for gradient in stepped_with):
+        if moved and all(g is None for _, steps, _ in self._steps.values() for step in steps for g in step):
             raise ConfigError(
                 "the loop changes parameters by other means than the gradients that an optimizer's step() finds in "
                 f".grad (by hand, or as eager='momentum' does), {moved[0]} for one: let it call step() of the "
@@ -191,6 +197,7 @@ class _Watch:
         if index == self._reseeds:
             self._subject.repeat_draws()
         self._incoming[index] = wide.clone() if sum_ is None else sum_ + wide  # .grad may be changed in place
+        self._opens = False
         self._buffers_moved = self._subject.stateful
         self._note_line("backward")
         rate = self._rate()
@@ -255,20 +262,26 @@ class _Watch:
             self._pending()
         for p, value in self._stepping.pop()[1]:
             p.data.copy_(value)
+        self._opens = self._buffers_moved = True  # by the loop, once per step: windows start alike
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if self._buffers_moved:  # not in the backward pass itself, which may still read them
             self._subject.restore_buffers()
             self._buffers_moved = False
+        within = not self._opens and torch.is_grad_enabled()
         for name, p, value in self._values.get(id(module), ()):
             if not torch.equal(p.data, value):
-                p.data.copy_(value)
+                self._recording.moved |= within
                 self._moved.append(f"{type(module).__name__}.{name}")
+                if self.holds or self._opens:
+                    p.data.copy_(value)
 
     def _held(self, optimizer: torch.optim.Optimizer) -> dict[int, int]:
         """Index in the model of every parameter of ``optimizer``, by the parameter's id."""
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         found = {id(p): self._index[id(p)] for p in tensors if id(p) in self._index}
+        if found:
+            self._recording.foreign = max(self._recording.foreign, len({*map(id, tensors)} - found.keys()))
         made_here = any(optimizer is other for other in self._patches.optimizers)
         if not found and made_here and [p.shape for p in tensors] == [p.shape for p in self._subject.parameters]:
             return {id(p): i for i, p in enumerate(tensors)}  # master weights in another precision
@@ -284,10 +297,8 @@ class _Watch:
         return None if gradient is None else widened(gradient).clone() / ((self._scale or 1.0) * scale)
 
     def _note_line(self, what: str) -> None:
-        if what not in self._recording.lines:
-            line = line_in(self._train_step)
-            if line is not None:
-                self._recording.lines[what] = line
+        if what not in self._recording.lines and (line := line_in(self._train_step)) is not None:
+            self._recording.lines[what] = line
 
 
 def _without_idle(group: Group) -> Group:
@@ -419,12 +430,10 @@ class _Patches:
         if id(scaler) in self._scalers:
             return
         with _disable_current_modes():
-            state: dict[str, Any] = dict(vars(scaler))
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    state[name] = value.clone()
-                elif isinstance(value, dict):
-                    state[name] = value.copy()
+            state = {
+                name: value.clone() if isinstance(value, Tensor) else value.copy() if isinstance(value, dict) else value
+                for name, value in vars(scaler).items()
+            }
             self._scalers[id(scaler)] = (scaler, state)
             if scaler.is_enabled() and scaler._scale is not None:
                 scaler._scale = scaler._scale * self._loss_scale

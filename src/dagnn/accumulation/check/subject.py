@@ -24,6 +24,7 @@ from dagnn.accumulation.check.arithmetic import (
     total_norm,
     widened,
 )
+from dagnn.accumulation.check.start import KeptNumbers, ModelStart
 from dagnn.accumulation.random_states import Generators, Snapshot
 from dagnn.errors import ConfigError, DagnnError
 
@@ -49,6 +50,7 @@ class Subject:
         attentive: dtypes are recorded. That takes half of the time, so it is off once nothing was found.
         names, parameters: those that require a gradient.
         generators: those of the user's own that the model, the loss or the loop draws from.
+        kept: numbers that the loop keeps between its calls.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, batch: Any, *, wide: bool = True) -> None:
@@ -62,7 +64,7 @@ class Subject:
         self._loss_fn, self._wide, self.still, self._noise = loss_fn, wide, False, 0.0
         self.attentive, self.draws, self.stateful = True, False, False
         self.avoided: set[torch.dtype] = set()
-        self.generators = Generators()
+        self.generators, self.kept = Generators(), KeptNumbers()
         self.generators.look_in(loss_fn)
         self.model, self.batch, self.narrowest = _copy(model), batch, torch.float64
         self.generators.look_in(self.model)
@@ -78,7 +80,7 @@ class Subject:
         self.model.zero_grad()
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
-        self._start = Snapshot([self.model])
+        self._start, self._model_start = Snapshot([self.model]), ModelStart(self.model)
         self._values = [p.detach().clone() for p in self.parameters]
         gradient = self.gradient()
         infinite = [n for n, g in zip(self.names, gradient, strict=True) if g is not None and not g.isfinite().all()]
@@ -115,7 +117,7 @@ class Subject:
         """The same from its start, in the caller's dtype."""
         self.generators.restore()
         other = Subject(*self._original, wide=False)
-        other.generators = self.generators
+        other.generators, other.kept = self.generators, self.kept
         other.generators.look_in(other.model)
         return other
 
@@ -173,7 +175,9 @@ class Subject:
         return min(slopes, key=lambda slope: abs(slope - norm))
 
     def reset(self, seed: int = 0) -> None:
-        """Go back to the state at the start: parameters, buffers, gradients, random numbers."""
+        """Go back to the state at the start: all of the model, gradients, random numbers, what the loop counts."""
+        self._model_start.restore()
+        self.kept.restore()
         self.restore_parameters()
         self.restore_buffers()
         self.model.zero_grad()
@@ -200,6 +204,22 @@ class Subject:
     def restore_buffers(self) -> None:
         """Give all buffers their values from the start."""
         self._start.restore_buffers()
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Inside, the start is another one, near it: a penalty to the first one, or a factor of 0, hides gradients."""
+        values, random = self._values, torch.Generator().manual_seed(0)
+
+        def near(value: Tensor) -> Tensor:
+            noise = torch.randn(value.shape, generator=random, dtype=torch.float64).to(value)
+            return value + noise * (0.02 + 0.1 * float(value.abs().mean()) if value.numel() else 0.0)
+
+        self._values = [near(value) for value in values]
+        try:
+            yield
+        finally:
+            self._values = values
+            self.reset()
 
     def batch_norm_layers(self) -> list[tuple[str, nn.Module]]:
         """BatchNorm layers in training mode."""
@@ -305,5 +325,10 @@ def _copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        name = type(model).__name__
-        raise ConfigError(f"the check runs on a copy, but copy.deepcopy of {name} failed: {error}") from error
+        remedy = "give it a __deepcopy__, or keep what cannot be copied outside of it"
+        if "explicitly by the user" in str(error):  # tensors with a graph, as torch.nn.utils.weight_norm keeps them
+            remedy = "use torch.nn.utils.parametrizations for weight_norm and the like, and prune.remove after pruning"
+        raise ConfigError(
+            f"the check runs on a copy, but copy.deepcopy of {type(model).__name__} failed: {error} To be copied, "
+            f"{remedy}."
+        ) from error

@@ -33,6 +33,17 @@ def update_causes(loop: Loop, layout: Layout, causes: Sequence[Cause], *, tail: 
     return found
 
 
+def moved_causes(loop: Loop, layout: Layout) -> list[Cause]:
+    """The cause if parameters move between the micro-batches of a window, and it is not as with the whole window.
+
+    A loop that climbs along the gradient of a whole window, or adds noise and takes it away, makes the same steps.
+    """
+    if not loop.first.moved or _same(loop, *loop.compare_with_whole_windows(layout, 1.0, held=False)):
+        return []
+    text = "parameters change between the micro-batches of one window, by hand and not by a step of an optimizer."
+    return [cause(Kind.EXTRA_STEP, text)]
+
+
 def unscaling_cause(loop: Loop, layout: Layout) -> Cause | None:
     """The cause if even small steps depend on the scale of a ``GradScaler``."""
     if not loop.first.scaled:
