@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dagnn.cli import main
+from dagnn.commands import users_errors
 from dagnn.data import Record, write_records
 from dagnn.training import read_metrics
 from dagnn.training.run.checkpoint_commands import checkpoint_of
@@ -197,3 +198,85 @@ def test_a_run_without_its_task_says_what_is_missing(folder, fails):
     )
     assert main(["info", "runs/addition"]) == 0
     assert main(["metrics", "runs/addition"]) == 0
+
+
+FAILING = """
+import decimal, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from dagnn.rewriting import RewritingTask
+from dagnn.training import TrainingTask
+import my_tasks
+
+class Broken(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        raise ValueError("no such item")  # line 12
+
+def batches():
+    yield torch.ones(2, 1)
+    open("nothing_here.csv")  # line 16
+
+def task(**parts):
+    model = nn.Linear(1, 1)
+    given = dict(model=model, loss_fn=lambda m, b: m(b).mean(), loader=[torch.ones(2, 1)])
+    return lambda config: TrainingTask(**{**given, **parts})
+
+def fails(*_):
+    return nn.Linear(2, 1)(torch.ones(1))  # line 24
+
+def rule(*_):
+    return {}["label"]  # line 27
+
+loss, evaluation, testing, weight = (task(**{name: fails}) for name in ("loss_fn", "evaluate", "test", "weight"))
+loader, worker = task(loader=batches()), task(loader=DataLoader(Broken(), num_workers=1))
+leaves = task(loss_fn=lambda *_: exit(3))  # line 31
+rules = RewritingTask(my_tasks.SIGNATURE, rule, my_tasks.term, my_tasks.is_right, depth=4)
+weights = task(loss_fn=lambda m, b: {"a": (m(b).mean(), "x")})
+text, no_model, no_evaluation, no_test = task(loss_fn="x"), task(model="x"), task(evaluate="x"), task(test="x")
+nothing, listed = task(test=lambda m: None), task(test=lambda m: [1])
+word, three = task(test=lambda m: {"a": "0.5"}), task(test=lambda m: {"a": torch.ones(3)})
+signaling, step = task(test=lambda m: {"a": decimal.Decimal("sNaN")}), task(test=lambda m: {"step": 5})
+twice = task(test=lambda m: {1: 5, "1": 6})
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("loss", r"RuntimeError: mat1 and mat2 .* \(failing.py, line 24\)\.$"),
+        ("evaluation", r"RuntimeError: mat1 and mat2 .* \(failing.py, line 24\)\.$"),
+        ("testing", r"RuntimeError: mat1 and mat2 .* \(failing.py, line 24\)\.$"),
+        ("weight", r"RuntimeError: mat1 and mat2 .* \(failing.py, line 24\)\.$"),
+        ("loader", r"FileNotFoundError: .*'nothing_here.csv' \(failing.py, line 16\)\.$"),
+        ("worker", r"failing:worker: ValueError: no such item \(failing.py, line 12\)\.$"),
+        ("leaves", r"SystemExit: 3 \(failing.py, line 31\)\.$"),
+        ("rules", r"KeyError: 'label' \(failing.py, line 27\)\.$"),
+        ("weights", "weight must be a number of items, got str: 'x'"),
+        ("text", "loss_fn must be a function, got str: 'x'"),
+        ("no_model", "model must be an nn.Module, got str"),
+        ("no_evaluation", "evaluate must be a function, got str: 'x'"),
+        ("no_test", "test must be a function, got str: 'x'"),
+        ("nothing", "failing:nothing: test returned a NoneType: return numbers by name"),
+        ("listed", "test returned a list: return numbers by name"),
+        ("word", "failing:word: test's a is '0.5', a str: it must be a number"),
+        ("three", r"test's a is tensor\(\[1., 1., 1.\]\), a Tensor: it must be a number"),
+        ("signaling", r"test's a is Decimal\('sNaN'\), a Decimal: it must be a number"),
+        ("step", "a number called 'step', and results.json has the step of the training under that name"),
+        ("twice", "a number called '1', and results.json holds another under that name"),
+    ],
+)
+def test_an_error_of_the_user_ends_on_one_line_with_its_place(folder, fails, task, told):
+    (folder / "failing.py").write_text(FAILING.removeprefix("\n"))
+    flags = ["--run-directory", "run", "--max-steps", "1", "--batch-size", "2", "--schedule.name", "constant"]
+
+    assert re.search(told, fails("train", "--task", f"failing:{task}", *flags))
+    sys.modules.pop("failing", None)
+
+
+@pytest.mark.parametrize(("mistake", "kind"), [("1 / 0", ZeroDivisionError), ("exit(143)", SystemExit)])
+def test_a_mistake_of_ours_keeps_its_traceback_and_a_signal_its_code(mistake, kind):
+    text = f"with users_errors('--task x:y', 'x'):\n    {mistake.replace('exit', 'raise SystemExit')}"
+    with pytest.raises(kind):
+        exec(compile(text, checkpoint_of.__code__.co_filename, "exec"), {"users_errors": users_errors})

@@ -126,3 +126,18 @@ def test_names_that_are_the_same_text_are_refused():
     named, _ = trained(lambda m, b: {1: mse(m, b), 2: penalty(m)})
     texts, _ = trained(lambda m, b: {"1": mse(m, b), "2": penalty(m)})
     assert torch.equal(named.weight, texts.weight)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"model": "x"}, "model must be an nn.Module, got str"),
+        ({"loss_fn": None}, "loss_fn must be a function, got NoneType"),
+        ({"evaluate": "x"}, "evaluate must be a function, got str: 'x'"),
+        ({"weight": 3}, "weight must be a function, got int: 3"),
+    ],
+)
+def test_parts_of_a_wrong_kind_are_refused_before_the_training(parts, told):
+    given = {"model": linear(), "loss_fn": mse, "loader": Cycle(data(4)), "config": config(**SETTINGS), **parts}
+    with pytest.raises(ConfigError, match=told):
+        Trainer(**given)

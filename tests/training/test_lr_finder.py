@@ -11,7 +11,7 @@ from torch import nn
 
 from dagnn.accumulation.random_states import rng_state
 from dagnn.cli import main
-from dagnn.errors import ConfigError
+from dagnn.errors import AccumulationError, ConfigError
 from dagnn.training import LrCurve, find_lr
 from dagnn.training.processes import Processes
 
@@ -128,3 +128,19 @@ def test_command_prints_the_curve_and_keeps_nothing(tmp_path, monkeypatch, capsy
     assert lines[-1].startswith("a tenth of the rate of the lowest loss: --optimizer.lr 0.0") and 10 < len(lines) < 60
     assert list(tmp_path.iterdir()) == []
     assert main(["train", "--find-lr", "--resume", "run"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "told"),
+    [
+        (lambda loss: "x", ConfigError, "loss must be a tensor, got str"),
+        (lambda loss: {"a": loss, "b": 1.0}, ConfigError, "loss 'b' must be a tensor, got float"),
+        (lambda loss: loss[None], AccumulationError, r"loss must be 0-dimensional, got the shape \[1\]"),
+        (lambda loss: loss.detach(), AccumulationError, "loss does not depend on a parameter"),
+        (lambda loss: {}, ConfigError, "the losses are an empty mapping"),
+    ],
+)
+def test_what_is_no_loss_is_refused_as_in_a_training(returned, error, told):
+    batches = [(torch.ones(4, 3), torch.zeros(4, 1))]
+    with pytest.raises(error, match=told):
+        find_lr(nn.Linear(3, 1), lambda model, batch: returned(mse(model, batch)), batches, sgd, steps=2)

@@ -9,12 +9,15 @@ import os
 import re
 import shutil
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, TextIO, TypeVar
 
 import tyro
 
-from dagnn.errors import ConfigError, closest, did_you_mean
+from dagnn.errors import ConfigError, DagnnError, closest, did_you_mean
 from dagnn.training.log import printable, write_line
 
 __all__ = [
@@ -29,6 +32,8 @@ __all__ = [
     "parsed_with_rest",
     "say",
     "say_aside",
+    "users_error",
+    "users_errors",
 ]
 
 DEFAULT_RUN = "runs/curriculum"
@@ -210,3 +215,57 @@ def say_aside(text: str) -> None:
     """Progress, on stderr, line by line."""
     for line in text.splitlines():
         write_line(printable(line), sys.stderr)
+
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@contextlib.contextmanager
+def users_errors(called: str, module: str) -> Iterator[None]:
+    """Turns errors inside functions of the user's module into a ConfigError that says where, also ``exit()``.
+
+    dagnn's errors say what to do by themselves, and an error without a line of the user's is not theirs: both pass.
+    """
+    try:
+        yield
+    except (DagnnError, BrokenPipeError):
+        raise
+    except (Exception, SystemExit) as error:
+        frames = _frames(error)
+        ours = isinstance(error, SystemExit) and frames[-1][0].startswith(_PACKAGE)  # a signal
+        if ours or not any(_is_users(file, module) for file, _ in frames):
+            raise
+        raise users_error(error, called, module) from error
+
+
+def users_error(error: BaseException, called: str, module: str) -> ConfigError:
+    """The error on one line, with its place in the user's code: the last line of theirs that it came through."""
+    frames = _frames(error)
+    file, line = next((frame for frame in reversed(frames) if _is_users(frame[0], module)), frames[-1])
+    text = str(error).strip()
+    # What a DataLoader's worker raised comes as a text that ends with the error.
+    last = text.rpartition("\n")[2] if _is_of_worker(error) else f"{type(error).__name__}: {text.partition(chr(10))[0]}"
+    return ConfigError(f"{called}: {last[:340]} ({os.path.relpath(file)}, line {line}).")
+
+
+def _is_of_worker(error: BaseException) -> bool:
+    return str(error).startswith("Caught ") and "\nOriginal Traceback" in str(error)
+
+
+def _frames(error: BaseException) -> list[tuple[str, int]]:
+    """(file, line) from where the error was caught to where it was raised."""
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    if _is_of_worker(error):
+        frames += [(file, int(line)) for file, line in _PLACE.findall(str(error))]
+    return frames
+
+
+def _is_users(file: str, module: str) -> bool:
+    """Whether ``file`` is of the user's module, which may be installed, or of no library."""
+    package = sys.modules.get(module.partition(".")[0])
+    folders = [str(Path(path)) + os.sep for path in getattr(package, "__path__", [])]
+    if file == getattr(package, "__file__", None) or file.startswith(tuple(folders)):
+        return True
+    return not file.startswith(("<", _PACKAGE, *_LIBRARIES))

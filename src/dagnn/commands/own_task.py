@@ -2,11 +2,10 @@
 
 import importlib
 import json
-import os
 import random
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from dagnn.accumulation.random_states import seed_everything
-from dagnn.commands import complain
+from dagnn.commands import complain, users_error, users_errors
 from dagnn.data import Record, read_records
 from dagnn.errors import ConfigError, DagnnError, DataError, GraphError
 from dagnn.files import replace_file
@@ -25,8 +24,9 @@ from dagnn.training.lr_finder import LrCurve
 from dagnn.training.processes import Processes
 from dagnn.training.run.checkpoint_commands import run_and_checkpoint
 from dagnn.training.run.directory import open_run
-from dagnn.training.run.tensors import load_weights
+from dagnn.training.run.tensors import check_initialised, load_weights
 from dagnn.training.settings import at_least, setting
+from dagnn.training.step import check_functions
 from dagnn.training.trainer import Trainer, TrainingTask
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ class OwnTask(NamedTuple):
             found = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise _failed(name, error) from error
+                raise users_error(error, f"--task {name}", module) from error
             raise ConfigError(
                 f"--task {name}: there is no module {error.name!r}, neither in {Path.cwd()} nor installed."
             ) from None
         except (Exception, SystemExit) as error:
-            raise _failed(name, error) from error
+            raise users_error(error, f"--task {name}", module) from error
         if not hasattr(found, member):
             raise ConfigError(f"--task {name}: the module {module} has no {member!r}.")
         own = cls(name, getattr(found, member))
@@ -141,20 +141,23 @@ class OwnTask(NamedTuple):
         """Model, loss, data and evaluation. The same settings give the same first weights.
 
         Raises:
-            ConfigError: the user's function fails, or returns something else.
+            ConfigError: the user's function fails, or returns something else, or its parts are of the wrong kind.
             DataError, GraphError: the dataset, or what a rule returned.
         """
         seed_everything(config.seed)
         if self.is_rewriting:
-            return _rewriting(self.value, cast(RewritingConfig, config), note)
+            with self._users_errors():
+                return _rewriting(self.value, cast(RewritingConfig, config), note)
         try:
             made = self.value(config)
         except DagnnError:
             raise
         except (Exception, SystemExit) as error:
-            raise _failed(self.name, error) from error
+            raise users_error(error, f"--task {self.name}", self._module) from error
         if not isinstance(made, TrainingTask):
             raise ConfigError(f"--task {self.name}: it must return a TrainingTask, got a {type(made).__name__}.")
+        check_initialised(made.model)
+        check_functions(loss_fn=made.loss_fn, evaluate=made.evaluate, weight=made.weight, test=made.test)
         return made
 
     def train(
@@ -166,21 +169,27 @@ class OwnTask(NamedTuple):
         reschedule: str | None = None,
         note: Callable[[str], object] = print,
     ) -> None:
-        """Trains in ``config.run_directory``; arguments and errors as of `dagnn.curriculum.run.train`."""
+        """Trains in ``config.run_directory``; arguments and errors as of `dagnn.curriculum.run.train`.
+
+        ConfigError, which names the line, for an error in a function of the user's.
+        """
         processes = Processes()
         parts = self.parts(config, note)  # a mistake in it makes no directory
         with open_run(config, resume, processes) as run:
             trainer = self._trainer(parts, config, run=run)
-            if resume:
-                trainer.resume(step, reschedule=reschedule)
-            trainer.fit()
+            with self._users_errors():
+                if resume:
+                    trainer.resume(step, reschedule=reschedule)
+                trainer.fit()
             if parts.test is not None:
                 with trainer.averaged() as model, torch.no_grad():
-                    processes.by_first(lambda: _write(run.path, trainer.step, _tested(parts, model)))
+                    processes.by_first(lambda: _write(run.path, trainer.step, self._tested(parts, model)))
 
     def search_lr(self, config: TrainingConfig, *, note: Callable[[str], object] = print) -> LrCurve:
         """Losses at rising learning rates; nothing is kept."""
-        return self._trainer(self.parts(config, note), config).find_lr()
+        trainer = self._trainer(self.parts(config, note), config)
+        with self._users_errors():
+            return trainer.find_lr()
 
     def evaluate(self, run: str | Path, *, note: Callable[[str], object] = print) -> dict[str, Any]:
         """The final evaluation again, of a run's newest checkpoint or of the one that ``run`` names.
@@ -196,7 +205,37 @@ class OwnTask(NamedTuple):
         load_weights(parts.model, checkpoint.tensors)
         parts.model.eval()
         with torch.no_grad():
-            return {"step": checkpoint.step, **_tested(parts, parts.model)}
+            return {"step": checkpoint.step, **self._tested(parts, parts.model)}
+
+    def _tested(self, parts: TrainingTask, model: torch.nn.Module) -> dict[str, float]:
+        """What the task's test returned: numbers by name; else a ConfigError."""
+        assert parts.test is not None
+        with self._users_errors():
+            returned = parts.test(model)
+        where = f"--task {self.name}: test"
+        if not isinstance(returned, Mapping):
+            raise ConfigError(f"{where} returned a {type(returned).__name__}: return numbers by name, such as a dict.")
+        results: dict[str, float] = {}
+        for name, value in returned.items():
+            if str(name) == "step" or str(name) in results:
+                taken = "has the step of the training" if str(name) == "step" else "holds another"
+                raise ConfigError(
+                    f"{where} returned a number called {name!r}, and {RESULTS} {taken} under that name: call it "
+                    "otherwise."
+                )
+            try:
+                results[str(name)] = float("text" if isinstance(value, str | bytes) else value)
+            except (TypeError, ValueError, OverflowError, RuntimeError, NotImplementedError):
+                kind = type(value).__name__
+                raise ConfigError(f"{where}'s {name} is {value!r:.60}, a {kind}: it must be a number.") from None
+        return results
+
+    def _users_errors(self) -> AbstractContextManager[None]:
+        return users_errors(f"--task {self.name}", self._module)
+
+    @property
+    def _module(self) -> str:
+        return self.name.partition(":")[0]
 
     def _trainer(self, parts: TrainingTask, config: TrainingConfig, **options: Any) -> Trainer:
         return Trainer(
@@ -231,20 +270,6 @@ def lines_of(results: Mapping[str, Any]) -> list[str]:
 
 def _write(directory: Path, step: int, results: Mapping[str, float]) -> None:
     replace_file(directory / RESULTS, json.dumps({"step": step, **results}, indent=1).encode())
-
-
-def _tested(parts: TrainingTask, model: torch.nn.Module) -> dict[str, float]:
-    assert parts.test is not None
-    return {str(name): float(value) for name, value in parts.test(model).items()}
-
-
-def _failed(name: str, error: BaseException) -> ConfigError:
-    """The user's error on one line, with its place in their code."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    text = str(error).strip().partition("\n")[0][:300]
-    return ConfigError(
-        f"--task {name}: {type(error).__name__}: {text} ({os.path.relpath(last.filename)}, line {last.lineno})."
-    )
 
 
 class _Asked(NamedTuple):

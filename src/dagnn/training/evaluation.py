@@ -15,7 +15,7 @@ from dagnn.training.config import TrainingConfig
 from dagnn.training.counters import StagePromotion
 from dagnn.training.loader import BatchLoader
 from dagnn.training.processes import Processes
-from dagnn.training.run.values import json_value
+from dagnn.training.run.values import is_dense, json_value
 from dagnn.training.signals import EvaluationAborted
 
 
@@ -148,7 +148,7 @@ def _metrics_of(returned: Any) -> dict[str, Any]:
         if not isinstance(name, str) or name in _TAKEN:
             problem = "is taken by every row" if name in _TAKEN else f"is of the type {type(name).__name__}"
             raise ConfigError(f"evaluate returned a metric called {name!r}, which {problem}: call it by another text.")
-        if isinstance(value, Tensor | np.ndarray) and value.ndim and math.prod(value.shape) == 1:
-            value = value.reshape(())  # a mean with keepdim: the number
+        if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and is_dense(value)):
+            value = value.reshape(()) if value.ndim and math.prod(value.shape) == 1 else value  # a mean with keepdim
         metrics[str(name)] = value if isinstance(value, Meter) else json_value(value, f"evaluate's {name}")
     return metrics

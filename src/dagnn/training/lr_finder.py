@@ -10,9 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dagnn.accumulation.random_states import untouched_rng
+from dagnn.accumulation.stepping import check_loss, named_losses, refuse_detached
 from dagnn.errors import ConfigError
 from dagnn.training.loader import BatchLoader, as_loader
-from dagnn.training.step import Returned
+from dagnn.training.step import WITHOUT_NAME, Returned
 
 # Where the loss is this many times its lowest, the rate is too high, and higher ones show nothing more (Smith; fastai).
 _DIVERGED = 4.0
@@ -65,7 +66,7 @@ def find_lr(
         steps: at least 2; it stops earlier where the loss diverges.
 
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError, AccumulationError: an argument is out of range, or ``loss_fn`` returned what is no loss.
 
     Source: Smith, "Cyclical learning rates for training neural networks", WACV 2017, section 3.3; smoothing and the
     tenth of the lowest as in fastai.
@@ -96,7 +97,12 @@ def find_lr(
                 for group in optimizer.param_groups:
                     group["lr"] = rate
                 optimizer.zero_grad()
-                loss = Returned.of(loss_fn(trial, batches.next_batch())).total
+                returned = Returned.of(loss_fn(trial, batches.next_batch()))
+                for name, each in named_losses(returned.loss).items():
+                    check_loss(name, each, "mean")
+                loss = returned.total
+                if not loss.requires_grad:
+                    refuse_detached(WITHOUT_NAME, [*trial.parameters()])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 average = _SMOOTHING * average + (1 - _SMOOTHING) * float(loss.detach())

@@ -68,6 +68,13 @@ class Returned(NamedTuple):
 LossFunction = Callable[[nn.Module, Any], Any]
 
 
+def check_functions(*, loss_fn: Any, **others: Any) -> None:
+    """Raise ConfigError unless ``loss_fn`` can be called, and each of the ``others`` that is not None."""
+    for name, function in {"loss_fn": loss_fn, **others}.items():
+        if not callable(function) and (function is not None or name == "loss_fn"):
+            raise ConfigError(f"{name} must be a function, got {type(function).__name__}: {function!r:.60}.")
+
+
 def compiled(loss_fn: LossFunction) -> LossFunction:
     """The loss function, compiled at its first call together with the model that it calls.
 

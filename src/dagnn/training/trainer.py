@@ -27,7 +27,7 @@ from dagnn.training.run.directory import RunDirectory, open_checkpoints
 from dagnn.training.run.resume import Resumable, changes, num_ranks_of, same_training
 from dagnn.training.run.tensors import check_initialised, flags_of, load_flags, unwrapped
 from dagnn.training.signals import StopRequest, TrainingInterrupted
-from dagnn.training.step import EpochMeans, WindowStep
+from dagnn.training.step import EpochMeans, WindowStep, check_functions
 
 _MAX_REFUSED_IN_A_ROW = 20
 
@@ -112,9 +112,11 @@ class Trainer:
             description: JSON value kept in every checkpoint: what is needed to build the model again.
 
         Raises:
-            ConfigError: the model has lazy modules that have not seen a batch, or the loader is no loader.
+            ConfigError: the model is none or has lazy modules that have not seen a batch, or the loader is no loader,
+                or what is to be called is no function.
         """
         check_initialised(model)
+        check_functions(loss_fn=loss_fn, evaluate=evaluate, weight=weight)
         self._processes = Processes()
         self.model = model
         self.loader = as_loader(loader, seed=config.seed, rank=self._processes.rank)

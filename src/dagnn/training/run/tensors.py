@@ -26,7 +26,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def check_initialised(model: nn.Module) -> None:
-    """Raise ConfigError where a lazy module has not seen a batch yet: it has no weights to train, average or save."""
+    """Raise ConfigError for what is no module, or a lazy one that has not seen a batch yet: it has no weights to train,
+    average or save."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be an nn.Module, got {type(model).__name__}.")
     for name, each in unwrapped(model).named_parameters():
         if nn.parameter.is_lazy(each):
             raise ConfigError(f"the model's {name} is not initialised yet: call the model once before training.")

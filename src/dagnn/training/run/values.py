@@ -81,19 +81,20 @@ def json_value(value: Any, name: str) -> Any:
         return bool(value)
     if isinstance(value, numbers.Integral):
         return int(value)
-    if isinstance(value, numbers.Real):  # NumPy's numbers and fractions too
-        return float(value)
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, numbers.Real) or hasattr(value, "as_integer_ratio"):  # NumPy's, fractions, decimal.Decimal
         try:
-            return json_value(value.tolist(), name)
-        except (RuntimeError, NotImplementedError, ValueError):
-            pass  # sparse, on no device, ...
+            return float(value)
+        except (ValueError, OverflowError) as error:  # a signaling NaN, a fraction that is too large
+            raise ConfigError(f"{name} is {value!r:.60}, which is no float ({error}): give a number.") from None
+    if isinstance(value, Tensor) and not is_dense(value):
+        kind = "nested" if value.is_nested else "quantized" if value.is_quantized else str(value.layout)
+        raise ConfigError(f"{name} is a tensor on {value.device} ({kind}): give a dense one, such as value.to_dense().")
+    if isinstance(value, Tensor | np.ndarray):
+        return json_value(value.tolist(), name)
     if isinstance(value, list | tuple):
         return [json_value(each, f"{name}[{index}]") for index, each in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {str(key): json_value(each, f"{name}[{key!r}]") for key, each in value.items()}
-    if hasattr(value, "as_integer_ratio"):  # decimal.Decimal
-        return float(value)
     raise ConfigError(
         f"{name} is {str(value)[:60]}, of the type {type(value).__name__}: give a number, text, or lists and mappings "
         "of those by text."
