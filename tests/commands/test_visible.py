@@ -1,7 +1,9 @@
 """`dagnn visible`: from a graph and a table to scores, an explanation and pictures; one line for what goes wrong."""
 
 import csv
+import gzip
 import json
+import math
 
 import numpy as np
 import pytest
@@ -44,6 +46,11 @@ def visible(capsys, *arguments):
     return capsys.readouterr()
 
 
+GRAPHML = (
+    '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="directed"><node id="a"/><node id="b"/>'
+    '<edge source="a" target="b"/></graph></graphml>'
+)
+EDGES = ["fit", "--graph", "edges.csv", "--data", "data.csv", "--target", "state"]
 FIT = ["fit", "--graph", "sets.gmt", "--data", "data.csv", "--extra", "ignore", "--epochs", "60"]
 
 
@@ -156,12 +163,14 @@ def test_replicates_are_refused_where_they_mean_nothing(files, capsys):
         ("run", "other.csv", [], "has 'healthy' as 'state', and the network was fitted on ill, well"),
         ("run", "none.csv", [], "none.csv has no column 'state'"),
         ("run", "data.csv", ["--shuffles", "0"], "shuffles must be a whole number, at least 1, got 0."),
+        ("run", "data.csv", ["--learning-rate", "-1"], "--learning-rate must be a finite number above 0, got -1.0."),
+        ("run", "data.csv", ["--top", "0"], "--top must be at least 1, got 0."),
         ("run", "data.csv", ["--replicates", "-1"], "replicates must be a whole number, at least 1, got -1."),
         (
             "run",
             "data.csv",
             ["--hidden-decay", "2"],
-            "hidden_decay is a share of weight_decay, from 0.0 to 1.0, got 2.0.",
+            "--hidden-decay is a share of --weight-decay, from 0.0 to 1.0, got 2.0.",
         ),
     ):
         assert main(["visible", "explain", run, "--data", table, "--replicates", "2", *more]) == 2
@@ -190,8 +199,29 @@ def test_draw_takes_a_fitted_network_and_the_most_important(files, capsys):
         (["explode"], "unknown command 'visible explode'"),
         ([*FIT], "Missing from dagnn visible fit: --target"),
         ([*FIT, "--target", "none"], "data.csv has no column 'none': its columns are"),
-        ([*FIT[:5], "--target", "state"], "the table has 4 columns that are no inputs"),
-        ([*FIT, "--target", "state", "--held-out", "1.5"], "held_out must be at least 0 and less than 1, got 1.5."),
+        ([*FIT[:5], "--target", "state"], "data.csv has 4 columns that are no inputs of the graph"),
+        ([*FIT[:5], "--target", "state"], "'one': --extra ignore leaves them out."),
+        (
+            [*FIT, "--target", "CDK1"],
+            "data.csv lacks 1 of 4 inputs of the graph: 'CDK1': add these columns, or take the",
+        ),
+        (
+            [*FIT, "--target", "state", "--columns", "0", "1"],
+            "sets.gmt: --columns is for .csv, .tsv, .tab, .txt, .parquet",
+        ),
+        ([*EDGES, "--hierarchy", "containment"], "edges.csv: --hierarchy is for .gmt, and not for .csv: leave it out."),
+        ([*EDGES, "--columns", "from", "to"], "choose with --columns SOURCE TARGET, by number (from 0) if there is no"),
+        ([*EDGES, "--root", "TP53"], "--root 'TP53' is a node that feeds others"),
+        ([*FIT, "--target", "level", "--learning-rate", "1e30"], ": lower --learning-rate 1e+30, or scale X."),
+        ([*FIT, "--target", "state", "--epochs", "0"], "--epochs must be a whole number of at least 1, got 0."),
+        (
+            [*FIT, "--target", "level", "--task", "classification"],
+            "--held-out 0.2 of 60 samples does not leave every class in both parts: choose",
+        ),
+        (["fit", "--graph", "bad.csv.gz", "--data", "data.csv", "--target", "state"], "cannot read bad.csv.gz: "),
+        (["draw", "bad.gmt.gz", "p.svg"], "cannot read bad.gmt.gz: "),
+        (["draw", "deep.json.gz", "p.svg"], "deep.json.gz: not a JSON document: maximum recursion"),
+        ([*FIT, "--target", "state", "--held-out", "1.5"], "--held-out must be at least 0 and less than 1, got 1.5."),
         ([*FIT, "--target", "state", "--event", "state"], "data.csv: sample 's0', column 'state' has"),
         ([*FIT, "--target", "state", "--task", "survival"], "a survival model needs --event"),
         ([*FIT, "--target", "level", "--task", "survival", "--event", "level"], "column 'level' must hold 0"),
@@ -209,12 +239,47 @@ def test_draw_takes_a_fitted_network_and_the_most_important(files, capsys):
 def test_bad_input_is_one_line_and_exit_code_2(files, capsys, arguments, text):
     table = (files / "data.csv").read_text().splitlines()
     (files / "data.csv").write_text("\n".join(line + (",one" if i == 0 else ",x") for i, line in enumerate(table)))
+    for name in ("bad.csv.gz", "bad.gmt.gz"):
+        (files / name).write_bytes(gzip.compress(b"source,target")[:10] + b"\xff\xff\xff\xff")
+    (files / "deep.json.gz").write_bytes(gzip.compress(b"[" * 100_000))
 
     assert main(["visible", *arguments]) == 2
 
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dagnn: ")]
     assert len(lines) == 1 and text in lines[0]
     assert not (files / "visible").exists()
+
+
+def test_a_target_and_inputs_far_from_0_are_learned(files, capsys):
+    table = rows(files / "data.csv")
+    with (files / "far.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*GENES, "when"])
+        writer.writerows([*(1.6e9 + float(row[gene]) for gene in GENES), 1.6e9 + float(row["level"])] for row in table)
+    visible(capsys, *FIT[:3], "--data", "far.csv", "--target", "when", "--epochs", "100", "--out", "run")
+
+    assert float(rows(files / "run" / "scores.csv")[1]["R2"]) > 0.8
+    predictions = rows(files / "run" / "predictions.csv")
+    assert len({row["predicted"] for row in predictions}) > 50
+    visible(capsys, "explain", "run", "--data", "far.csv")
+    share = {row["node"]: float(row["share"]) for row in rows(files / "run" / "explained_nodes.csv")}
+    assert min(share["TP53"], share["BRCA1"]) > 2 * max(share["CDK1"], share["CCNB1"])
+    text = (files / "far.csv").read_text()
+    (files / "far.csv").write_text(text.replace(text.splitlines()[1].split(",")[0], "1e300"))
+    assert main(["visible", *FIT[:3], "--data", "far.csv", "--target", "when", "--out", "other"]) == 2
+    assert "the values of 'TP53' are too large for their variance in float64" in capsys.readouterr().err
+
+
+def test_a_table_of_edges_without_a_header_is_read_by_number(files, capsys):
+    text = (files / "edges.csv").read_text().partition("\n")[2]
+    (files / "bare.csv").write_text(text)
+    for name, content in (("a.graphml", GRAPHML), ("b.json", Dag([("a", "b")]).to_json())):
+        (files / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
+    visible(capsys, "draw", "bare.csv", "p.html", "--columns", "0", "1")
+    visible(capsys, "draw", "edges.csv", "q.html")
+    assert (files / "p.html").read_text().count("TP53") == (files / "q.html").read_text().count("TP53") > 0
+    for name in ("a.graphml.gz", "b.json.gz"):
+        visible(capsys, "draw", name, "p.svg")
 
 
 def test_a_folder_that_is_not_empty_is_kept(files, capsys):
@@ -232,6 +297,7 @@ def test_a_folder_that_is_not_empty_is_kept(files, capsys):
         ("a,b\n", "has no samples below its header"),
         ("a,b\n1\n", "line 2: expected 2 cells, as in the header, got 1"),
         ("", "is empty"),
+        ('a,b\n1,"x\n2,y\n', r'x\.csv, line 2: a cell that begins with " must end with the next one'),
     ],
 )
 def test_tables_that_cannot_be_read_name_the_place(tmp_path, text, message):
@@ -251,11 +317,29 @@ def test_cells_that_are_no_numbers_are_refused_by_sample_and_column(tmp_path, ce
         samples.numbers("b")
 
 
-@pytest.mark.parametrize("change", [{"version": 2}, {"format": "other"}, {"mean": [0.0]}, {"classes": None}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"format": "other"},
+        {"mean": [0.0]},
+        {"classes": None},
+        {"classes": [1, 2]},
+        {"labels": {"p": 3}},
+        {"labels": ["p"]},
+        {"target": 3},
+        {"task": ["regression"]},
+        {"scale": [0.0, 1.0, 1.0, 1.0]},
+        {"mean": [0.0, 10**400, 1.0, 1.0]},
+        {"mean": [math.nan] * 4},
+        None,
+    ],
+)
 def test_a_damaged_or_foreign_model_is_refused(files, capsys, change):
     visible(capsys, *FIT, "--target", "state", "--out", "run", "--epochs", "1")
     path = files / "run" / "model.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text("[" * 100_000 if change is None else json.dumps(json.loads(path.read_text()) | change))
 
     assert main(["visible", "explain", "run", "--data", "data.csv"]) == 2
-    assert "model.json" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and "model.json: " in error

@@ -4,6 +4,7 @@ Each module holds a group of subcommands that would make cli.py too long, and is
 """
 
 import contextlib
+import dataclasses
 import io
 import os
 import re
@@ -11,19 +12,20 @@ import shutil
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO, TypeVar
 
 import tyro
 
-from dagnn.errors import ConfigError, DagnnError, closest, did_you_mean
+from dagnn.errors import ConfigError, DagnnError, DataError, DtypeError, GraphError, closest, did_you_mean
 from dagnn.training.log import printable, write_line
 
 __all__ = [
     "DEFAULT_RUN",
     "Arguments",
     "Command",
+    "as_options",
     "complain",
     "dispatch",
     "flushed",
@@ -151,6 +153,43 @@ def _fit_width() -> Iterator[None]:
             del os.environ["COLUMNS"]
         else:
             os.environ["COLUMNS"] = before
+
+
+@contextlib.contextmanager
+def as_options(kind: type, phrases: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Errors inside name arguments of the library as the options of a command, ``held_out=0.2`` as ``--held-out 0.2``.
+
+    Args:
+        kind: the dataclass of the command's arguments.
+        phrases: what the library says -> what the command says; they are replaced before.
+    """
+    try:
+        yield
+    except (ConfigError, DataError, DtypeError, GraphError) as error:
+        text = str(error)
+        for phrase, other in (phrases or {}).items():
+            text = text.replace(phrase, other)
+        text = _with_options(text, {field.name for field in dataclasses.fields(kind)})
+        if text == str(error):
+            raise
+        raise type(error)(text) from error
+
+
+def _with_options(text: str, names: Iterable[str]) -> str:
+    """The text with arguments as options: those with ``=`` after them, and those that no sentence has as a word.
+
+    >>> _with_options("root='a' feeds others, seed=, early_stopping=True, held_out, root", ["root", "seed", "held_out"])
+    "--root 'a' feeds others, --seed, early_stopping=True, --held-out, root"
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, after, value = found.groups()
+        flag = f"--{name.replace('_', '-')}"
+        return found[0] if not after and "_" not in name else f"{flag} " if value is not None else flag
+
+    # No part of a word, a path or a name in quotes; True is a flag alone.
+    pattern = rf"(?<![\w'\"/-])({'|'.join(sorted(names))})(?![\w'\"/]|\.\w)(=True\b|=((?=[\w'\"-]))?)?"
+    return re.sub(pattern, option, text)
 
 
 def _in_one_line(box: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tyro.conf import Positional, arg
 
-from dagnn.commands import parsed, say_aside
+from dagnn.commands import as_options, parsed, say_aside
 from dagnn.drawing.picture import picture_bytes
 from dagnn.errors import ConfigError
 from dagnn.nn import DagNN
@@ -37,6 +37,15 @@ _ONE_NETWORK = (
     "A single run says nothing about ranks: importances follow its seed and the shape of the graph. Add "
     "--replicates 3, which trains the graph anew and on shuffled targets too, before you believe one."
 )
+
+
+# What the library says of arguments that are called otherwise here, or that the command does not have.
+_PHRASES = {
+    "lr must": "--learning-rate must",
+    "lr * weight_decay": "--learning-rate * --weight-decay",
+    " or held_out=": "",
+    "scale y": "scale the target",
+}
 
 
 @dataclass(frozen=True)
@@ -80,13 +89,16 @@ def run_explain(arguments: Sequence[str]) -> int:
     given = parsed(Explain, "visible explain", arguments)
     if not given.data:
         raise ConfigError("give the samples to explain with --data FILE; see dagnn visible explain --help.")
+    if given.top < 1:
+        raise ConfigError(f"--top must be at least 1, got {given.top}.")
     folder = Path(given.run)
     model = Model.load(folder)
     samples = read_samples(given.data)
     say_aside(f"{len(samples.names):,} samples, {model.net.dag.num_nodes:,} nodes")
     output = _output(model.net, given.output)
-    found = explain(model.net, model.inputs(samples), output=output, rule=given.rule, steps=given.steps)
-    anew = _replicates(given, model, samples, output) if given.replicates else None
+    with as_options(Explain, _PHRASES):
+        found = explain(model.net, model.inputs(samples), output=output, rule=given.rule, steps=given.steps)
+        anew = _replicates(given, model, samples, output) if given.replicates else None
     order = np.argsort(-np.abs(found.node_means.numpy()), kind="stable")
     names = [found.node_names[place] for place in order.tolist()]
     level, height = model.net.dag.levels.numpy(), model.net.dag.heights.numpy()

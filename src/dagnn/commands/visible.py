@@ -9,18 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from tyro.conf import Positional, arg
 
-from dagnn.commands import Command, dispatch, parsed, say_aside
+from dagnn.commands import Command, as_options, dispatch, parsed, say_aside
 from dagnn.commands.explaining import run_explain
 from dagnn.drawing.picture import picture_kind
-from dagnn.errors import ConfigError, RunError, library
+from dagnn.errors import ConfigError, GraphError, RunError, library
 from dagnn.nn import DagNN
-from dagnn.visible.columns import align
+from dagnn.visible.columns import alike, restrict
 from dagnn.visible.on_disk import (
     Model,
     Samples,
     html_table,
     joined_rows,
     link,
+    matrix_of,
     picture,
     preformatted,
     read_any,
@@ -29,11 +30,19 @@ from dagnn.visible.on_disk import (
     write,
     write_report,
 )
-from dagnn.visible.reading import Reading
+from dagnn.visible.reading import Reading, listed
 
 _FEW_VALUES = 10  # a target of more different numbers is a regression
 _TABLE_ENDINGS = (".csv", ".tsv", ".tab", ".txt", ".parquet")
-_GRAPH_ENDINGS = (*_TABLE_ENDINGS, ".sif", ".gmt", ".obo", ".graphml", ".gml", ".dot", ".json")
+_GRAPH_ENDINGS = (*_TABLE_ENDINGS, ".sif", ".gmt", ".obo", ".graphml", ".gml", ".dot", ".gv", ".json")
+# What the library says, which takes what this command does not.
+_PHRASES = {
+    "columns=(source, target), by number": "--columns SOURCE TARGET, by number",
+    "hierarchy=.": "--hierarchy FILE.",
+    "max_epochs": "--epochs",
+    ": change validation_fraction=0.1, or leave": ": leave",
+    "validation_fraction=0.1": "0.1",
+}
 
 
 def run_visible(arguments: Sequence[str]) -> int:
@@ -67,7 +76,7 @@ class Fit:
     hierarchy: str | None = None
     """of gene sets: containment, or a file of edges"""
     columns: tuple[str, str] | None = None
-    """the two columns of a table of edges; source and target when not given"""
+    """the two columns of a table of edges, source and target when not given; 0 1 of a table without a header"""
     root: str | None = None
     """one node above all"""
     reverse: bool = False
@@ -96,25 +105,26 @@ def _fit(arguments: Sequence[str]) -> int:
     given = parsed(Fit, "visible fit", arguments)
     library("sklearn", "dagnn visible fit", "dagnn[visible]")
     if not 0 <= given.held_out < 1:
-        raise ConfigError(f"held_out must be at least 0 and less than 1, got {given.held_out}.")
+        raise ConfigError(f"--held-out must be at least 0 and less than 1, got {given.held_out}.")
     folder = _folder(given.out, given.overwrite)
-    reading = read_any(
-        given.graph,
-        members=given.members,
-        hierarchy=given.hierarchy,
-        columns=given.columns,
-        root=given.root,
-        reverse=given.reverse,
-    )
-    say_aside(str(reading.report))
-    samples = read_samples(given.data)
-    task = _task(given, samples)
-    x, dag = _inputs(given, samples, reading)
-    say_aside(f"{len(x):,} samples, {x.shape[1]:,} inputs, target {given.target}: {task}")
-    try:
-        model, scores, predictions = _fitted(given, samples, task, x, dag, reading)
-    except ValueError as error:  # scikit-learn's, and of the estimators: one class only, all censored ...
-        raise ConfigError(str(error)) from error
+    with as_options(Fit, _PHRASES):
+        reading = read_any(
+            given.graph,
+            members=given.members,
+            hierarchy=given.hierarchy,
+            columns=given.columns,
+            root=given.root,
+            reverse=given.reverse,
+        )
+        say_aside(str(reading.report))
+        samples = read_samples(given.data)
+        task = _task(given, samples)
+        x, dag = _inputs(given, samples, reading)
+        say_aside(f"{len(x):,} samples, {x.shape[1]:,} inputs, target {given.target}: {task}")
+        try:
+            model, scores, predictions = _fitted(given, samples, task, x, dag, reading)
+        except ValueError as error:  # scikit-learn's, and of the estimators: one class only, all censored ...
+            raise ConfigError(str(error)) from error
 
     folder.mkdir(parents=True, exist_ok=True)
     model.save(folder)
@@ -176,15 +186,25 @@ def _is_number(cell: str) -> bool:
 def _inputs(given: Fit, samples: Samples, reading: Reading) -> tuple[NDArray[np.float64], Any]:
     """``[samples, inputs]``, and the Dag that they belong to."""
     dag = reading.dag
-    inputs = {str(dag.name_of(node)) for node in dag.inputs.tolist()}
     features = [name for name in samples.cells if name not in (given.target, given.event)]
-    # Columns that are no inputs are not read as numbers: align names them, or leaves them out.
-    table = {name: samples.numbers(name) if name in inputs else np.zeros(len(samples.names)) for name in features}
-    aligned = align(table, dag, missing=given.missing, extra=given.extra)
-    if aligned.ignored or (aligned.dag is not None and aligned.dag.num_nodes < dag.num_nodes):
-        lost = dag.num_nodes - (dag if aligned.dag is None else aligned.dag).num_nodes
-        say_aside(f"{len(aligned.ignored):,} columns are ignored, {lost:,} nodes dropped that no column feeds")
-    return aligned.x.double().numpy(), aligned.dag
+    inputs = [dag.name_of(node) for node in dag.inputs.tolist()]
+    lacking = [name for name in inputs if name not in features]
+    others = [name for name in features if name not in {*inputs}]
+    if lacking and given.missing == "refuse":
+        raise GraphError(
+            f"{samples.source} lacks {len(lacking)} of {len(inputs)} inputs of the graph: {listed(lacking, shown=8)}"
+            f"{alike(lacking, others)}: add these columns, or take the inputs out of the graph with --missing drop."
+        )
+    if others and given.extra == "refuse":
+        raise GraphError(
+            f"{samples.source} has {len(others)} columns that are no inputs of the graph: {listed(others, shown=8)}: "
+            "--extra ignore leaves them out."
+        )
+    kept = restrict(dag, features).dag if given.missing == "drop" else dag
+    if others or kept.num_nodes < dag.num_nodes:
+        lost = dag.num_nodes - kept.num_nodes
+        say_aside(f"{len(others):,} columns are ignored, {lost:,} nodes dropped that no column feeds")
+    return matrix_of(samples, map(kept.name_of, kept.inputs.tolist())), kept
 
 
 def _fitted(
@@ -206,6 +226,9 @@ def _fitted(
     y = _target(given, samples, task)
     train, test = _parts(given, task, y)
     mean, scale = moments(x[train], np.ones(len(train)))
+    if not np.isfinite([mean, scale]).all():
+        name = dag.name_of(int(dag.inputs[int(np.flatnonzero(~np.isfinite(mean + scale))[0])]))
+        raise ConfigError(f"the values of {name!r} are too large for their variance in float64: scale that column.")
     inputs = ((x - mean) / scale).astype(np.float32)
     kind = {"classification": DagClassifier, "regression": DagRegressor, "survival": DagSurvival}[task]
     model = kind(dag, **options).fit(inputs[train], y[train])
@@ -261,7 +284,11 @@ def _parts(given: Fit, task: str, y: NDArray[Any]) -> tuple[NDArray[np.int64], N
     try:
         train, test = train_test_split(rows, test_size=given.held_out, random_state=given.seed, stratify=strata)
     except ValueError as error:
-        raise ConfigError(f"held_out={given.held_out} cannot be split off: {error}") from None
+        shares = {"classification": "every class", "survival": "events and censored samples"}.get(task, "samples")
+        raise ConfigError(
+            f"--held-out {given.held_out} of {len(y)} samples does not leave {shares} in both parts: choose another "
+            f"share, give more samples, or hold none out with --held-out 0 ({str(error).rstrip('.')})."
+        ) from None
     return np.sort(train), np.sort(test)
 
 
@@ -302,7 +329,7 @@ class Draw:
     members: str | None = None
     """of a graph: genes of terms, or Reactome's file of genes of pathways"""
     columns: tuple[str, str] | None = None
-    """of a table of edges: its two columns"""
+    """of a table of edges: its two columns; 0 1 of a table without a header"""
     root: str | None = None
     """of a graph: one node above all"""
 
@@ -321,7 +348,8 @@ def _draw(arguments: Sequence[str]) -> int:
         model = Model.load(source)
         drawn, labels = model.net, model.labels
     elif given.members or source.name.removesuffix(".gz").lower().endswith(_GRAPH_ENDINGS):
-        reading = read_any(source, members=given.members, columns=given.columns, root=given.root)
+        with as_options(Draw, _PHRASES):
+            reading = read_any(source, members=given.members, columns=given.columns, root=given.root)
         say_aside(str(reading.report))
         drawn, labels = reading.dag, reading.labels
     else:

@@ -109,7 +109,7 @@ def align(
     if lacking and missing == "refuse":
         raise GraphError(
             f"the table lacks {len(lacking)} of {len(names)} inputs: {listed(lacking, shown=8)}"
-            f"{_alike(lacking, others)}: choose missing='zero', 'mean' or 'drop', or add them."
+            f"{alike(lacking, others)}: choose missing='zero', 'mean' or 'drop', or add them."
         )
     if others and extra == "refuse":
         raise GraphError(
@@ -142,11 +142,11 @@ def _inputs_of(to: Any) -> tuple[Hashable, ...]:
     return names
 
 
-def _alike(lacking: Sequence[Hashable], others: Sequence[Hashable]) -> str:
+def alike(lacking: Sequence[Hashable], others: Sequence[Hashable]) -> str:
     """A hint where a name is there in another type or case."""
     by_text = {str(name).lower(): name for name in others}
-    alike = next((name for name in lacking if str(name).lower() in by_text), None)
-    return f" (there is {by_text[str(alike).lower()]!r} for {alike!r})" if alike is not None else ""
+    found = next((name for name in lacking if str(name).lower() in by_text), None)
+    return f" (there is {by_text[str(found).lower()]!r} for {found!r})" if found is not None else ""
 
 
 def _training(table: Any, columns: Sequence[Hashable] | None, layer: str | None) -> "_Named":

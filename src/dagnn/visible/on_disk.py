@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from dagnn.errors import CheckpointError, ConfigError, DataError, GraphError, li
 from dagnn.files import replace_file
 from dagnn.graph import Dag
 from dagnn.nn import DagNN
-from dagnn.visible.columns import align
+from dagnn.visible.columns import alike
 from dagnn.visible.edge_files import csv_rows, ending_of, open_text, read_edges, read_sif
 from dagnn.visible.explaining import Explanation
 from dagnn.visible.gene_sets import read_gmt, read_obo, read_reactome
@@ -34,6 +34,9 @@ from dagnn.visible.graph_files import read_graph
 from dagnn.visible.reading import Reading, ReadReport, listed
 
 _GRAPHS = ".csv, .tsv, .txt, .parquet (edges), .sif, .gmt, .obo, .graphml, .gml, .dot, .json (Dag.to_json)"
+_TEXT_TABLES = (".csv", ".tsv", ".tab", ".txt")
+_TAKEN_BY = {"members": (".obo", *_TEXT_TABLES), "hierarchy": (".gmt",), "columns": (*_TEXT_TABLES, ".parquet")}
+_TASKS = ("classification", "regression", "survival")
 _NETWORK, _SETTINGS = "network.safetensors", "model.json"
 
 
@@ -52,21 +55,32 @@ def read_any(
         graph: the file. With ``members`` and no ontology, Reactome's file of relations.
         members: genes of terms, for an ontology; Reactome's file of genes of pathways.
         hierarchy: of gene sets: "containment", or a file of edges.
-        columns: the two columns of a table of edges.
+        columns: the two columns of a table of edges, by name, or by number from 0.
         root, reverse: as of the readers.
 
     Raises:
-        ConfigError: an ending that no reader knows.
+        ConfigError: an ending that no reader knows, or an argument that its reader does not take.
         DataError, GraphError, CycleError: as of the readers.
     """
     path = Path(graph)
     ending = ending_of(path)
     more: dict[str, Any] = {"root": root, "reverse": reverse}
+    for option, value in (("members", members), ("hierarchy", hierarchy), ("columns", columns)):
+        if value is not None and ending not in _TAKEN_BY[option]:
+            raise ConfigError(
+                f"{path.name}: --{option} is for {', '.join(_TAKEN_BY[option])}, and not for {ending or 'this file'}: "
+                "leave it out."
+            )
+    if members is not None and columns is not None:
+        raise ConfigError("--columns is for a table of edges, and with --members the graph is one of Reactome.")
     if members is not None and ending != ".obo":
         return read_reactome(path, members, **more)
     match ending:
         case ".csv" | ".tsv" | ".tab" | ".txt" | ".parquet":
-            return read_edges(path, columns=("source", "target") if columns is None else columns, **more)
+            chosen: Sequence[str | int] = ("source", "target") if columns is None else columns
+            if columns is not None and all(map(str.isdecimal, columns)):
+                chosen = list(map(int, columns))
+            return read_edges(path, columns=chosen, **more)
         case ".sif":
             return read_sif(path, **more)
         case ".gmt":
@@ -82,13 +96,11 @@ def read_any(
 
 def _read_json(path: Path, root: str | None, reverse: bool) -> Reading:
     if root is not None or reverse:
-        raise ConfigError(f"{path}: a Dag in JSON is taken as it is: leave root and reverse out.")
+        raise ConfigError(f"{path}: a Dag in JSON is taken as it is: leave --root and --reverse out.")
     try:
         dag = Dag.from_json(open_text(path).read())
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from None
-    except RecursionError:
-        raise GraphError(f"{path}: brackets are nested too deep for a Dag in JSON.") from None
     return Reading(dag, ReadReport(str(path), dag.num_nodes, dag.num_edges, dag.num_nodes, dag.num_edges))
 
 
@@ -144,7 +156,7 @@ def read_samples(path: str | Path) -> Samples:
     ending = ending_of(path)
     if ending == ".parquet":
         header, rows = _parquet_rows(path)
-    elif ending in (".csv", ".tsv", ".tab", ".txt"):
+    elif ending in _TEXT_TABLES:
         header, rows = _text_rows(path, "," if ending == ".csv" else "\t")
     else:
         raise ConfigError(f"{path}: the ending {ending!r} tells no table: give .csv, .tsv, .txt or .parquet.")
@@ -156,6 +168,19 @@ def read_samples(path: str | Path) -> Samples:
     cells = {name: [row[place] for row in rows] for place, name in enumerate(header)}
     named = cells.pop("", None)
     return Samples(path.name, named or [str(place + 1) for place in range(len(rows))], cells)
+
+
+def matrix_of(samples: Samples, inputs: Iterable[Hashable]) -> NDArray[np.float64]:
+    """The columns of these inputs, ``[samples, inputs]``; a GraphError for one that the samples lack."""
+    names = [str(name) for name in inputs]
+    lacking = [name for name in names if name not in samples.cells]
+    if lacking:
+        hint = alike(lacking, [name for name in samples.cells if name not in {*names}])
+        raise GraphError(
+            f"{samples.source} lacks {len(lacking)} of {len(names)} inputs: {listed(lacking, shown=8)}{hint}: add "
+            "these columns."
+        )
+    return np.stack([samples.numbers(name) for name in names], axis=1)
 
 
 def _text_rows(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
@@ -222,9 +247,7 @@ class Model:
             GraphError: an input without a column.
             DataError: a cell that is no finite number.
         """
-        names = [str(name) for name in self.net.input_names]
-        table = {name: samples.numbers(name) for name in names if name in samples.cells}
-        x = align(table, self.net.dag).x.double().numpy()
+        x = matrix_of(samples, self.net.input_names)
         return torch.from_numpy((x - self.mean) / self.scale).to(self.net.edge_weight.dtype)
 
     def save(self, folder: Path) -> None:
@@ -252,24 +275,46 @@ class Model:
             raise CheckpointError(
                 f"{folder} holds no fitted network ({_SETTINGS}: {error.strerror}): make one with dagnn visible fit."
             ) from None
-        except ValueError as error:
-            raise CheckpointError(f"{path}: damaged, no JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path}: damaged, no JSON: {error}.") from None
         if not isinstance(content, dict) or content.get("format") != "dagnn visible model":
             raise CheckpointError(f"{path}: not written by dagnn visible fit.")
         if content.get("version") != 1:
             raise CheckpointError(f"{path}: has version {content.get('version')!r}, this dagnn reads version 1.")
+        for name, (is_right, expected) in _PARTS.items():
+            if not is_right(content.get(name)):
+                found = repr(content.get(name))
+                shown = found if len(found) <= 60 else f"{found[:60]}..."
+                raise CheckpointError(f"{path}: damaged: {name!r} must be {expected}, got {shown}.")
         net = DagNN.load(folder / _NETWORK)
-        try:
-            mean, scale = np.array(content["mean"], np.float64), np.array(content["scale"], np.float64)
-            model = Model(
-                net, content["task"], content["target"], list(content["classes"]), mean, scale, dict(content["labels"])
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: damaged: {error!r}") from None
+        mean, scale = np.array(content["mean"], np.float64), np.array(content["scale"], np.float64)
+        task, target, classes = content["task"], content["target"], content["classes"]
+        model = Model(net, task, target, classes, mean, scale, content["labels"])
         if mean.shape != scale.shape or mean.shape != (len(net.input_names),):
             raise CheckpointError(f"{path}: belongs to a network of {mean.size} inputs, not {len(net.input_names)}.")
         net.eval()
         return model
+
+
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def _are_numbers(values: Any, least: float = -math.inf) -> bool:
+    if not isinstance(values, list):
+        return False
+    return all(type(value) in (int, float) and value > least and abs(value) < 1e308 for value in values)
+
+
+# The parts of model.json: what is right, and in words.
+_PARTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "task": (lambda value: value in _TASKS, f"one of {', '.join(_TASKS)}"),
+    "target": (lambda value: isinstance(value, str), "a text"),
+    "classes": (lambda value: _are(str, value), "a list of texts"),
+    "mean": (_are_numbers, "a list of finite numbers"),
+    "scale": (lambda value: _are_numbers(value, 0), "a list of finite numbers above 0"),
+    "labels": (lambda value: isinstance(value, dict) and _are(str, [*value.values()]), "a text for each node"),
+}
 
 
 def write(path: Path, content: str | bytes) -> None:
