@@ -142,3 +142,33 @@ def test_statistics_leave_out_micro_batches_that_were_left_out(how):
     full(torch.cat(inputs))
     assert torch.allclose(deferred.running_mean, full.running_mean, rtol=1e-12)
     assert torch.allclose(deferred.running_var, full.running_var, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::dagnn.accumulation.AccumulationWarning")
+def test_deferred_statistics_survive_a_stop_inside_the_window():
+    torch.manual_seed(0)
+    inputs = [torch.randn(n, 1, dtype=torch.float64) + n for n in (4, 2, 5)]
+    first, second, full = (nn.BatchNorm1d(1).double() for _ in range(3))
+    accumulator = accumulator_for(first, batch_norm="defer")
+    window = next(accumulator.windows(inputs, micro_batches=3))
+    window.backward(first(next(iter(window))).square().mean())
+    state = accumulator.state_dict(inside_window=True)
+    accumulator = accumulator_for(second, batch_norm="defer")
+    accumulator.load_state_dict(state)
+    run(accumulator, second, inputs, micro_batches=3)
+    full(torch.cat(inputs))
+    assert torch.allclose(second.running_mean, full.running_mean, rtol=1e-12)
+    assert torch.allclose(second.running_var, full.running_var, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::dagnn.accumulation.AccumulationWarning")
+def test_layers_of_several_models_have_statistics_of_their_own():
+    inputs = torch.arange(4.0, dtype=torch.float64)[:, None]
+    models = [nn.Sequential(nn.BatchNorm1d(1)).double() for _ in range(2)]
+    optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.0)
+    accumulator = GradientAccumulator(models, optimizer, batch_norm="defer")
+    for window in accumulator.windows([inputs[:2], inputs[2:]], micro_batches=2):
+        for x in window:
+            window.backward((models[0](x) + models[1](10 * x)).square().mean())
+        window.step()
+    assert [model[0].running_mean.item() for model in models] == pytest.approx([0.15, 1.5])

@@ -311,7 +311,7 @@ class GradientAccumulator:
         """
         if not inside_window:
             self._check_nothing_open("state_dict()")
-        window = None if self._open is None else self._open.state_dict()
+        window = None if self._open is None else self._open.state_dict() | {"batch_norms": self._batch_norms.state()}
         return {"version": _STATE_VERSION, "updates": self._updates, "carried": len(self._carried), "window": window}
 
     def load_state_dict(self, state: Mapping[str, Any], *, carried: Sequence[Any] = ()) -> None:
@@ -370,6 +370,7 @@ class GradientAccumulator:
                 self._open.micro_batches = saved["done"]
             try:
                 self._open.load_state_dict(saved)
+                self._batch_norms.load_state(saved.get("batch_norms", {}))
             except BaseException:
                 self.discard()
                 raise

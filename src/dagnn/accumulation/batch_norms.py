@@ -1,6 +1,6 @@
 """BatchNorm layers inside a window: warned about, or their running statistics moved once by all of its items."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -27,8 +27,8 @@ class BatchNorms:
             )
         self._mode = mode
         self._layers = [
-            (name, module)
-            for model in models
+            (f"model[{number}].{name}" if number else name, module)  # several models may have the same names
+            for number, model in enumerate(models)
             for name, module in model.named_modules()
             if isinstance(module, _BatchNorm)
         ]
@@ -68,6 +68,15 @@ class BatchNorms:
         """Forget what the current micro-batch added."""
         for name, moments in self._moments.items():
             del moments[self._before.get(name, 0) :]
+
+    def state(self) -> dict[str, list[_Moments]]:
+        """What the micro-batches of the window so far have added."""
+        return {name: list(moments) for name, moments in self._moments.items()} if self._handles else {}
+
+    def load_state(self, state: Mapping[str, Sequence[_Moments]]) -> None:
+        """Inverse of ``state``, in a window that has just opened."""
+        if self._handles:
+            self._moments = {name: list(moments) for name, moments in state.items()}
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
