@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dagnn.accumulation.check import Kind, check_loop
+from dagnn.accumulation.check import Kind, check_equivalence, check_loop
 from dagnn.accumulation.check.start import KeptNumbers, ModelStart
 from dagnn.errors import ConfigError
 
@@ -153,3 +153,18 @@ def test_a_model_that_cannot_be_copied_is_refused_with_a_remedy():
 
     with pytest.raises(ConfigError, match=r"use torch\.nn\.utils\.parametrizations for weight_norm"):
         check_loop(lambda m, o, b: None, model, torch.randn(32, 20), loss_fn=lambda m, b: m(b).mean())
+
+
+def test_what_a_loss_keeps_is_no_dropout():
+    baseline = [0.0]
+
+    def loss_fn(model, batch):
+        loss = (model(batch) * (batch.mean() - baseline[0])).mean()
+        baseline[0] = 0.9 * baseline[0] + 0.1 * float(batch.mean()) + 0.1
+        return loss
+
+    report = check_equivalence(nn.Linear(3, 1), loss_fn, torch.randn(12, 3))
+
+    assert Kind.BUFFER in [cause.kind for cause in report.causes]
+    assert Kind.DROPOUT not in [cause.kind for cause in report.causes]
+    assert baseline == [0.0]

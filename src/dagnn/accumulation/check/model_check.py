@@ -64,6 +64,7 @@ def check_equivalence(
         random_state.restore()
         if subject is not None:
             subject.generators.restore()
+            subject.kept.restore()
 
 
 def _check(subject: Subject, splits: list[list[int]], weight: WeightFn | None) -> Report:
@@ -125,8 +126,8 @@ def model_causes(subject: Subject) -> tuple[list[Cause], list[str]]:
         causes.append(
             cause(
                 Kind.BUFFER,
-                "a second run of the same batch differs from the first: a forward pass changes a buffer "
-                "that the next one reads.",
+                "a second run of the same batch differs from the first: a pass changes a buffer, or a number that the "
+                "loss keeps, and the next one reads it.",
             )
         )
     if slope_is_wrong:

@@ -105,7 +105,7 @@ _CHANGES = {
     "put the model in eval mode.",
     Kind.COUPLED: "use dagnn.accumulate(..., coupled=True), which keeps the representations of the whole window.",
     Kind.RECOMPUTATION: "recompute with the same random numbers: torch.utils.checkpoint with preserve_rng_state=True.",
-    Kind.BUFFER: "do not let a forward pass read what an earlier one wrote: update the buffer once per window.",
+    Kind.BUFFER: "do not let a pass read what an earlier one wrote, a buffer or a number: update it once per window.",
 }
 
 

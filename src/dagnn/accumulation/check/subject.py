@@ -50,7 +50,7 @@ class Subject:
         attentive: dtypes are recorded. That takes half of the time, so it is off once nothing was found.
         names, parameters: those that require a gradient.
         generators: those of the user's own that the model, the loss or the loop draws from.
-        kept: numbers that the loop keeps between its calls.
+        kept: numbers that the loss and the loop keep between their calls.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, batch: Any, *, wide: bool = True) -> None:
@@ -66,6 +66,7 @@ class Subject:
         self.avoided: set[torch.dtype] = set()
         self.generators, self.kept = Generators(), KeptNumbers()
         self.generators.look_in(loss_fn)
+        self.kept.look_in(loss_fn)
         self.model, self.batch, self.narrowest = _copy(model), batch, torch.float64
         self.generators.look_in(self.model)
         if wide:
