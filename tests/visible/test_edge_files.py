@@ -66,7 +66,7 @@ def test_pandas_and_parquet(tmp_path):
         reading = read_edges(table, weight="w")
         assert reading.dag == Dag(PAIRS) and reading.weights == dict(zip(PAIRS, [1.0, 2.0, 3.0, 4.0], strict=True))
     frame.loc[2, "target"] = None
-    with pytest.raises(DataError, match="a DataFrame, row 3: a node without a name, got None"):
+    with pytest.raises(DataError, match=r"a DataFrame, row 3: a node without a name, got (None|nan)"):
         read_edges(frame)
     genes = pandas.DataFrame({"source": [7157, 672], "target": ["p", "p"]})
     assert read_edges(genes).dag.names == (7157, "p", 672)
@@ -140,6 +140,10 @@ def test_what_is_no_table_is_refused(tmp_path):
         read_edges([{"a", "b"}])
     with pytest.raises(DataError, match=r"row 1: expected a pair \(source, target\), got {"):
         read_edges([{"a": 1, "b": 2}])
+    with pytest.raises(ConfigError, match=r"weight must be the name or the number of a column, got \['w'\]"):
+        read_edges(Frame(source=["a"], target=["b"]), weight=["w"])
+    with pytest.raises(DtypeError, match=r"root is \['x'\], which cannot name a node"):
+        read_edges([("a", "b")], root=["x"])
     with pytest.raises(DataError, match="row 1: a weight must be a finite number, got 1000"):
         read_edges([("a", "b", 10**400)], weight=2)
     with pytest.raises(ConfigError, match=r"all numbers from 0, got \[0, -1\]"):

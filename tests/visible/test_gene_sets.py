@@ -90,6 +90,8 @@ def test_bad_gene_sets_are_refused(tmp_path):
     path.write_text("a\tx\nb\n")
     with pytest.raises(DataError, match=r"no nodes are left. sets\.gmt: 2 nodes, 0 edges read"):
         read_gmt(path)
+    with pytest.raises(ConfigError, match=r"hierarchy must be 'containment', pairs .*, got 'contained'"):
+        read_gmt(path, hierarchy="contained")
     with pytest.raises(ConfigError, match="redundant must be one of 'drop', 'keep', got 'no'"):
         read_gmt(path, redundant="no")
 

@@ -59,6 +59,8 @@ def test_bad_graph_files_are_refused(tmp_path):
     networkx.write_graphml(networkx.DiGraph([("a", "b"), ("b", "a")]), tmp_path / "c.graphml")
     with pytest.raises(CycleError, match=r"c\.graphml: .* a -> b -> a"):
         read_graph(tmp_path / "c.graphml")
+    with pytest.raises(DataError, match=r"e\.gml: the graph has no nodes"):
+        read_graph(written(tmp_path / "e.gml", "graph [ directed 1 ]"))
     with pytest.raises(DataError, match="is no gml file"):
         read_graph(written(tmp_path / "x.gml", "nothing ["))
     with pytest.raises(ConfigError, match=r"format must be 'graphml', 'gml' or 'dot', got '\.txt'"):
@@ -81,6 +83,10 @@ def test_defaults_of_graphml_are_the_data_of_those_without(tmp_path):
     nodes = '<node id="a"><data key="0">1</data></node><node id="b"/><edge source="a" target="b"/>'
     path = written(tmp_path / "x.graphml", GRAPHML.format("".join(keys), nodes))
     reading = read_graph(path, attributes=["size"], weight="w")
+    assert reading.dag.node_attributes["size"] == (1.0, 7.0) and reading.weights == {("a", "b"): 7.0}
+
+    both = keys[0].replace('for="node"', 'for="all"')
+    reading = read_graph(written(path, GRAPHML.format(both, nodes)), attributes=["size"], weight="size")
     assert reading.dag.node_attributes["size"] == (1.0, 7.0) and reading.weights == {("a", "b"): 7.0}
 
 

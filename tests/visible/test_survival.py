@@ -104,6 +104,10 @@ def test_bad_survival_data_are_refused():
         cox_loss(torch.tensor([1, 2]), both, time)
     with pytest.raises(DtypeError, match=r"takes risk, event \(bool\) and time, all \[n\], got \[3\], int64 \[3\]"):
         concordance_index([1, 2, 3], [3, 2, 1], [1, 1, 1])
+    with pytest.raises(DtypeError, match="concordance_index takes risk and time as numbers: could not convert"):
+        concordance_index(["high", "low"], both.numpy(), time.numpy())
+    pair = torch.tensor([1.0, 0.0], requires_grad=True), both, torch.tensor([1.0, 2.0])
+    assert concordance_index(*pair) == 1.0
     with pytest.raises(DtypeError, match=r"sample 1 has the risk nan and the time 1\.0"):
         concordance_index(nan.numpy(), both.numpy(), time.numpy())
     with pytest.raises(DtypeError, match="no two samples are comparable"):

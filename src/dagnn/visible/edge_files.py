@@ -94,6 +94,8 @@ def table_rows(
     is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
     if not is_list or len(columns) != 2 or len({type(name) for name in columns}) != 1:
         raise ConfigError(f"columns must be two names, or two numbers, got {columns!r}.")
+    if not isinstance(extra, Hashable):
+        raise ConfigError(f"weight must be the name or the number of a column, got {extra!r}.")
     wanted = [*columns] if extra is None else [*columns, extra]
     if isinstance(table, str | os.PathLike):
         path = Path(table)

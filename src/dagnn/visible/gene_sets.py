@@ -111,6 +111,10 @@ def _pairs(hierarchy: Any) -> list[tuple[Hashable, Hashable]]:
     """(child, parent) from what a caller may give."""
     if hierarchy is None:
         return []
+    if isinstance(hierarchy, str) and not Path(hierarchy).suffix:
+        raise ConfigError(
+            f"hierarchy must be 'containment', pairs (child, parent) or a file of them, got {hierarchy!r}."
+        )
     if isinstance(hierarchy, Reading):
         hierarchy = hierarchy.dag
     if isinstance(hierarchy, Dag):

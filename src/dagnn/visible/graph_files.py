@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -68,7 +68,9 @@ def read_graph(
     of_nodes, of_edges = graph.graph.get("node_default", {}), graph.graph.get("edge_default", {})
     data = {node: {**of_nodes, **row} for node, row in graph.nodes(data=True)}
     name_of = {node: node if names is None else _name(path, names, node, row) for node, row in data.items()}
-    if (nameless := [node for node, name in name_of.items() if name is None]) or not name_of:
+    if not name_of:
+        raise DataError(f"{path.name}: the graph has no nodes.")
+    if nameless := [node for node, name in name_of.items() if name is None]:
         raise DataError(f"{path.name}: {len(nameless)} nodes have no {names!r}, such as {listed(nameless)}.")
     if len(set(name_of.values())) < len(name_of):
         twice = next(name for name, count in Counter(name_of.values()).items() if count > 1)
@@ -108,9 +110,12 @@ def _parsed(path: Path, kind: str) -> Any:
             return networkx.parse_gml(lines_of(path), label=None)
         text = open_text(path).read()
         if kind == "graphml":
-            tags = (str(part.tag).rpartition("}")[2] for part in ElementTree.fromstring(text).iter())
-            _check_one_graph(path, sum(tag == "graph" for tag in tags))
-            return networkx.parse_graphml(text)
+            root = ElementTree.fromstring(text)
+            _check_one_graph(path, len(root.findall(".//{*}graph")))
+            graph = networkx.parse_graphml(text)
+            for place in ("node_default", "edge_default"):
+                graph.graph[place] = _defaults_of_all(root) | graph.graph.get(place, {})
+            return graph
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # pydot 4.0 calls pyparsing 3.3 by its old names
             parsed = library("pydot", "a DOT file", "dagnn[visible]").graph_from_dot_data(text)
@@ -122,6 +127,18 @@ def _parsed(path: Path, kind: str) -> Any:
         raise
     except Exception as error:  # parsers raise whatever they meet
         raise DataError(f"{path.name} is no {kind} file: {error}") from error
+
+
+def _defaults_of_all(root: ElementTree.Element) -> dict[str, Any]:
+    """Defaults of GraphML for nodes and edges alike, which NetworkX leaves out."""
+    kinds: dict[str, Callable[[str], Any]] = {"int": int, "long": int, "float": float, "double": float}
+    kinds["boolean"] = lambda text: text.strip().lower() in ("true", "1")
+    found = {}
+    for key in root.findall(".//{*}key"):
+        default = key.find("{*}default")
+        if key.get("for", "all") == "all" and default is not None:
+            found[key.get("attr.name", "")] = kinds.get(key.get("attr.type", ""), str)(default.text or "")
+    return found
 
 
 def _check_one_graph(path: Path, count: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dagnn.errors import ConfigError, CycleError, DataError, GraphError
+from dagnn.errors import ConfigError, CycleError, DataError, DtypeError, GraphError
 from dagnn.graph import Dag
 from dagnn.graph.names import canonical
 
@@ -191,7 +191,10 @@ class EdgeList:
 
     def _add_root(self, dag: Dag, root: Hashable) -> tuple[int, int]:
         """Let every sink feed ``root``; how many nodes and edges that takes."""
-        root = canonical(root)
+        try:
+            root = canonical(root)
+        except DtypeError as error:
+            raise DtypeError(f"root is {error}") from None
         sinks = [dag.name_of(node) for node in (dag.out_degree == 0).nonzero().flatten().tolist()]
         if root in self.nodes and root not in sinks:
             raise GraphError(f"{self.source}: root={root!r} is a node that feeds others: give the root a new name.")

@@ -109,7 +109,11 @@ def concordance_index(risk: ArrayLike, event: ArrayLike, time: ArrayLike) -> flo
     >>> concordance_index(np.array([0.9, 0.1, 0.4]), np.array([True, True, False]), np.array([1.0, 2.0, 3.0]))
     0.6666666666666666
     """
-    event, time, risk = np.asarray(event), np.asarray(time, np.float64), np.asarray(risk, np.float64)
+    given = [one.detach().cpu() if isinstance(one, Tensor) else one for one in (event, time, risk)]
+    try:
+        event, time, risk = np.asarray(given[0]), *(np.asarray(one, np.float64) for one in given[1:])
+    except (TypeError, ValueError) as error:
+        raise DtypeError(f"concordance_index takes risk and time as numbers: {error}.") from None
     if event.dtype != np.bool_ or not risk.shape == event.shape == time.shape or risk.ndim != 1:
         raise DtypeError(
             f"concordance_index takes risk, event (bool) and time, all [n], got {list(risk.shape)}, {event.dtype} "
