@@ -168,3 +168,11 @@ def test_what_a_loss_keeps_is_no_dropout():
     assert Kind.BUFFER in [cause.kind for cause in report.causes]
     assert Kind.DROPOUT not in [cause.kind for cause in report.causes]
     assert baseline == [0.0]
+
+
+def test_a_loop_that_does_not_run_when_it_is_called_is_refused():
+    async def later(model, optimizer, micro_batches):
+        pass
+
+    with pytest.raises(ConfigError, match="train_step must run when it is called"):
+        check_loop(later, nn.Linear(20, 1), torch.randn(32, 20), loss_fn=lambda m, b: m(b).mean())

@@ -5,8 +5,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from dagnn.accumulation.check.arithmetic import combine, norm_of, ratio_of, relative_error
-from dagnn.accumulation.check.recording import Group, Recording, TrainStep, record, steps_of
-from dagnn.accumulation.check.subject import Gradients, Subject
+from dagnn.accumulation.check.recording import Group, Recording, record, steps_of
+from dagnn.accumulation.check.subject import Gradients, Subject, TrainStep
 from dagnn.accumulation.items import count_items, join_batches
 from dagnn.accumulation.partition import slice_batch
 from dagnn.errors import AccumulationError
@@ -50,6 +50,7 @@ class Loop:
     def __init__(self, subject: Subject, train_step: TrainStep, *, by_window: bool) -> None:
         self.subject, self._train_step, self._by_window = subject, train_step, by_window
         self._first: Recording | None = None
+        self.moved = False  # as in Recording, of any run
         self._usual = 1.0  # the scale to try first
         self._pure: set[tuple[int, ...]] = set()  # groups that were right once: the loop adds nothing to them
 
@@ -301,7 +302,9 @@ class Loop:
     ) -> Recording:
         calls = [[pieces[j] for j in window] for window in layout.windows] if self._by_window else [list(pieces)]
         given = {"scale": scale, "loss_scale": loss_scale, "fading": fading}
-        return record(self.subject, self._train_step, calls, held=held, **given)
+        found = record(self.subject, self._train_step, calls, held=held, **given)
+        self.moved |= found.moved
+        return found
 
     def pieces(self, layout: Layout) -> list[Any]:
         return split_by(self.subject.batch, layout.sizes)

@@ -20,9 +20,8 @@ from dagnn.accumulation.check.diagnosis import (
 )
 from dagnn.accumulation.check.layouts import Examined, Layout, Loop
 from dagnn.accumulation.check.model_check import model_causes
-from dagnn.accumulation.check.recording import TrainStep, num_arguments
 from dagnn.accumulation.check.report import Cause, Kind, Report, cause, find_line, make_report
-from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, notes_on_precision
+from dagnn.accumulation.check.subject import Gradients, LossFn, Subject, TrainStep, notes_on_precision, num_arguments
 from dagnn.accumulation.check.updates import (
     later_causes,
     moved_causes,
@@ -213,7 +212,10 @@ class _Checker:
                 examined, shown = self._loop.examine(layout), self._shown
                 causes = silent_causes(self._subject, examined)
                 causes += self._explained(examined, lambda weights: diagnose_equal(weights, self._k, self._size))
-                self._shown = next(filter(self._loop.is_wrong, examined), shown)
+                # A model that couples items only there (an embedding that is renormed) is no fault of the loop.
+                causes = [c for c in causes if c.kind is not Kind.COUPLED]
+                causes += [] if causes else moved_causes(self._loop, layout)
+                self._shown = next(filter(self._loop.is_wrong, examined), shown) if causes else shown
         except (AccumulationError, ConfigError):
             return []  # the loop or its loss takes no such values
         near = "with other values of the parameters, near those given: "

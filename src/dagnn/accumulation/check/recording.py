@@ -1,6 +1,5 @@
 """Run a user's loop over micro-batches and record the gradient that its optimizers find at every step."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,10 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dagnn.accumulation.check.arithmetic import widened
 from dagnn.accumulation.check.report import line_in
-from dagnn.accumulation.check.subject import Gradients, Subject
+from dagnn.accumulation.check.subject import Gradients, Subject, TrainStep, num_arguments
 from dagnn.errors import AccumulationError, ConfigError, DagnnError
-
-TrainStep = Callable[..., Any]  # train_step(model, optimizer, micro_batches), with or without a scheduler at the end
 
 
 class Group(NamedTuple):
@@ -106,20 +103,6 @@ def record(
     result = watch.result()
     result.random = not torch.equal(torch.get_rng_state(), random_state)
     return result
-
-
-def num_arguments(train_step: TrainStep) -> int:
-    """3 for ``(model, optimizer, micro_batches)``, 4 with a scheduler after them."""
-    parameters = inspect.signature(train_step).parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positional if p.default is p.empty]
-    if len(required) > 4 or len(positional) < 3:
-        raise ConfigError(
-            "train_step must take (model, optimizer, micro_batches), or (model, optimizer, micro_batches, scheduler), "
-            f"got {inspect.signature(train_step)}."
-        )
-    takes_scheduler = len(positional) >= 4 and (len(required) == 4 or positional[3].name == "scheduler")
-    return 4 if takes_scheduler else 3
 
 
 class _Watch:
@@ -268,7 +251,8 @@ class _Watch:
         if self._buffers_moved:  # not in the backward pass itself, which may still read them
             self._subject.restore_buffers()
             self._buffers_moved = False
-        within = not self._opens and torch.is_grad_enabled()
+        # An embedding with a largest norm moves its rows by itself, in the forward pass.
+        within = not self._opens and torch.is_grad_enabled() and getattr(module, "max_norm", None) is None
         for name, p, value in self._values.get(id(module), ()):
             if not torch.equal(p.data, value):
                 self._recording.moved |= within

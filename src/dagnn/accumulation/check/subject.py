@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -30,6 +31,7 @@ from dagnn.errors import ConfigError, DagnnError
 
 LossFn = Callable[[Any, Any], Any]
 Gradients = list[Tensor | None]
+TrainStep = Callable[..., Any]  # train_step(model, optimizer, micro_batches), with or without a scheduler at the end
 
 # Relative error up to which two gradients count as equal, by the narrowest dtype that an operation used.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -262,6 +264,22 @@ class Subject:
             return False
         self.model.zero_grad()
         return True
+
+
+def num_arguments(train_step: TrainStep) -> int:
+    """3 for ``(model, optimizer, micro_batches)``, 4 with a scheduler after them."""
+    if inspect.iscoroutinefunction(train_step) or inspect.isgeneratorfunction(train_step):
+        raise ConfigError("train_step must run when it is called: wrap a coroutine or generator in a plain function.")
+    parameters = inspect.signature(train_step).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    if len(required) > 4 or len(positional) < 3:
+        raise ConfigError(
+            "train_step must take (model, optimizer, micro_batches), or (model, optimizer, micro_batches, scheduler), "
+            f"got {inspect.signature(train_step)}."
+        )
+    takes_scheduler = len(positional) >= 4 and (len(required) == 4 or positional[3].name == "scheduler")
+    return 4 if takes_scheduler else 3
 
 
 def notes_on_precision(subject: Subject) -> list[str]:

@@ -38,7 +38,7 @@ def moved_causes(loop: Loop, layout: Layout) -> list[Cause]:
 
     A loop that climbs along the gradient of a whole window, or adds noise and takes it away, makes the same steps.
     """
-    if not loop.first.moved or _same(loop, *loop.compare_with_whole_windows(layout, 1.0, held=False)):
+    if not loop.moved or _same(loop, *loop.compare_with_whole_windows(layout, 1.0, held=False)):
         return []
     text = "parameters change between the micro-batches of one window, by hand and not by a step of an optimizer."
     return [cause(Kind.EXTRA_STEP, text)]

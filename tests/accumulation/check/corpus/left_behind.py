@@ -109,6 +109,51 @@ class Centred(nn.Module):
         return y.square().mean() * self.centre + y.sin().mean()
 
 
+class WithCopy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student = nn.Linear(6, 3)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x):
+        own = self.student(x)
+        return own.square().mean() + F.mse_loss(own, self.teacher(x))
+
+
+def approach(model, kept=None, i=0):
+    with torch.no_grad():
+        for old, new in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+            old.lerp_(new, 0.5)
+
+
+@listed("a teacher that begins as a copy", {"in every micro-batch": "early or extra step"})
+def teacher_as_a_copy(mistake):
+    return stepping(
+        after=None if mistake else lambda model, kept: approach(model),
+        in_window=approach if mistake else None,
+        mistake=mistake,
+        loss=lambda model, b: model(b[0]),
+        model=WithCopy(),
+    )
+
+
+class Renormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(9, 4, max_norm=5.0)
+        nn.init.normal_(self.rows.weight, std=2.4)
+        with torch.no_grad():
+            self.rows.weight.renorm_(2, 0, 4.99)
+
+    def forward(self, rows):
+        return self.rows(rows) @ self.rows.weight.T
+
+
+@listed("an embedding renormed on the way, tied to the head", UNDIVIDED)
+def renormed(mistake):
+    return stepping(mistake=mistake, model=Renormed(), batch=(torch.randint(0, 9, (24,)), torch.randint(0, 9, (24,))))
+
+
 @listed("a buffer that the loop moves once per step", UNDIVIDED)
 def moved_buffer(mistake):
     return stepping(
