@@ -111,6 +111,7 @@ class _Watch:
     def __init__(self, subject: Subject, train_step: TrainStep, scale: float, loss_scale: float, fading: float) -> None:
         self.holds = True  # as ``held`` of `record`
         self._opens = True  # no backward pass has come since the last step
+        self._trains = False  # the whole model was last called with gradients
         self._subject, self._train_step, self._scale, self._fading = subject, train_step, scale, fading
         self._index = {id(p): i for i, p in enumerate(subject.parameters)}
         self._incoming: Gradients = [None] * len(subject.parameters)
@@ -252,7 +253,10 @@ class _Watch:
             self._subject.restore_buffers()
             self._buffers_moved = False
         # An embedding with a largest norm moves its rows by itself, in the forward pass.
-        within = not self._opens and torch.is_grad_enabled() and getattr(module, "max_norm", None) is None
+        if module is self._subject.model:
+            self._trains = torch.is_grad_enabled()  # else it evaluates, maybe with other weights
+        within = not self._opens and getattr(module, "max_norm", None) is None
+        within = within and (self._trains or torch.is_grad_enabled())  # a teacher inside runs without gradients
         for name, p, value in self._values.get(id(module), ()):
             if not torch.equal(p.data, value):
                 self._recording.moved |= within

@@ -36,6 +36,7 @@ class Kind(StrEnum):
     OTHER_LOSS = "another loss"
     MISSING_BACKWARD = "missing backward"
     EXTRA_STEP = "early or extra step"
+    MOVED = "parameters moved within a window"
     MISSING_STEP = "missing step"
     LOST_REMAINDER = "lost remainder"
     SHORT_WINDOW = "short last window scaled by K"
@@ -88,6 +89,7 @@ _CHANGES = {
     Kind.OTHER_LOSS: "let the loop compute the loss that loss_fn computes, or give the check the loss of the loop.",
     Kind.MISSING_BACKWARD: "call backward() on the loss of every micro-batch; losses may be added, but not detached.",
     Kind.EXTRA_STEP: "step once, after the last micro-batch of each window: if (i + 1) % K == 0.",
+    Kind.MOVED: "change parameters by hand (decay, a teacher, averages swapped in) once per window, after its step.",
     Kind.MISSING_STEP: "step after every K micro-batches: if (i + 1) % K == 0.",
     Kind.LOST_REMAINDER: "also step after the last micro-batch of the epoch: if (i + 1) % K == 0 or i + 1 == total.",
     Kind.SHORT_WINDOW: "divide by the size of the window at hand; the last one may be shorter than K.",

@@ -41,7 +41,7 @@ def moved_causes(loop: Loop, layout: Layout) -> list[Cause]:
     if not loop.moved or _same(loop, *loop.compare_with_whole_windows(layout, 1.0, held=False)):
         return []
     text = "parameters change between the micro-batches of one window, by hand and not by a step of an optimizer."
-    return [cause(Kind.EXTRA_STEP, text)]
+    return [cause(Kind.MOVED, text)]
 
 
 def unscaling_cause(loop: Loop, layout: Layout) -> Cause | None:

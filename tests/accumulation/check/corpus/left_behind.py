@@ -8,7 +8,7 @@ from accumulation.check.corpus.registry import loop as listed
 from torch import nn
 from torch.nn import functional as F
 
-UNDIVIDED = {"no division": "not scaled"}
+UNDIVIDED, MOVED = {"no division": "not scaled"}, "parameters moved within a window"
 
 
 def stepping(before=None, after=None, *, mistake="", loss=loss_fn, optimizer_of=None, in_window=None, **options):
@@ -87,7 +87,7 @@ def teacher_once_per_step(mistake):
     )
 
 
-@listed("a frozen teacher that follows", {"in every micro-batch": "early or extra step"})
+@listed("a frozen teacher that follows", {"in every micro-batch": MOVED})
 def teacher_per_micro_batch(mistake):
     return stepping(
         after=None if mistake else lambda model, kept: follow(model),
@@ -117,7 +117,9 @@ class WithCopy(nn.Module):
 
     def forward(self, x):
         own = self.student(x)
-        return own.square().mean() + F.mse_loss(own, self.teacher(x))
+        with torch.no_grad():
+            goal = self.teacher(x)
+        return own.square().mean() + F.mse_loss(own, goal)
 
 
 def approach(model, kept=None, i=0):
@@ -126,7 +128,7 @@ def approach(model, kept=None, i=0):
             old.lerp_(new, 0.5)
 
 
-@listed("a teacher that begins as a copy", {"in every micro-batch": "early or extra step"})
+@listed("a teacher that begins as a copy", {"in every micro-batch": MOVED})
 def teacher_as_a_copy(mistake):
     return stepping(
         after=None if mistake else lambda model, kept: approach(model),
@@ -209,7 +211,7 @@ def counting_trainer(mistake):
     return arguments(Trainer().run)
 
 
-@listed("weight decay by hand", {"in every micro-batch": "early or extra step"})
+@listed("weight decay by hand", {"in every micro-batch": MOVED})
 def decay_by_hand(mistake):
     def decay(model, kept=None, i=0):
         with torch.no_grad():
@@ -219,7 +221,7 @@ def decay_by_hand(mistake):
     return stepping(after=None if mistake else decay, in_window=decay if mistake else None, mistake=mistake)
 
 
-@listed("averaged weights swapped in to evaluate, in mid-window", {"and not swapped back": "early or extra step"})
+@listed("averaged weights swapped in to evaluate, in mid-window", {"and not swapped back": MOVED})
 def swapped_in(mistake):
     def before(model):
         return [p.detach() * 0.5 for p in model.parameters()]
