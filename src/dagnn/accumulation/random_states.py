@@ -229,7 +229,7 @@ def _parts_of(value: Any) -> list[Any]:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
-        used = [value.__globals__[name] for name in _names_in(value.__code__) if name in value.__globals__]
+        used = [value.__globals__[name] for name in names_in(value.__code__) if name in value.__globals__]
         wrapped = inspect.unwrap(value)
         return [*cells, *used, *(value.__defaults__ or ()), *(() if wrapped is value else (wrapped,))]
     if isinstance(value, nn.Module):
@@ -248,8 +248,9 @@ def _is_empty(cell: Any) -> bool:
         return True
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
+    """Names of globals and attributes that a function uses, those inside it included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_in(constant)
+            yield from names_in(constant)

@@ -1,7 +1,9 @@
 """What a run of a loop leaves behind is put back before the next: of the model, and of the loop itself."""
 
+from collections import Counter, defaultdict
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -64,6 +66,35 @@ class Trainer:
         return self.steps, len(self.seen)
 
 
+def counting_in(container, key):
+    def step():
+        container[key] += 1
+        return int(container[key])
+
+    return step
+
+
+def counting_in_numpy():
+    count = np.int64(0)
+
+    def step():
+        nonlocal count
+        count = count + 1
+        return int(count)
+
+    return step
+
+
+def counting_inside():
+    state = {"of": {"steps": [0]}}
+
+    def step():
+        state["of"]["steps"][0] += 1
+        return state["of"]["steps"][0]
+
+    return step
+
+
 GLOBAL = [0]
 
 
@@ -81,8 +112,23 @@ def by_global():
         by_global,
         lambda: by_global(),
         (lambda trainer: lambda: trainer.step())(Trainer()),
+        counting_in(Counter({"steps": 2}), "steps"),
+        counting_in(defaultdict(int), "steps"),
+        counting_in_numpy(),
+        counting_inside(),
     ],
-    ids=["closure", "method", "partial", "global", "function in a function", "object in a closure"],
+    ids=[
+        "closure",
+        "method",
+        "partial",
+        "global",
+        "function in a function",
+        "object in a closure",
+        "Counter",
+        "defaultdict",
+        "NumPy",
+        "nested",
+    ],
 )
 def test_numbers_that_a_loop_keeps_are_as_they_were(loop):
     kept = KeptNumbers()
@@ -176,3 +222,33 @@ def test_a_loop_that_does_not_run_when_it_is_called_is_refused():
 
     with pytest.raises(ConfigError, match="train_step must run when it is called"):
         check_loop(later, nn.Linear(20, 1), torch.randn(32, 20), loss_fn=lambda m, b: m(b).mean())
+
+
+def test_a_loss_that_takes_no_other_parameters_does_not_end_the_check():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean, self.scale = nn.Linear(20, 1), nn.Parameter(torch.full((3,), 1e-3))
+
+        def forward(self, x):
+            return -torch.distributions.Normal(self.mean(x), self.scale, validate_args=True).log_prob(x[:, :3]).mean()
+
+    def train_step(model, optimizer, micro_batches):
+        for i, x in enumerate(micro_batches):
+            (model(x) * len(x) / sum(map(len, micro_batches[i - i % 4 : i - i % 4 + 4]))).backward()
+            if (i + 1) % 4 == 0 or i + 1 == len(micro_batches):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    assert check_loop(train_step, Scaled(), torch.randn(32, 20), loss_fn=lambda m, b: m(b)).equal
+
+
+def test_a_large_list_that_a_loop_holds_is_not_copied():
+    kept, rows = KeptNumbers(), list(range(20_000))
+    kept.look_in(lambda: rows)
+
+    rows.append(1)
+    kept.restore()
+
+    assert len(rows) == 20_001

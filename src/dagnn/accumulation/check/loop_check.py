@@ -216,8 +216,8 @@ class _Checker:
                 causes = [c for c in causes if c.kind is not Kind.COUPLED]
                 causes += [] if causes else moved_causes(self._loop, layout)
                 self._shown = next(filter(self._loop.is_wrong, examined), shown) if causes else shown
-        except (AccumulationError, ConfigError):
-            return []  # the loop or its loss takes no such values
+        except Exception:  # the user's code may raise anything where it takes no such values: a scale below 0, say
+            return []
         near = "with other values of the parameters, near those given: "
         return [c._replace(explanation=near + c.explanation) for c in causes]
 

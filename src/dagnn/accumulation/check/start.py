@@ -1,25 +1,28 @@
 """What a run of a loop leaves behind, put back before the next one: modes, values and hooks; the loop's own numbers."""
 
 import sys
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, OrderedDict, defaultdict, deque
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
-_CONTAINERS = (list, dict, set, deque)
+from dagnn.accumulation.random_states import names_in
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
+_CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
 )  # fmt: skip
 _MINE = "train"  # what the check itself adds to modules that it keeps in eval mode
 _DEPTH = 4  # of functions and objects that hold others
+_MOST = 10_000  # elements of a container: copied before every run, and a dataset counts nothing
 # Objects of these are no user's trainer, and not to be looked into.
-_LIBRARIES = {"torch", "numpy", "dagnn", "builtins", "__builtin__"} | sys.stdlib_module_names - {"__main__"}
+_LIBRARIES = {"torch", "numpy", "dagnn", "builtins"} | sys.stdlib_module_names - {"__main__"}
 
 
 class ModelStart:
@@ -54,7 +57,7 @@ class ModelStart:
 
 
 class KeptNumbers:
-    """Numbers, texts and flat containers that a function or an object keeps from one call to the next.
+    """Numbers, texts and containers of them that a function or an object keeps from one call to the next.
 
     Found in closures, attributes and globals. Of tensors, modules and optimizers nothing is kept: where a run makes
     them anew, the next one does too.
@@ -88,9 +91,13 @@ class KeptNumbers:
             return
         self._seen.add(id(holder))
         if type(holder) in _CONTAINERS:
+            if len(holder) > _MOST:
+                return
             parts = holder.values() if isinstance(holder, dict) else holder
-            if all(isinstance(part, _PLAIN) for part in parts):
+            if all(isinstance(part, _PLAIN) or type(part) in _CONTAINERS for part in parts):
                 self._containers.append((holder, holder.copy()))
+                for part in parts:
+                    self._look_in(part, depth - 1)
         elif isinstance(holder, MethodType):
             self._look_in(holder.__func__, depth)
             self._look_in(holder.__self__, depth)
@@ -112,7 +119,7 @@ class KeptNumbers:
                 self._names.append((cell, "", value))
             self._look_in(value, depth - 1)
         given = function.__globals__
-        for name in set(_names_in(function.__code__)) & given.keys():
+        for name in set(names_in(function.__code__)) & given.keys():
             value = given[name]
             if isinstance(value, _PLAIN) and not name.startswith("__"):
                 self._names.append((given, name, value))
@@ -140,10 +147,3 @@ def _is_users(holder: Any) -> bool:
     if isinstance(holder, (type, nn.Module, ModuleType, torch.Tensor)) or not hasattr(holder, "__dict__"):
         return False
     return all(kind.__module__.partition(".")[0] not in _LIBRARIES for kind in type(holder).__mro__[:-1])
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
